@@ -1,20 +1,28 @@
 """The page of a GPU: what is measured is kept at once and measured once; the whole runs small on a CPU."""
 
 import json
+import random
+import runpy
 import subprocess
 import sys
+import textwrap
 import time
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from experiments.gpu import page
+from experiments.gpu import page, processes
 from experiments.gpu.cells import Cell, Part, Results, Size, measure_missing
+from experiments.gpu.runs import metrics_of_run
+from experiments.gpu.training import MIXTURE
 from jaxpipe.cluster.hardware import HARDWARE
-from jaxpipe.config import model_config
+from jaxpipe.config import check, model_config
 from jaxpipe.models.anatomy import model_flops
+from jaxpipe.schedules import build
+from jaxpipe.schedules.methods.registry import DELAYED, REGISTRY
 
 ROOT = Path(__file__).parents[1]
 A100 = HARDWARE["a100-80g"]
@@ -22,7 +30,7 @@ A100 = HARDWARE["a100-80g"]
 
 @pytest.fixture
 def size(tmp_path):
-    device = SimpleNamespace(platform="gpu", device_kind=A100.description)
+    device = namedtuple("Device", "platform device_kind")("gpu", A100.description)
     return Size(quick=True, device=device, output=tmp_path)
 
 
@@ -41,7 +49,7 @@ def parts_that(calls, *, fails=()):
 
         return lambda size: [cell("one"), cell("two")]
 
-    return [Part(part, part.title(), cells(part)) for part in ("first", "second")]
+    return [Part(part, part.title(), cells(part), minutes=1, cell_s=0) for part in ("first", "second")]
 
 
 def measured(size, parts, *, minutes=1.0):
@@ -86,6 +94,19 @@ def test_it_ends_when_its_minutes_are_over(size):
     assert calls == []
 
 
+def test_a_part_ends_within_its_minutes_and_the_next_begins(size):
+    """No cell begins that may last beyond the part's minutes: here the second of a cell of 61 s in a minute."""
+    calls = []
+    parts = parts_that(calls)
+    parts[0] = replace(parts[0], cell_s=61.0)
+    done, _, lines = measured(size, parts)
+    assert not done
+    assert calls == ["second/one", "second/two"]
+    assert lines[0] == "first: its 1 minutes are over"
+    assert measured(size, parts_that(calls))[0]
+    assert calls[2:] == ["first/one", "first/two"]
+
+
 def test_a_cell_that_fails_costs_itself_alone(size):
     _, results, lines = measured(size, parts_that([], fails=("first/two",)))
     assert results.records["first"]["two"]["error"] == "RuntimeError: out of memory"
@@ -114,7 +135,7 @@ RECORDS = {
 
 
 def test_the_page_has_a_row_for_each_cell_and_how_good_the_estimates_are(size):
-    text = page.page([Part("layers", "A layer", list), Part("head", "The head", list)], RECORDS)
+    text = page.page([Part("layers", "A layer", list, 1), Part("head", "The head", list, 1)], RECORDS)
     assert text.startswith(f"# {A100.description}\n\nMeasured on 2026-11-23: jax 0.10.2.")
     row = next(line for line in text.splitlines() if line.startswith("| LLaMA"))
     assert "1.1 | 0.9" in row  # estimated / measured
@@ -156,8 +177,6 @@ def test_flops_of_a_layer_are_those_of_the_literature(size):
 
 
 def test_the_training_runs_model_has_about_a_billion_parameters():
-    import runpy
-
     model = model_config(runpy.run_path(str(ROOT / "experiments" / "gpu" / "llama_1b.py"))["get_config"]())
     flops = model_flops(model, seq_len=1, num_predicted=None)
     assert flops / 6 == pytest.approx(1.07e9, rel=0.01)  # all but the token table's 67 million, which no matmul reads
@@ -188,10 +207,138 @@ def test_a_block_with_other_rotary_frequencies_is_seen_to_differ(torch_block, mo
         torch_block.compare("llama", torch_block.small_case("llama", "cpu"))
 
 
+# ---- Several processes on one GPU
+
+
+def rows_of(losses):
+    return [{"loss": loss, "grad_norm": 1.0, "step_time_s": 0.5} for loss in losses]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Stands for the runs of the part `processes`: returns their losses in turn, and keeps how they were started."""
+    started, losses = [], []
+
+    def run(config, fields, **how):
+        started.append((config.name, fields, how))
+        return rows_of(losses.pop(0))
+
+    monkeypatch.setattr(processes, "metrics_of_run", run)
+    processes._one.cache_clear()
+    return SimpleNamespace(started=started, losses=losses)
+
+
+def cell_of(part, size, name):
+    return next(cell for cell in part.cells(size) if cell.name == name)
+
+
+def test_every_method_is_tried_with_two_and_four_processes_or_cannot_be(size):
+    large = replace(size, quick=False)
+    names = [cell.name for part in (processes.PART, processes.METHODS) for cell in part.cells(large)]
+    assert len(set(names)) == len(names)
+    for method in [*REGISTRY, *DELAYED]:
+        for count in (2, 4):
+            is_tried = f"{count} processes, {method}, pipe {count}" in names
+            assert is_tried or (method, count) == ("bpipe", 2)  # which pairs devices of four or more
+    assert {"data", "tensor", "expert"} < {word for name in names for word in name.replace(",", "").split()}
+
+
+def test_every_case_is_a_config_that_trains():
+    for case in (*processes.FIRST, *processes.OTHERS):
+        preset = MIXTURE if case.is_mixture else processes.QUICKSTART
+        config = runpy.run_path(str(preset))["get_config"]()
+        config.update_from_flattened_dict((processes._MIXTURE if case.is_mixture else {}) | case.fields)
+        check(config)
+        num_microbatches = config.pipeline.num_microbatches
+        assert build(case.method, num_devices=config.mesh.pipe, num_microbatches=num_microbatches).num_microbatches
+        mesh = config.mesh.data * config.mesh.pipe * config.mesh.expert * config.mesh.tensor
+        assert mesh == case.num_processes
+
+
+@pytest.mark.parametrize(("apart", "agree"), [(0.0, "True"), (0.9e-5, "True"), (1.1e-5, "False")])
+def test_losses_of_processes_stand_beside_those_of_one(size, runs, apart, agree):
+    runs.losses.extend([[4.0, 2.0 * (1 + apart)], [4.0, 2.0], [4.0, 2.0]])
+    record = cell_of(processes.PART, size, "2 processes, 1f1b, pipe 2").measure()
+    assert record["within 1e-05"] == agree
+    assert record["most_apart"] == pytest.approx(apart, abs=1e-12)
+    cell_of(processes.PART, size, "2 processes, 1f1b, data 2").measure()
+    several, alone, data = runs.started  # the one process runs once
+    assert (several[2]["num_processes"], alone[2]["num_processes"], data[2]["num_processes"]) == (2, 1, 2)
+    assert (several[1]["mesh.pipe"], alone[1]["mesh.pipe"], data[1]["mesh.data"]) == (2, 1, 2)
+    assert {how["timeout_s"] for _, _, how in runs.started} == {processes.TIMEOUT_S}
+
+
+def test_a_delayed_method_stands_beside_virtual_devices(size, runs):
+    runs.losses.extend([[4.0], [4.0]])
+    record = cell_of(processes.METHODS, replace(size, quick=False), "4 processes, pipedream_2bw, pipe 4").measure()
+    assert record["within 1e-05"] == "True"
+    assert [(fields["mesh.platform"], fields["mesh.pipe"]) for _, fields, _ in runs.started] == [("gpu", 4), ("cpu", 4)]
+    assert [how["num_processes"] for _, _, how in runs.started] == [4, 1]
+
+
+def test_a_repeated_run_is_compared_digit_by_digit(size, runs):
+    runs.losses.extend([[4.0, 2.0, 1.0], [4.0, 2.0, 1.0000000000000002]])
+    record = cell_of(processes.PART, size, "2 processes, 1f1b, pipe 2, repeated").measure()
+    assert (record["same digits"], record["steps of the same digits"]) == ("False", 2)
+    assert all(fields["mesh.deterministic"] for _, fields, _ in runs.started)
+
+
+@pytest.mark.ci
+def test_a_run_that_hangs_is_told_and_killed_with_all_its_processes(tmp_path):
+    program = """
+        import os, pathlib, time
+        def get_config(arg=""):
+            (pathlib.Path(__file__).parent / f"pid_{os.getpid()}").touch()
+            print("waits for ever", flush=True)
+            time.sleep(1000)
+    """
+    (tmp_path / "hangs.py").write_text(textwrap.dedent(program))
+    with pytest.raises(RuntimeError, match=r"hangs: killed after 8 s and 0 steps; .*waits for ever"):
+        metrics_of_run(tmp_path / "hangs.py", {}, num_processes=2, timeout_s=8)
+    pids = [int(path.name.removeprefix("pid_")) for path in tmp_path.glob("pid_*")]
+    assert len(pids) == 2
+    until = time.monotonic() + 30
+    while any(map(runs_still, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(runs_still, pids))
+
+
+def runs_still(pid):
+    """Whether there is such a process, other than one that nobody has asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 # ---- The whole
 
 
-PARTS = {"sanity", "layers", "head", "rounds", "update", "stages", "training"}
+@pytest.mark.slow
+def test_what_is_measured_is_kept_when_it_is_killed_at_any_moment(tmp_path):
+    """Twenty kills between the first line and a second later; a cell takes a fraction of a second or two."""
+    rng, records = random.Random(0), {}
+    command = [sys.executable, "-m", "experiments.gpu", "--quick", "--only=rounds", f"--output={tmp_path / 'page'}"]
+    results, num_running = tmp_path / "page" / "results.json", 0
+    for _ in range(20):
+        page = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        page.stdout.readline()
+        time.sleep(rng.uniform(0, 1))
+        num_running += page.poll() is None
+        page.kill()
+        page.communicate()
+        before = records
+        records = json.loads(results.read_text()).get("rounds", {}) if results.exists() else {}
+        assert {name: records.get(name) for name in before} == before
+    assert num_running
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    final = json.loads(results.read_text())["rounds"]
+    assert {name: final[name] for name in records} == records
+    assert not [record for record in final.values() if "error" in record]
+
+
+PARTS = {"processes", "methods", "sanity", "layers", "head", "rounds", "update", "stages", "training"}
 
 
 @pytest.mark.parametrize(

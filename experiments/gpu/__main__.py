@@ -21,13 +21,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and o
 
 import jax
 
-from experiments.gpu import grouped, head, layers, rounds, sanity, stages, training, update
+from experiments.gpu import grouped, head, layers, processes, rounds, sanity, stages, training, update
 from experiments.gpu.cells import Results, Size, measure_missing
 from experiments.gpu.page import write_page
 from jaxpipe.mesh import choose_devices
 
 # Runs in processes of their own come first: what this process took of the memory it keeps.
 PARTS = (
+    processes.PART,
     training.PART,
     sanity.PART,
     layers.PART,
@@ -37,6 +38,7 @@ PARTS = (
     rounds.PART,
     update.PART,
     layers.RECOMPUTED,
+    processes.METHODS,
 )
 EXIT_UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on
 

@@ -11,25 +11,59 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxpipe.distributed.shared_device import MEMORY_VARIABLES
+
 ROOT = Path(__file__).parents[2]
 
 
-def metrics_of_run(config: Path, fields: Mapping[str, object], **environment: str) -> list[dict[str, Any]]:
+def metrics_of_run(
+    config: Path,
+    fields: Mapping[str, object],
+    *,
+    num_processes: int = 1,
+    timeout_s: float | None = None,
+    **environment: str,
+) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl of a run that is thrown away, and saves nothing.
 
     Args:
         config: the config file.
         fields: fields of it that are set otherwise, by their names such as "train.steps".
+        num_processes: processes of the run; several share the first GPU.
+        timeout_s: kills a run that has not ended by then; None waits.
         environment: variables for the process besides those of this one.
 
     Raises:
-        RuntimeError: the run failed; the last lines that it printed.
+        RuntimeError: the run failed, or hung; the last lines that it printed.
     """
     fields = {"checkpoint.save_every": 0, "checkpoint.save_at_end": False, **fields}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "jaxpipe.train", f"--config={config}", f"--workdir={folder}/run"]
+        command, inherited = [sys.executable, "-m", "jaxpipe.train"], dict(os.environ)
+        if num_processes > 1:
+            # The page's own process has set its fraction of the memory there, which the launcher would keep.
+            inherited = {name: value for name, value in inherited.items() if name not in MEMORY_VARIABLES}
+            share = (f"--num_processes={num_processes}", f"--processes_per_device={num_processes}")
+            command = [sys.executable, "-m", "jaxpipe.launch", *share, "--"]
+        command += [f"--config={config}", f"--workdir={folder}/run"]
         command += [f"--config.{name}={value}" for name, value in fields.items()]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(" ".join(done.stderr.strip().splitlines()[-3:]))
-        return [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        output, metrics = Path(folder) / "output", Path(folder) / "run" / "metrics.jsonl"
+        try:
+            # Into a file, since a pipe would be read until all who can write to it have ended. The processes of a
+            # launcher that is killed end with it.
+            with output.open("w") as file:
+                code = subprocess.run(
+                    command, cwd=ROOT, env=inherited | environment, stdout=file, stderr=file, timeout=timeout_s
+                ).returncode
+        except subprocess.TimeoutExpired:
+            steps = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+            raise RuntimeError(f"hangs: killed after {timeout_s:g} s and {steps} steps; {_end(output)}") from None
+        if code:
+            raise RuntimeError(_end(output))
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def _end(output: Path) -> str:
+    """The last lines of an output, and the error of jaxpipe's in it, in a line."""
+    lines = output.read_text(errors="replace").strip().splitlines()
+    errors = [line for line in lines if "Error: " in line or "LostProcess: " in line]
+    return " ".join(dict.fromkeys([*errors[:1], *lines[-3:]]))

@@ -30,7 +30,7 @@ def cells(size: Size) -> Iterator[Cell]:
     yield Cell("jaxpipe, a mixture, 1F1B", partial(_ours, size, MIXTURE, "1f1b"))
 
 
-PART = Part("training", "A training run", cells)
+PART = Part("training", "A training run", cells, minutes=5)
 
 
 def _fields(size: Size, preset: Path, schedule: str) -> dict[str, object]:
