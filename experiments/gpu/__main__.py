@@ -2,9 +2,8 @@
 
     python -m experiments.gpu [--output=DIR] [--minutes=8] [--only=PART] [--quick]
 
-Parts: training, sanity, layers, grouped, head, stages, rounds, update, recomputed. Each measurement is kept as soon as
-it is made; when the minutes are over the command ends with exit status 75, and the same command goes on. About 25
-minutes in all. Without a GPU, `--quick` runs everything small on a CPU, in some minutes, to see that it works.
+Each measurement is kept as soon as it is made; when the minutes are over the command ends with exit status 75, and the
+same command goes on. Without a GPU, `--quick` runs everything small on a CPU, in some minutes, to see that it works.
 Writes to DIR: results.json, page.md, layers.png, head.png, costs.json, constants.json.
 """
 
@@ -26,7 +25,7 @@ from experiments.gpu.cells import Results, Size, measure_missing
 from experiments.gpu.page import write_page
 from jaxpipe.mesh import choose_devices
 
-# Runs in processes of their own come first: what this process took of the memory it keeps.
+# What no GPU has seen comes first. Then runs in processes of their own: what this process took of the memory it keeps.
 PARTS = (
     processes.PART,
     training.PART,
@@ -47,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"Minutes that each part may take: {', '.join(f'{part.name} {part.minutes:g}' for part in PARTS)}."
     parser.add_argument("--output", type=Path, default=Path("gpu_page"), help="folder for what is measured")
     parser.add_argument("--minutes", type=float, default=8.0, help="ends after the first measurement beyond")
     parser.add_argument("--only", choices=[part.name for part in PARTS], help="this part alone")
