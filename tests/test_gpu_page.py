@@ -338,7 +338,8 @@ def test_what_is_measured_is_kept_when_it_is_killed_at_any_moment(tmp_path):
     assert not [record for record in final.values() if "error" in record]
 
 
-PARTS = {"processes", "methods", "sanity", "layers", "head", "rounds", "update", "stages", "training"}
+PARTS = {"processes", "training", "sanity", "layers", "grouped", "head", "stages", "rounds", "update", "recomputed"}
+PARTS |= {"methods"}
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,7 @@ PARTS = {"processes", "methods", "sanity", "layers", "head", "rounds", "update",
 )
 def test_it_runs_small_without_a_gpu_and_goes_on_where_it_was(tmp_path, only, parts, written):
     pytest.importorskip("torch", reason="its columns would stay empty")
-    command = [sys.executable, "-m", "experiments.gpu", "--quick", f"--output={tmp_path / 'page'}", "--minutes=20"]
+    command = [sys.executable, "-m", "experiments.gpu", "--quick", f"--output={tmp_path / 'page'}", "--minutes=40"]
     command += only
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ def cells(size: Size) -> Iterator[Cell]:
     yield Cell("bytes of a step", partial(_bytes, size))
 
 
-PART = Part("sanity", "Sanity", cells, minutes=3)
+PART = Part("sanity", "Sanity", cells, minutes=6, cell_s=120.0)
 
 
 def _gradients(size: Size, schedule: str) -> Record:
