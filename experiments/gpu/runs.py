@@ -14,6 +14,7 @@ from typing import Any
 from jaxpipe.distributed.shared_device import MEMORY_VARIABLES
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 180.0  # where processes share a GPU a message takes about 10 ms, so that 20 steps take less than a minute
 
 
 def metrics_of_run(
@@ -21,7 +22,7 @@ def metrics_of_run(
     fields: Mapping[str, object],
     *,
     num_processes: int = 1,
-    timeout_s: float | None = None,
+    timeout_s: float = TIMEOUT_S,
     **environment: str,
 ) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl of a run that is thrown away, and saves nothing.
@@ -30,7 +31,7 @@ def metrics_of_run(
         config: the config file.
         fields: fields of it that are set otherwise, by their names such as "train.steps".
         num_processes: processes of the run; several share the first GPU.
-        timeout_s: kills a run that has not ended by then; None waits.
+        timeout_s: kills a run that has not ended by then.
         environment: variables for the process besides those of this one.
 
     Raises:
