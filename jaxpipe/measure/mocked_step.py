@@ -21,8 +21,10 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.hardware import HARDWARE, known_hardware
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.compile import CompiledStep, compile_step, predict
+from jaxpipe.compile.hlo import collectives_in
 from jaxpipe.config import build_schedule, mesh_axes
 from jaxpipe.config.costs import costs_of_stages, is_costs_file
+from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, setting_of
 from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
 from jaxpipe.estimate.times import stage_seconds
@@ -31,7 +33,6 @@ from jaxpipe.measure.timing import Timing, median, spread_ratio, timed
 from jaxpipe.mesh import AXES, key_of
 from jaxpipe.mesh.local import collectives_are_local
 from jaxpipe.mesh.mocked import with_first_at
-from jaxpipe.program.shapes import bytes_per_device
 from jaxpipe.schedules import Schedule
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import mesh_order
@@ -80,14 +81,31 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
         devices: the devices of the cluster, node by node.
         gpus_per_node: devices of a node.
         stage: index along `pipe` that the first device gets; along the other axes it gets 0.
+
+    Raises:
+        ConfigError: collectives are to be local, and XLA's partitioner has made some of its own.
     """
     places = mesh_order(config, build_schedule(config), range(len(devices)), gpus_per_node)
     shape = [mesh_axes(config)[axis] for axis in AXES]
     devices = with_first_at((0, stage, 0, 0), np.reshape(places, shape), devices)
-    return compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())
+    step = compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())
+    left = collectives_in(step.compiled.as_text()) if collectives_are_local() else ()
+    if left:
+        raise ConfigError(
+            explain(
+                f"optimizer.name={config.optimizer.name!r} on data {config.mesh.data} x expert {config.mesh.expert}"
+                " reads numbers of other devices",
+                rule="mocked-step: collectives that are jaxpipe's own become local ones; those that XLA adds do not",
+                picture=f"in the program: {', '.join(sorted(left))}",
+                repair="set optimizer.name='adamw', or give --collectives=skipped on a GPU",
+            )
+        )
+    return step
 
 
-def measure_mocked(step: CompiledStep, config: ConfigDict, *, gpus_per_node: int, stage: int, num_repeats: int) -> Any:
+def measure_mocked(
+    step: CompiledStep, config: ConfigDict, *, gpus_per_node: int, stage: int, num_repeats: int
+) -> tuple[MockedStep, Measurement]:
     """The times and bytes of a step of `compile_mocked`, and what is to be expected; the steps follow each other.
 
     Args:
@@ -246,7 +264,3 @@ def _measurement(
         link=None,
     )
 
-
-def state_bytes(step: CompiledStep) -> int:
-    """Bytes of the train state on each device."""
-    return bytes_per_device(step.state)
