@@ -41,7 +41,7 @@ def parts_that(calls, *, fails=()):
 
         return lambda size: [cell("one"), cell("two")]
 
-    return [Part(part, part.title(), cells(part)) for part in ("first", "second")]
+    return [Part(part, part.title(), cells(part), minutes=1, cell_s=0) for part in ("first", "second")]
 
 
 def measured(size, parts, *, minutes=1.0):
@@ -114,7 +114,7 @@ RECORDS = {
 
 
 def test_the_page_has_a_row_for_each_cell_and_how_good_the_estimates_are(size):
-    text = page.page([Part("layers", "A layer", list), Part("head", "The head", list)], RECORDS)
+    text = page.page([Part("layers", "A layer", list, 1), Part("head", "The head", list, 1)], RECORDS)
     assert text.startswith(f"# {A100.description}\n\nMeasured on 2026-11-23: jax 0.10.2.")
     row = next(line for line in text.splitlines() if line.startswith("| LLaMA"))
     assert "1.1 | 0.9" in row  # estimated / measured

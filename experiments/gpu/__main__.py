@@ -21,13 +21,15 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and o
 
 import jax
 
-from experiments.gpu import grouped, head, layers, rounds, sanity, stages, training, update
+from experiments.gpu import ab, grouped, head, layers, mock, rounds, sanity, stages, training, update
 from experiments.gpu.cells import Results, Size, measure_missing
 from experiments.gpu.page import write_page
 from jaxpipe.mesh import choose_devices
 
 # Runs in processes of their own come first: what this process took of the memory it keeps.
 PARTS = (
+    mock.PART,
+    ab.PART,
     training.PART,
     sanity.PART,
     layers.PART,

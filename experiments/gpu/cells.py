@@ -91,12 +91,16 @@ class Part:
     Attributes:
         name: as `--only` takes it.
         title: heading on the page.
-        cells: the cells of a size.
+        cells: the cells of a size, the most valuable first.
+        minutes: it ends within so many, of a command; the same command goes on with what is missing.
+        cell_s: the longest that a cell takes; none begins later than so long before the end.
     """
 
     name: str
     title: str
     cells: Callable[[Size], Iterable[Cell]]
+    minutes: float
+    cell_s: float = 60.0
 
 
 class Results:
@@ -139,15 +143,21 @@ def measure_missing(
 ) -> bool:
     """Measures the cells that have no record, until it is `until_s` of the monotonic clock; whether none is left.
 
-    A cell that fails keeps its error as its record, so that one failure costs one cell; it is tried again when the
-    record is deleted.
+    A part whose minutes are over makes way for the next. A cell that fails keeps its error as its record, so that one
+    failure costs one cell; it is tried again when the record is deleted.
     """
+    is_done = True
     for part in parts:
+        part_until_s = time.monotonic() + 60 * part.minutes - part.cell_s
         for cell in part.cells(size):
             if cell.name in results.records.get(part.name, {}):
                 continue
             if time.monotonic() >= until_s:
                 return False
+            if time.monotonic() > part_until_s:
+                say(f"{part.name}: its {part.minutes:g} minutes are over")
+                is_done = False
+                break
             begun_s = time.monotonic()
             record: Record = {}
             try:
@@ -158,7 +168,7 @@ def measure_missing(
             results.add(part.name, cell.name, record)
             jax.clear_caches()  # programs hold memory of the device
             say(f"{part.name}/{cell.name}: {summary(record)}")
-    return True
+    return is_done
 
 
 def summary(record: Record) -> str:

@@ -32,7 +32,7 @@ def cells(size: Size) -> Iterator[Cell]:
             yield Cell(f"{shape}, {way}", partial(_products, size, shape, way))
 
 
-PART = Part("grouped", "Products of experts", cells)
+PART = Part("grouped", "Products of experts", cells, minutes=3)
 
 Product = Callable[..., jax.Array]  # (rows, kernels) -> products
 

@@ -29,7 +29,7 @@ def cells(size: Size) -> Iterator[Cell]:
             yield Cell(f"{words} words, chunks of {chunk}", partial(_head, size, words, chunk))
 
 
-PART = Part("head", "The head", cells)
+PART = Part("head", "The head", cells, minutes=3)
 
 
 def _head(size: Size, words: int, chunk: int) -> Record:

@@ -102,8 +102,8 @@ def recomputed_cells(size: Size) -> Iterator[Cell]:
         yield Cell(shape.name, partial(_layer, size, shape, "full"))
 
 
-PART = Part("layers", "A layer", cells)
-RECOMPUTED = Part("recomputed", "A layer that is computed again in its backward", recomputed_cells)
+PART = Part("layers", "A layer", cells, minutes=5)
+RECOMPUTED = Part("recomputed", "A layer that is computed again in its backward", recomputed_cells, minutes=4)
 
 
 def _matmul(size: Size) -> Record:

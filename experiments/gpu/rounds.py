@@ -27,7 +27,7 @@ def cells(size: Size) -> Iterator[Cell]:
         yield Cell(name, partial(_turns, size, turn, moved))
 
 
-PART = Part("rounds", "A round besides its action", cells)
+PART = Part("rounds", "A round besides its action", cells, minutes=2)
 
 Turn = Callable[[jax.Array, Any], Any]
 

@@ -38,7 +38,7 @@ def cells(size: Size) -> Iterator[Cell]:
     yield Cell("bytes of a step", partial(_bytes, size))
 
 
-PART = Part("sanity", "Sanity", cells)
+PART = Part("sanity", "Sanity", cells, minutes=3)
 
 
 def _gradients(size: Size, schedule: str) -> Record:

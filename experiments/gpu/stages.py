@@ -27,7 +27,7 @@ def cells(size: Size) -> Iterator[Cell]:
         yield Cell(shape.name, partial(_stages, size, shape))
 
 
-PART = Part("stages", "Stages in the program", cells)
+PART = Part("stages", "Stages in the program", cells, minutes=2)
 
 
 def _stages(size: Size, shape: Shape) -> Record:

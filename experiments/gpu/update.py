@@ -19,7 +19,7 @@ def cells(size: Size) -> Iterator[Cell]:
         yield Cell(name, partial(_piece, size, function, num_bytes))
 
 
-PART = Part("update", "The update of a step", cells)
+PART = Part("update", "The update of a step", cells, minutes=2)
 
 _ADAMW = optax.adamw(1e-4)
 
