@@ -66,7 +66,8 @@ CASES = (
 def cells(size: Size) -> Iterator[Cell]:
     """A cell for each case; quick: the first three."""
     for case in CASES[:3] if size.quick else CASES:
-        yield Cell(f"{case.name}, {8 * case.nodes} GPUs, {case.method}, device {case.stage}", partial(_mock, size, case))
+        name = f"{case.name}, {8 * case.nodes} GPUs, {case.method}, device {case.stage}"
+        yield Cell(name, partial(_mock, size, case))
 
 
 PART = Part("mock", "One device of many", cells, minutes=20, cell_s=TIMEOUT_S)

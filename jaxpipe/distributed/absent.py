@@ -11,8 +11,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jax._src.lib import _jax
-from jaxlib import xla_client
+from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 
 _NEVER_S = 2**31 - 1  # of heartbeats, as in `join`
 

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.hardware import HARDWARE, known_hardware
@@ -30,7 +29,7 @@ from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
 from jaxpipe.estimate.times import stage_seconds
 from jaxpipe.measure.measurement import identity_of, subject_of_config
 from jaxpipe.measure.timing import Timing, median, spread_ratio, timed
-from jaxpipe.mesh import AXES, key_of
+from jaxpipe.mesh import AXES
 from jaxpipe.mesh.local import collectives_are_local
 from jaxpipe.mesh.mocked import with_first_at
 from jaxpipe.schedules import Schedule
@@ -39,6 +38,7 @@ from jaxpipe.training.setup import mesh_order
 from jaxpipe.training.step import TrainState
 
 _DEVIATION = 0.02  # of parameters
+_BLOCK = 2**20 - 3  # numbers; a prime, so that rows of a matrix differ
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def measure_mocked(
     setting, source = _setting_and_source(config, device, step.pipeline.mesh.size, gpus_per_node)
     memory: Any = step.compiled.memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    alone = source and _without_collectives(source).times(setting)
+    alone = None if source is None else _without_collectives(source).times(setting)
     found = MockedStep(
         stage=stage,
         collectives="local" if collectives_are_local() else "skipped",
@@ -169,20 +169,18 @@ def first_values(like: TrainState) -> TrainState:
 
 
 def _array(like: jax.ShapeDtypeStruct, number: int, deviation: float) -> jax.Array:
-    sharding = like.sharding
-    assert isinstance(sharding, NamedSharding)
-    shape, parts = sharding.shard_shape(like.shape), []
-    for device, index in sharding.addressable_devices_indices_map(like.shape).items():
-        place = [part.start or 0 for part in index or ()]
-        with jax.default_device(device):
-            if deviation and jnp.issubdtype(like.dtype, jnp.floating):
-                seed = np.ravel_multi_index(place, like.shape) if prod(like.shape) and place else 0
-                key = jax.random.fold_in(jax.random.fold_in(key_of(number), seed >> 32), seed & 0xFFFFFFFF)
-                part = deviation * jax.random.normal(key, shape, like.dtype)
-            else:
-                part = jnp.zeros(shape, like.dtype)
-        parts.append(jax.device_put(part, device))
-    return jax.make_array_from_single_device_arrays(like.shape, sharding, parts)
+    assert like.sharding is not None
+    shape = like.sharding.shard_shape(like.shape)
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        if not deviation or not jnp.issubdtype(like.dtype, jnp.floating):
+            return np.zeros(shape, like.dtype)
+        rng = np.random.default_rng([number, *(along.start or 0 for along in index or ())])
+        # Numbers of a stage take half a minute to draw: a large part repeats those of a block.
+        block = deviation * rng.standard_normal(min(prod(shape), _BLOCK), np.float32)
+        return np.resize(block, shape).astype(like.dtype)
+
+    return jax.make_array_from_callback(like.shape, like.sharding, part)
 
 
 def put(like: Any, values: Any) -> Any:
@@ -263,4 +261,3 @@ def _measurement(
         num_update_parameters=round(num_updated(setting, layer, shared)),
         link=None,
     )
-

@@ -55,9 +55,9 @@ def config_of(schedule="1f1b", pipe=2, *, microbatches=4, family="gpt", costs="a
 # ---- Collectives
 
 
-def over_four(function, *, in_specs=P("pipe"), out_specs=P("pipe")):
+def over_four(function):
     mesh = make_mesh(pipe=4, devices=jax.devices()[:4])
-    return jax.jit(on_devices(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+    return jax.jit(on_devices(function, mesh=mesh, in_specs=P("pipe"), out_specs=P("pipe")))
 
 
 X = np.arange(4 * 8, dtype=np.float32).reshape(4 * 4, 2)  # on each device [4, 2]
@@ -101,12 +101,12 @@ def test_what_is_received_is_no_zero_and_does_not_grow(local_collectives):
 
 
 def results_of(step, config, *, num_steps=2):
-    """The train state after some steps, and the metrics of all."""
+    """The train state after some steps, the metrics of all; the last is the gradient's norm."""
     state, batch, metrics = first_values(step.state), put(step.batch, example_batch(config)), []
     for _ in range(num_steps):
         state, found = step.compiled(state, batch)
         metrics.append(found)
-    return state, metrics
+    return state, metrics, metrics[-1]["grad_norm"]
 
 
 def part_on(device, tree):
@@ -115,15 +115,10 @@ def part_on(device, tree):
 
 STEPS = [
     pytest.param(config_of(), 1, id="1F1B"),
-    *(
-        pytest.param(config, stage, id=name, marks=pytest.mark.ci)
-        for name, config, stage in (
-            ("ZB-V", config_of("zb_v"), 0),
-            ("BPipe", config_of("bpipe", 4, microbatches=5), 1),
-            ("BitPipe", config_of("bitpipe"), 1),
-            ("tensor and data", config_of(family="llama", tensor=2, data=2), 1),
-        )
-    ),
+    pytest.param(config_of("bitpipe"), 1, id="BitPipe", marks=pytest.mark.ci),
+    pytest.param(config_of(family="llama", tensor=2, data=2), 1, id="tensor and data", marks=pytest.mark.ci),
+    pytest.param(config_of("zb_v"), 0, id="ZB-V", marks=pytest.mark.slow),
+    pytest.param(config_of("bpipe", 4, microbatches=5), 1, id="BPipe", marks=pytest.mark.slow),
 ]
 
 
@@ -138,8 +133,7 @@ def test_a_device_alone_computes_what_it_computes_among_all(config, stage, local
     wanted, found = (jax.tree.leaves(results_of(step, config)) for step in (together, alone))
     for expected, part in zip(part_on(place, wanted), part_on(devices[0], found), strict=True):
         np.testing.assert_array_equal(expected, part)
-    norms = [leaf for leaf in part_on(devices[0], [metrics["grad_norm"] for metrics in results_of(alone, config)[1]])]
-    assert all(0 < norm < np.inf for (norm,) in norms)
+    assert 0 < found[-1].addressable_data(0) < np.inf
 
 
 def costs_file(path, config):
@@ -147,20 +141,20 @@ def costs_file(path, config):
     times = Times(0.1, 0.2, 0.1, 0.1, 0.01, 0.02, 0.3, 0.05)
     made = Measurement({"device_kind": "cpu"}, subject_of_config(config), {1: times}, {1: 0.0}, 100, 50, 250, None)
     path.write_text(json.dumps(made.to_json()))
-    return str(path), times
+    return str(path)
 
 
 @pytest.mark.ci
 def test_a_plan_reads_costs_that_add_up_to_the_step(tmp_path, local_collectives):
-    path, times = costs_file(tmp_path / "costs.json", config_of())
+    path = costs_file(tmp_path / "costs.json", config_of())
     config = config_of(costs=path)
     step = compile_mocked(config, mocked_devices(1, 2, platform="cpu"), gpus_per_node=2, stage=1)
     found, measurement = measure_mocked(step, config, gpus_per_node=2, stage=1, num_repeats=2)
-    # Two layers and the head, four microbatches, and the update of as many parameters as the device has.
-    layer, shared = measurement.num_layer_parameters, measurement.num_shared_parameters
-    update_s = 0.05 * (2 * layer + shared / 2) / 250
-    assert layer == 4 * 16 * 16 + 2 * 4 * 16 * 16 + 13 * 16
-    assert found.busy_s == pytest.approx(4 * (2 * 0.1 + 2 * 0.2 + 0.3) + update_s * 1)
+    # Two layers and the head, four microbatches, and the update of as many parameters as the file says.
+    update_s = 0.05 * (2 * 100 + 50 / 2) / 250
+    # Kernels of attention, of the feed forward, their biases, and two norms.
+    assert measurement.num_layer_parameters == 4 * 16 * 16 + 2 * 4 * 16 * 16 + (4 + 4 + 1 + 2 * 2) * 16
+    assert found.busy_s == pytest.approx(4 * (2 * 0.1 + 2 * 0.2 + 0.3) + update_s)
     assert found.busy_forwards == 4 * (1 + 2)
     scaled = read_costs(write(tmp_path / "mocked.json", measurement)).measurements[0].times[1]
     schedule = step.pipeline.run_schedule
@@ -219,7 +213,7 @@ def test_collectives_of_the_partitioner_are_refused(local_collectives):
     config = config_of(data=2)
     config.optimizer.name = "muon"
     check(config)
-    with pytest.raises(ConfigError, match="optimizer.name='muon'"):
+    with pytest.raises(ConfigError, match=r"optimizer\.name='muon'"):
         compile_mocked(config, mocked_devices(1, 4, platform="cpu"), gpus_per_node=4, stage=0)
 
 
