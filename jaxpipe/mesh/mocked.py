@@ -11,6 +11,7 @@ import numpy as np
 from jaxpipe.distributed.absent import absent_cpus
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.devices import has_gpu, prepare_gpus
+from jaxpipe.mesh.xla_flags import MOCKED_GPU_FLAGS, add_flags
 
 _OPTION = "jax_mock_gpu_topology"
 
@@ -76,6 +77,7 @@ def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> 
             )
         )
     prepare_gpus(deterministic=deterministic)
+    add_flags(MOCKED_GPU_FLAGS)
     jax.config.update("jax_cuda_visible_devices", "0")
     jax.config.update(_OPTION, f"{num_nodes}x{gpus_per_node}x1")  # slices, processes of a slice, GPUs of a process
     try:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,6 +207,28 @@ def test_jax_without_the_option_is_named(monkeypatch):
     monkeypatch.setattr("jaxpipe.mesh.mocked._OPTION", "jax_mock_gone")
     with pytest.raises(ConfigError, match=f"jax {jax.__version__} has no jax_mock_gone"):
         mocked_devices(1, 2, platform="gpu")
+
+
+class Gpu(NamedTuple):
+    """A GPU that JAX stands for."""
+
+    process_index: int
+    id: int
+
+
+@pytest.mark.parametrize("num_told", [8, 1])
+def test_jax_is_asked_for_the_gpus_of_the_cluster(num_told, monkeypatch):
+    asked = {}
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(jax.config, "update", lambda name, value: asked.update({name: value}))
+    monkeypatch.setattr(jax, "devices", lambda platform: [Gpu(k, k) for k in reversed(range(num_told))])
+    if num_told == 1:  # what JAX says once it has started
+        with pytest.raises(ConfigError, match="stands for 1 GPUs, not for 8"):
+            mocked_devices(2, 4, platform="gpu")
+    else:
+        assert mocked_devices(2, 4, platform="gpu") == tuple(Gpu(k, k) for k in range(8))
+    assert asked == {"jax_cuda_visible_devices": "0", "jax_mock_gpu_topology": "2x4x1"}
+    assert "--xla_gpu_shard_autotuning=false" in os.environ["XLA_FLAGS"]
 
 
 @pytest.mark.ci
