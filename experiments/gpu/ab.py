@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.training import DENSE, config_of_run
+from jaxpipe.config import check
 from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state, state_like
@@ -69,18 +70,19 @@ PART = Part("ab", "Two ways of compiling a step", cells, minutes=8, cell_s=200.0
 def compare(size: Size, candidate: Candidate) -> Record:
     """Milliseconds of a step and temporaries of both executables; b / a."""
     config = STEPS[candidate.step](size)
-    lowered, state, batch = _lowered(config, size)
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict(candidate.b_fields)
-    of_b = _lowered(other, size)[0] if candidate.b_fields else lowered
+    check(other)
+    lowered, state, batch = _lowered(config, size)
+    of_b, _, batch_of_b = _lowered(other, size)
     programs = {"a": lowered.compile(dict(candidate.a)), "b": of_b.compile(dict(candidate.b))}
     held = [state()]
 
-    def call(compiled: Any) -> Any:
-        held[0], metrics = compiled(held[0], batch)
+    def call(name: str, batch: Any) -> Any:
+        held[0], metrics = programs[name](held[0], batch)
         return held[0], metrics
 
-    a_s, b_s = size.seconds(*(partial(call, compiled) for compiled in programs.values()))
+    a_s, b_s = size.seconds(partial(call, "a", batch), partial(call, "b", batch_of_b))
     temporary = {name: found.memory_analysis().temp_size_in_bytes / 2**30 for name, found in programs.items()}
     return {"ms": {"a": 1e3 * a_s, "b": 1e3 * b_s}, "b / a": b_s / a_s, "temporary_gib": temporary}
 

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,9 +63,14 @@ CASES = (
 )
 
 
+def cases(size: Size) -> Sequence[Case]:
+    """The cases of a size: all, or the first three if it is quick."""
+    return CASES[:3] if size.quick else CASES
+
+
 def cells(size: Size) -> Iterator[Cell]:
-    """A cell for each case; quick: the first three."""
-    for case in CASES[:3] if size.quick else CASES:
+    """A cell for each case."""
+    for case in cases(size):
         name = f"{case.name}, {8 * case.nodes} GPUs, {case.method}, device {case.stage}"
         yield Cell(name, partial(_mock, size, case))
 
