@@ -13,14 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 
-from experiments.gpu import page, processes
+from experiments.gpu import ab, mock, page, processes
 from experiments.gpu.cells import Cell, Part, Results, Size, measure_missing
 from experiments.gpu.runs import metrics_of_run
 from experiments.gpu.training import MIXTURE
-from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
+from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
+from jaxpipe.estimate import memory, setting_of
+from jaxpipe.measure.mock import check_stage, cluster_of
+from jaxpipe.mesh.xla_flags import is_known
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules import build
 from jaxpipe.schedules.methods.registry import DELAYED, REGISTRY
@@ -345,8 +350,8 @@ def test_what_is_measured_is_kept_when_it_is_killed_at_any_moment(tmp_path):
     assert not [record for record in final.values() if "error" in record]
 
 
-PARTS = {"processes", "training", "sanity", "layers", "grouped", "head", "stages", "rounds", "update", "recomputed"}
-PARTS |= {"methods"}
+PARTS = {"processes", "mock", "ab", "training", "sanity", "layers", "grouped", "head", "stages", "rounds", "update"}
+PARTS |= {"recomputed", "methods"}
 
 
 @pytest.mark.parametrize(
@@ -378,3 +383,42 @@ def test_without_a_gpu_only_quick_runs(tmp_path):
     with pytest.raises(SystemExit) as stopped:
         main([f"--output={tmp_path}"])
     assert stopped.value.code == 2
+
+
+# ---- One device of many, and two ways of compiling
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_mocked_device_is_one_of_its_mesh_and_fits(size, quick):
+    size = replace(size, quick=quick)
+    for case in mock.cases(size):
+        config = runpy.run_path(str(ROOT / "configs" / f"{case.preset}.py"))["get_config"]()
+        config.update_from_flattened_dict(mock.fields_of(size, case))
+        check(config)
+        command = mock.command_of(size, case, Path("costs.json"))[3:]
+        flags = dict(part.removeprefix("--").split("=", 1) for part in command)
+        num_nodes, gpus_per_node = cluster_of(flags["mock"], config)
+        check_stage(int(flags["stage"]), config)
+        topology = Topology(HARDWARE["h100-80g"], num_nodes, gpus_per_node)
+        assert memory(setting_of(config, topology)).total + RESERVE_BYTES < topology.hardware.memory_bytes
+    names = [cell.name for cell in mock.PART.cells(size)]
+    assert len(set(names)) == len(names)
+
+
+def test_options_of_the_compiler_are_known_and_no_words():
+    for candidate in ab.CANDIDATES:
+        assert candidate.step in ab.STEPS
+        for name, value in {**candidate.a, **candidate.b}.items():
+            assert is_known(name), name
+            assert str(value).lower() not in ("true", "false") or isinstance(value, bool), (name, value)
+
+
+@pytest.mark.ci
+def test_both_programs_of_a_candidate_take_turns_and_have_their_own_options(tmp_path):
+    size = Size(quick=True, device=jax.devices()[0], output=tmp_path)
+    step = "LLaMA of 1.1 B"
+    found = ab.compare(size, ab.Candidate("microbatches", step, b_fields={"pipeline.num_microbatches": 4}))
+    assert found["temporary_gib"]["a"] != found["temporary_gib"]["b"]
+    assert found["b / a"] == pytest.approx(found["ms"]["b"] / found["ms"]["a"])
+    with pytest.raises(Exception, match="no_such_option"):
+        ab.compare(size, ab.Candidate("none", step, b={"no_such_option": True}))

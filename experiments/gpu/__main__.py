@@ -20,7 +20,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and o
 
 import jax
 
-from experiments.gpu import grouped, head, layers, processes, rounds, sanity, stages, training, update
+from experiments.gpu import ab, grouped, head, layers, mock, processes, rounds, sanity, stages, training, update
 from experiments.gpu.cells import Results, Size, measure_missing
 from experiments.gpu.page import write_page
 from jaxpipe.mesh import choose_devices
@@ -28,6 +28,8 @@ from jaxpipe.mesh import choose_devices
 # What no GPU has seen comes first. Then runs in processes of their own: what this process took of the memory it keeps.
 PARTS = (
     processes.PART,
+    mock.PART,
+    ab.PART,
     training.PART,
     sanity.PART,
     layers.PART,

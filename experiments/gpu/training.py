@@ -48,7 +48,8 @@ def _fields(size: Size, preset: Path, schedule: str) -> dict[str, object]:
     return fields
 
 
-def _config(size: Size, preset: Path, schedule: str) -> ConfigDict:
+def config_of_run(size: Size, preset: Path, schedule: str) -> ConfigDict:
+    """The checked config of a run; small if `size` is quick."""
     config = runpy.run_path(str(preset))["get_config"]()
     config.update_from_flattened_dict(_fields(size, preset, schedule))
     check(config)
@@ -64,7 +65,7 @@ def _ours(size: Size, preset: Path, schedule: str) -> Record:
     if "peak_bytes_in_use" in rows[-1]:
         record["peak_gib"] = rows[-1]["peak_bytes_in_use"] / 2**30
     if size.hardware:
-        setting = setting_of(_config(size, preset, schedule), Topology(size.hardware, 1, 1))
+        setting = setting_of(config_of_run(size, preset, schedule), Topology(size.hardware, 1, 1))
         found = estimate(setting, Roofline(size.hardware))
         record |= {"estimated_tokens_per_s": found.tokens_per_s, "estimated_mfu": found.mfu}
         record["estimated_gib"] = memory(setting).total / 2**30
@@ -76,4 +77,4 @@ def _theirs(size: Size) -> Record:
         from experiments.gpu import torch_training
     except ImportError:
         return {"left_out": "there is no PyTorch"}
-    return torch_training.train(_config(size, DENSE, "1f1b"), size, warm_up=WARM_UP)
+    return torch_training.train(config_of_run(size, DENSE, "1f1b"), size, warm_up=WARM_UP)

@@ -71,6 +71,16 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
     return found, entry
 
 
+def collectives_in(text: str) -> set[str]:
+    """The kinds of collectives in a program, as "all-reduce".
+
+    Args:
+        text: optimized HLO.
+    """
+    opcodes = (i.opcode for computation in computations(text)[0].values() for i in computation.instructions)
+    return {opcode.removesuffix("-start") for opcode in opcodes} & _COLLECTIVES
+
+
 def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     """Instructions inside loops that write all of a buffer of one of `shapes`.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxpipe.estimate.costs import Decided, decide_costs
@@ -42,13 +44,17 @@ class CompiledStep:
     costs: Decided
 
 
-def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None) -> CompiledStep:
+def compile_step(
+    config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None, whole_batch: bool = False
+) -> CompiledStep:
     """The training step that `jaxpipe.train` would run.
 
     Args:
         config: the checked config.
         devices: data x pipe x tensor devices, which need not be present.
         gpus_per_node: GPUs per node; None asks the devices.
+        whole_batch: whether every device has the whole batch and takes its part of it, so that it can count the terms
+            of all losses alone.
 
     Raises:
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
@@ -58,7 +64,8 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
     costs.settle(config)
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
     optimizer, step = optimizer_and_step(config, model, pipeline)
-    state, batch = state_like(model, pipeline, optimizer), _batch_like(config, pipeline)
+    batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
+    state, batch = state_like(model, pipeline, optimizer), _batch_like(config, batch_sharding)
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     if isinstance(step, DelayedStep):
@@ -67,8 +74,8 @@ def compile_step(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: i
     return CompiledStep(pipeline, state, batch, has_dropout, compiled, time.perf_counter() - start, costs)
 
 
-def _batch_like(config: ConfigDict, pipeline: Pipeline) -> dict[str, jax.ShapeDtypeStruct]:
+def _batch_like(config: ConfigDict, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=pipeline.batch_sharding),
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         example_batch(config),
     )

@@ -1,6 +1,7 @@
 """Joins the processes of a run: by flags, or as JAX detects SLURM, Kubernetes and Open MPI.
 
-Join before JAX starts its backends. A process alone joins nothing. Only this file uses JAX's private modules.
+Join before JAX starts its backends. A process alone joins nothing. Only this file and `absent` use JAX's private
+modules.
 """
 
 from __future__ import annotations

@@ -234,15 +234,20 @@ def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> Sequence[str]:
 
 def _with_update_of(times: Times, measurement: Measurement, setting: Setting) -> Times:
     """`times` with the update scaled to the number of parameters that a device of `setting` holds."""
+    numbers = measurement.num_layer_parameters, measurement.num_shared_parameters
+    share = num_updated(setting, *numbers) / measurement.num_update_parameters
+    return replace(times, update_s=share * times.update_s)
+
+
+def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float:
+    """Parameters that a device of `setting` updates, given those of a layer, and of embedding and head, on one."""
     placement = setting.schedule_of(setting.num_microbatches).placement
     owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)
-    num_layers_parameters = num_layers * measurement.num_layer_parameters
-    num_shared = measurement.num_shared_parameters
+    num_of_layers: float = num_layers * num_of_layer
     if setting.zero1:
-        num_layers_parameters /= setting.num_copies
+        num_of_layers /= setting.num_copies
         num_shared /= setting.num_copies
     if setting.zero1 or setting.vocab_over_pipe:
         num_shared /= setting.pipe
-    share = (num_layers_parameters + num_shared) / measurement.num_update_parameters
-    return replace(times, update_s=share * times.update_s)
+    return num_of_layers + num_shared

@@ -2,12 +2,19 @@
 
     python -m jaxpipe.measure --config=configs/bench_cpu.py [--output=costs.json [--overwrite]]
         [--microbatch_sizes=1,2,4] [--num_repeats=5] [--num_layers=2] [--num_processes=P] [--config.X=Y ...]
+    python -m jaxpipe.measure --config=configs/bench_cpu.py --mock=NODESxGPUS --stage=S [--collectives=local]
+        [--output=costs.json [--overwrite]] [--num_repeats=5] [--config.X=Y ...]
 
 The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
 a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. With
 pipeline.vocab_over_pipe=true it also times S and T of a head that is split over `mesh.pipe` devices. Times are medians
 of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
 computed in one pipeline, and the link is between two of them.
+
+With --mock the command times the config's whole step instead, its own schedule and mesh included, on one device of a
+cluster that is not there: the one at index S of pipe, and 0 of data, expert and tensor. It needs one GPU, or none. What
+others would send is left out, and so is waiting for it: the time is to be compared with the device's busy time by the
+schedule's clock, not with the time of a step.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import jax
 from absl import flags
@@ -32,7 +40,7 @@ from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import local_path, write_whole
-from jaxpipe.measure import pinned
+from jaxpipe.measure import mock, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
 
@@ -61,6 +69,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         "num_layers", 2, "Layers of each of the three stages.", lower_bound=1, upper_bound=1000, flag_values=values
     )
     pinned.define_flags(values)
+    mock.define_flags(values)
 
 
 def execute(values: FlagValues) -> None:
@@ -68,6 +77,14 @@ def execute(values: FlagValues) -> None:
     if values.output is None:
         check_unused(values, ["overwrite"], "it needs --output")
     keep_freed_memory()
+    if values.mock is not None:
+        if values.output is not None:
+            check_output(values.output, overwrite=values.overwrite)
+        found = mock.execute(values)
+        if values.output is not None:
+            write(found, values.output)
+        return
+    check_unused(values, mock.FLAGS, "it needs --mock")
     config = values.config
     _leave_pipeline_out(config)
     check(config, name=config_flags.get_config_filename(values["config"]))
@@ -88,8 +105,7 @@ def execute(values: FlagValues) -> None:
     print(to_text(measurement))
     _check_resolved(measurement)
     if values.output is not None:
-        write(measurement, values.output)
-        print(f"wrote {values.output}", file=sys.stderr)
+        write(measurement.to_json(), values.output)
 
 
 def _leave_pipeline_out(config: ConfigDict) -> None:
@@ -196,9 +212,10 @@ def _check_resolved(measurement: Measurement) -> None:
         ) from error
 
 
-def write(measurement: Measurement, path: str) -> None:
-    """Writes the measurement as JSON, the whole file or nothing."""
-    write_whole(local_path(path), json.dumps(measurement.to_json(), indent=2) + "\n")
+def write(found: dict[str, Any], path: str) -> None:
+    """Writes what was measured as JSON, the whole file or nothing."""
+    write_whole(local_path(path), json.dumps(found, indent=2) + "\n")
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def to_text(measurement: Measurement) -> str:

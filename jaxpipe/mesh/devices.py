@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from jaxpipe.cluster.assignment import AXES, assign
 from jaxpipe.distributed.shared_device import MEMORY_VARIABLES, memory_fraction
 from jaxpipe.errors import ConfigError, explain
+from jaxpipe.mesh.local import collectives_are_local
 from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
 PLATFORMS = ("auto", "cpu", "gpu")
@@ -73,9 +74,7 @@ def choose_devices(
             )
         )
     if platform != "cpu":
-        if not set(MEMORY_VARIABLES) & set(os.environ):
-            os.environ[MEMORY_VARIABLES[0]] = memory_fraction()  # JAX's default is 0.75
-        add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
+        prepare_gpus(deterministic=deterministic)
     _check_shared(num_devices, num_processes)
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices // num_processes)
@@ -95,6 +94,13 @@ def choose_devices(
     why = "as mesh.platform says" if platform == "cpu" else f"because there are {len(gpus)} GPUs"
     why = why if num_processes == 1 else f"{num_devices // num_processes} in each of {num_processes} processes, {why}"
     return Devices("cpu", tuple(cpus[:num_devices]), f"{num_devices} virtual CPU devices, {why}")
+
+
+def prepare_gpus(*, deterministic: bool) -> None:
+    """Sets what programs on GPUs are compiled and run with, before JAX starts its backends."""
+    if not set(MEMORY_VARIABLES) & set(os.environ):
+        os.environ[MEMORY_VARIABLES[0]] = memory_fraction()  # JAX's default is 0.75
+    add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
 
 
 def _ask_for_cpu_devices(num_devices: int) -> None:
@@ -239,7 +245,8 @@ def permutes_block(mesh: Mesh) -> bool:
     On GPUs, and between the devices of one process, it travels while they compute.
     """
     devices = mesh.devices.ravel().tolist()
-    return devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
+    is_on_cpus = devices[0].platform == "cpu" and not collectives_are_local()
+    return is_on_cpus and len({device.process_index for device in devices}) > 1
 
 
 def collectives_in_turn(mesh: Mesh) -> bool:
@@ -248,7 +255,8 @@ def collectives_in_turn(mesh: Mesh) -> bool:
     XLA has as many threads for what waits on CPUs as it has devices. Where a device waits in a permute and in its
     action at once, the threads are taken before all devices have come, and all wait for ever.
     """
-    return mesh.devices.flat[0].platform == "cpu" and mesh.size > mesh.shape["pipe"]
+    is_on_cpus = mesh.devices.flat[0].platform == "cpu" and not collectives_are_local()
+    return is_on_cpus and mesh.size > mesh.shape["pipe"]
 
 
 def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:

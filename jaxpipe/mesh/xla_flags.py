@@ -66,6 +66,13 @@ _DETERMINISTIC = (
         "sums by atomic additions differ from run to run",
     ),
 )
+_ALONE = (
+    Flag(
+        "xla_gpu_shard_autotuning",
+        "false",
+        "each process tries its share of the kernels, and waits for what those that are not there have found",
+    ),
+)
 _SHARED_CORES = (
     Flag(
         "xla_cpu_collective_call_warn_stuck_timeout_seconds",
@@ -81,8 +88,9 @@ _SHARED_CORES = (
 
 GPU_FLAGS = {flag.name: flag.value for flag in _OVERLAP}
 DETERMINISTIC_GPU_FLAGS = {flag.name: flag.value for flag in _DETERMINISTIC}
+MOCKED_GPU_FLAGS = {flag.name: flag.value for flag in _ALONE}
 CPU_FLAGS = {flag.name: flag.value for flag in _SHARED_CORES}
-_REASONS = {flag.name: flag.reason for flag in (*_OVERLAP, *_DETERMINISTIC, *_SHARED_CORES)}
+_REASONS = {flag.name: flag.reason for flag in (*_OVERLAP, *_DETERMINISTIC, *_ALONE, *_SHARED_CORES)}
 
 
 def add_flags(flags: Mapping[str, Any]) -> None:

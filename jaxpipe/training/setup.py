@@ -31,7 +31,7 @@ from jaxpipe.mesh.jax_defaults import default_promotion
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.delayed import DelayedPipeline
-from jaxpipe.schedules import Costs
+from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.training.by_layer import by_layer
 from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer, with_load_bias
@@ -145,8 +145,7 @@ def pipeline_of(
     mesh, schedule = config.mesh, build_schedule(config)
     _check_attention(config, devices)
     axes = mesh_axes(config)
-    orders = orders_to_try(schedule) if mesh.order == AUTO else (mesh.order,)
-    devices = _in_first_order(devices, axes, orders, gpus_per_node)
+    devices = mesh_order(config, schedule, devices, gpus_per_node)
     layers = layers_per_stage(config)
     make = DelayedPipeline if schedule.delays else Pipeline
     return make(
@@ -215,11 +214,22 @@ def _in_float32(pipeline: Pipeline, params: Any) -> Any:
     return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
 
-def _in_first_order(
-    devices: Sequence[Any], axes: dict[str, int], orders: Sequence[str], gpus_per_node: int | None
+def mesh_order(
+    config: ConfigDict, schedule: Schedule, devices: Sequence[Any], gpus_per_node: int | None
 ) -> tuple[Any, ...]:
-    """The devices in the first of `orders` that can lay out this mesh."""
-    *preferred, last = orders
+    """The devices in the order of the mesh: by `mesh.order`, or the first order of "auto" that can lay out the mesh.
+
+    Args:
+        config: the checked config.
+        schedule: its schedule.
+        devices: data x pipe x expert x tensor devices; node by node if `gpus_per_node` is given.
+        gpus_per_node: None asks the devices.
+
+    Raises:
+        ConfigError: `mesh.order` cannot lay the mesh on the devices.
+    """
+    axes = mesh_axes(config)
+    *preferred, last = orders_to_try(schedule) if config.mesh.order == AUTO else (config.mesh.order,)
     for order in preferred:
         with suppress(ConfigError):
             return order_devices(devices, **axes, order=order, gpus_per_node=gpus_per_node)

@@ -1,0 +1,96 @@
+"""The devices of a cluster of which one is here: its first GPU, or a CPU without any GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpipe.distributed.absent import absent_cpus
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.mesh.devices import has_gpu, prepare_gpus
+from jaxpipe.mesh.xla_flags import MOCKED_GPU_FLAGS, add_flags
+
+_OPTION = "jax_mock_gpu_topology"
+
+
+def mocked_devices(
+    num_nodes: int, gpus_per_node: int, *, platform: str, deterministic: bool = False
+) -> tuple[Any, ...]:
+    """The devices of a cluster, node by node, of which the first is here; call it before any other use of JAX.
+
+    Args:
+        num_nodes: nodes of the cluster.
+        gpus_per_node: devices of a node.
+        platform: "gpu", "cpu", or "auto" for a GPU if there is one.
+        deterministic: whether a device adds in the same order every time.
+
+    Raises:
+        ConfigError: there is no GPU, or JAX cannot stand for absent ones.
+    """
+    gpus = _mocked_gpus(num_nodes, gpus_per_node, deterministic=deterministic) if _may_have_gpu(platform) else ()
+    if gpus:
+        return gpus
+    if platform == "gpu":
+        raise ConfigError(
+            explain(
+                "mesh.platform='gpu' and no GPU to be one of the cluster's",
+                rule="mocked-device: one device of the cluster is here",
+                repair="set mesh.platform='auto' for a CPU in its place",
+            )
+        )
+    jax.config.update("jax_platforms", "cpu")
+    return absent_cpus(num_nodes * gpus_per_node)
+
+
+def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[Any]) -> tuple[Any, ...]:
+    """`devices` with the first one where the mesh takes the device at `place`.
+
+    Args:
+        place: indices along the axes of the mesh.
+        places: "data pipe expert tensor", the index of the device that the mesh takes for each place.
+        devices: the devices, by index.
+
+    Example:
+        >>> with_first_at((0, 2, 0, 0), np.arange(4).reshape(1, 4, 1, 1), "abcd")
+        ('c', 'b', 'a', 'd')
+    """
+    swapped, index = list(devices), int(places[tuple(place)])
+    swapped[0], swapped[index] = swapped[index], swapped[0]
+    return tuple(swapped)
+
+
+def _may_have_gpu(platform: str) -> bool:
+    return platform == "gpu" or (platform == "auto" and has_gpu())
+
+
+def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> tuple[Any, ...]:
+    """The GPUs of the cluster; none if JAX finds no GPU."""
+    if _OPTION not in jax.config.values:
+        raise ConfigError(
+            explain(
+                f"jax {jax.__version__} has no {_OPTION}",
+                rule="mocked-gpus: JAX stands for the GPUs that are not here, as jax 0.10.2 to 0.12 can",
+                repair="install one of these, or set mesh.platform='cpu', which needs no GPU",
+            )
+        )
+    prepare_gpus(deterministic=deterministic)
+    add_flags(MOCKED_GPU_FLAGS)
+    jax.config.update("jax_cuda_visible_devices", "0")
+    jax.config.update(_OPTION, f"{num_nodes}x{gpus_per_node}x1")  # slices, processes of a slice, GPUs of a process
+    try:
+        devices = jax.devices("gpu")
+    except RuntimeError:  # JAX finds no GPU, or has no plugin for it
+        return ()
+    num_wanted = num_nodes * gpus_per_node
+    if len(devices) != num_wanted:
+        raise ConfigError(
+            explain(
+                f"JAX stands for {len(devices)} GPUs, not for {num_wanted}",
+                rule="mocked-gpus: the cluster is asked for before JAX starts",
+                repair="measure in a new process",
+            )
+        )
+    return tuple(sorted(devices, key=lambda device: (device.process_index, device.id)))
