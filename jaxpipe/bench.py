@@ -103,7 +103,8 @@ def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """Measures in this process alone, with the mesh on virtual devices or GPUs."""
     pair = make_step_pair(config, devices_of(config).devices)
     memory = measure_memory(pair)
-    pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()
+    pipelined = pair.compile_pipelined()
+    unpipelined = pair.compile_unpipelined()
     for warm_up in (pipelined, unpipelined):
         timed(warm_up)
     num_steps = pair.steps_in_a_row
@@ -123,15 +124,16 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """Measures over all joined processes, a pipeline device each; {} on all but process 0."""
     pair = make_step_pair(config, tuple(jax.devices()))
     memory = measure_memory(pair)
-    pipelined, idle, unpipelined = (
-        pair.compile_pipelined(),
-        pair.compile_without_actions(),
-        pair.compile_unpipelined(),
-    )
+    pipelined = pair.compile_pipelined()
+    idle = pair.compile_without_actions()
+    unpipelined = pair.compile_unpipelined()
     jax.block_until_ready((pipelined(), idle(), unpipelined()))
     tune_gloo()
     is_first = jax.process_index() == 0
-    steps, rounds, alone, crowded = [], [], [], []
+    steps = []
+    rounds = []
+    alone = []
+    crowded = []
     for _ in range(num_repeats):
         for call, num_steps, timings in ((pipelined, pair.steps_in_a_row, steps), (idle, 1, rounds)):
             multihost_utils.sync_global_devices("together")
@@ -152,7 +154,8 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     if not is_first:
         return {}
     one = median(alone)
-    num_processes, schedule = config.mesh.pipe, pair.pipeline.run_schedule
+    num_processes = config.mesh.pipe
+    schedule = pair.pipeline.run_schedule
     costs = stage_costs(times, pair.pipeline.layers_per_stage, vocab_over_pipe=schedule.has_head_actions)
     return {
         "pipelined_cpu_s": step_cpu_s,

@@ -236,7 +236,8 @@ class NumberParser(flags.ArgumentParser):
             what: the noun in messages, "time" or "size".
             is_positive: whether 0 is refused.
         """
-        self._what, self._is_positive = what, is_positive
+        self._what = what
+        self._is_positive = is_positive
         smallest = f"above 0, at least {LEAST:g}" if is_positive else f"0 or more, at least {LEAST:g} where not 0"
         self.syntactic_help = f"a number, {smallest}, at most {MOST:g}"
 

@@ -74,7 +74,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Runs one conversion."""
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
-    source, target = str(values["from"].value), str(values["to"].value)
+    source = str(values["from"].value)
+    target = str(values["to"].value)
     print(convert(source, target, dtype=values.dtype, step=values.step, vocab_size=values.vocab_size))
 
 
@@ -130,7 +131,8 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
         ConfigError: jaxpipe does not have the model, its tensors do not fit it, the target exists, or `vocab_size` is
             none that its tables can grow to.
     """
-    folder, path = run_folder.path_of(source), run_folder.path_of(target)
+    folder = run_folder.path_of(source)
+    path = run_folder.path_of(target)
     check_target(path, flag=f"--to={target}")
     run_folder.check_name(path, flag=f"--to={target}")
     theirs = configs.load_config(folder)
@@ -189,7 +191,8 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     Raises:
         ConfigError: the checkpoint does not exist, transformers does not have the model, or the target exists.
     """
-    run_path, path = run_folder.path_of(source), run_folder.path_of(target)
+    run_path = run_folder.path_of(source)
+    path = run_folder.path_of(target)
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
     config = run_folder.read_config(source)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_LINES, MOST_CHARACTERS = 30, 200  # of a part of a message; somewhat longer lines stay whole
+# of a part of a message; somewhat longer lines stay whole
+MOST_LINES = 30
+MOST_CHARACTERS = 200
 
 
 class JaxpipeError(ValueError):
@@ -72,7 +74,8 @@ def explain(what: str, *, rule: str, repair: str, picture: str = "") -> str:
               3 stages, 2 layers
           repair: set mesh.pipe=2 or less
     """
-    what, picture = shortened(what).replace("\n", "\n  "), shortened(picture)
+    what = shortened(what).replace("\n", "\n  ")
+    picture = shortened(picture)
     lines = [what, f"  rule {shortened(rule)}", *(f"      {line}" for line in picture.splitlines())]
     return "\n".join([*lines, f"  repair: {shortened(repair)}"])
 

@@ -108,7 +108,8 @@ def execute(values: FlagValues) -> None:
 def format_prepared(prepared: Prepared) -> str:
     """Returns the report of a preparation: counts, speed, and the flags to train with."""
     one = prepared
-    has_loss, learned = one.num_learned is not None, one.num_learned or 0
+    has_loss = one.num_learned is not None
+    learned = one.num_learned or 0
     loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
     about = [f".{TOKENIZER_CONFIG}"] if one.has_about else []
     written = [".bin", ".idx", *loss, *([TOKENIZER] if one.tokenizer != BYTE else []), *about]

@@ -56,7 +56,8 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
     Raises:
         error: the file does not exist, cannot be run, or defines no such value.
     """
-    noun, file = kind.__name__, local_path(path).resolve()
+    noun = kind.__name__
+    file = local_path(path).resolve()
     key = file, kind
     if key in _FOUND:
         return _FOUND[key]
@@ -77,8 +78,10 @@ def value_in_file(name: str, kind: type[T], *, built_in: Collection[T], error: t
     found = values_in_file(path, kind, built_in=built_in, error=error)
     chosen = [value for value in found if not wanted or value.name == wanted]
     if len(chosen) != 1:
-        noun, names = kind.__name__, ", ".join(value.name for value in found)
-        what, repair = f"{name!r} does not say which {noun.lower()} is meant", f"name one, as {path}:{found[0].name}"
+        noun = kind.__name__
+        names = ", ".join(value.name for value in found)
+        what = f"{name!r} does not say which {noun.lower()} is meant"
+        repair = f"name one, as {path}:{found[0].name}"
         raise error(_text(noun, what, repair, f"of type {noun} in {path}: {names}"))
     return chosen[0]
 

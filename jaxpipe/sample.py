@@ -110,7 +110,8 @@ def execute(values: FlagValues) -> None:
                 repair=f"name the folder of a run of {causal}",
             )
         )
-    model, tokenizer = LanguageModel(model_config(config)), tokenizer_of(config)
+    model = LanguageModel(model_config(config))
+    tokenizer = tokenizer_of(config)
     step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
     # On the device once, not for each token.
     params = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params))
@@ -183,7 +184,10 @@ class Continuation:
         self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str], ends: Sequence[int] | None = None
     ):
         self._ends = tokenizer.ends if ends is None else ends
-        self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), len(prompt), tokenizer, stops
+        self._tokens = list(prompt)
+        self._num_prompt = len(prompt)
+        self._tokenizer = tokenizer
+        self._stops = stops
         self.is_done = False
 
     def add(self, token: int) -> None:

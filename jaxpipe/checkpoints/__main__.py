@@ -87,7 +87,8 @@ def verify_checkpoints(folder: Path) -> None:
         ConfigError: `folder` contains no complete checkpoint.
         CheckpointError: a file is damaged.
     """
-    steps, wrong = files.complete_steps(folder), {}
+    steps = files.complete_steps(folder)
+    wrong = {}
     if not steps:
         raise no_checkpoint(folder, None)
     for step in steps:

@@ -57,7 +57,11 @@ class Checkpoints:
             read_only: whether nothing is written, deleted or set aside.
             say: takes messages: in every process about checkpoints passed over, in process 0 about those set aside.
         """
-        self.folder, self._pipeline, self._keep, self._read_only, self._say = folder, pipeline, keep, read_only, say
+        self.folder = folder
+        self._pipeline = pipeline
+        self._keep = keep
+        self._read_only = read_only
+        self._say = say
         self._form: StateForm | None = None
         self._writer: ArrayWriter | None = None
         self._in_flight: About | None = None  # about.json of the checkpoint being written
@@ -133,7 +137,8 @@ class Checkpoints:
         if self._in_flight is None:
             return
         self._finish(lambda writer: writer.wait())
-        self._in_flight, self.num_failed = None, 0
+        self._in_flight = None
+        self.num_failed = 0
         if jax.process_index() == 0:
             for step, reasons in self._keep.reasons(files.heldout_losses(self.folder)).items():
                 if not reasons:
@@ -159,7 +164,8 @@ class Checkpoints:
 
         def read(chosen: Choice) -> tuple[int, Any]:
             folder = chosen.folder
-            saved, wanted = read_whole(folder, lambda: shapes(folder)), form
+            saved = read_whole(folder, lambda: shapes(folder))
+            wanted = form
             if like.older and not any(name.startswith(_OLDER) for name in saved):
                 wanted = StateForm(replace(like, older=None), like.params, self._pipeline)
             check_same(saved, wanted.shapes, folder=folder)
@@ -223,7 +229,9 @@ class Saver:
             num_processes: processes of the run. Several do not try again: a failure is known to one of them alone.
             say: takes the error of each try but the last.
         """
-        self._checkpoints, self._num_processes, self._say = checkpoints, num_processes, say
+        self._checkpoints = checkpoints
+        self._num_processes = num_processes
+        self._say = say
         self._again_s: float | None = None  # when to try again, in seconds of time.monotonic
 
     def after_step(

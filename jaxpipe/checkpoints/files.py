@@ -25,10 +25,12 @@ from typing import Any
 
 from jaxpipe.files import read_whole, sync_folder, write_whole
 
-CHECKPOINTS, ABOUT = "checkpoints", "about.json"
+CHECKPOINTS = "checkpoints"
+ABOUT = "about.json"
 # Orbax writes this file last, into a folder that is otherwise complete; it says no more than the folder's name.
 COMMITTED = "commit_success.txt"
-_UNFINISHED, _DELETED = ".orbax-checkpoint-tmp", "deleted"
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_DELETED = "deleted"
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def unfinished_path(folder: Path, step: int) -> Path:
 
 def set_aside(folder: Path, step: int, why: str) -> Path:
     """Renames the checkpoint of `step` to a name with `why` in it, as "damaged"; returns its new path."""
-    number, path = 1, folder / f"{step}.{why}"
+    number = 1
+    path = folder / f"{step}.{why}"
     while path.exists():
         number += 1
         path = folder / f"{step}.{why}.{number}"

@@ -142,9 +142,11 @@ def read_whole(folder: Path, read: Callable[[], Result]) -> Result:
         Exception: whatever `read` raises.
     """
     try:
-        result, error = read(), None
+        result = read()
+        error = None
     except Exception as raised:
-        result, error = None, raised
+        result = None
+        error = raised
     if _VANISHED in all_gather_text("" if folder.is_dir() else _VANISHED):
         raise VanishedError(folder) from error
     if error is not None:

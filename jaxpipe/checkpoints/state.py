@@ -75,7 +75,8 @@ class StateForm:
         self._structure = jax.tree.structure(like)
         # To save GPU memory, the copies of a group move to the host before the next group is copied.
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
-        parts, is_staged = jax.tree.leaves(pipeline.parts(params)), has_tree_of(params)
+        parts = jax.tree.leaves(pipeline.parts(params))
+        is_staged = has_tree_of(params)
         self.groups: list[list[Leaf]] = []
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
@@ -96,7 +97,8 @@ class StateForm:
 
     def to_arrays(self, state: Any) -> dict[str, jax.Array]:
         """New canonical arrays, so that `state` may be donated; on GPUs they are in host memory."""
-        leaves, arrays = iter(jax.tree.leaves(state)), {}
+        leaves = iter(jax.tree.leaves(state))
+        arrays = {}
         for group in self.groups:
             copies = self._canonical.from_stages([next(leaves) for _ in group], [leaf.part for leaf in group])
             if self._host is not None:
@@ -116,7 +118,8 @@ class StateForm:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _leaf(self, path: Any, staged: Any, part: Part) -> Leaf:
-        sharding, shape = self._canonical.sharding(part), self._canonical.shape(part, tuple(staged.shape))
+        sharding = self._canonical.sharding(part)
+        shape = self._canonical.shape(part, tuple(staged.shape))
         like = jax.ShapeDtypeStruct(shape, staged.dtype, sharding=sharding)
         return Leaf(jax.tree_util.keystr(path, simple=True, separator="."), part, like)
 

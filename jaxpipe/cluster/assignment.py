@@ -98,7 +98,8 @@ def _chain(pipe: int, *, boundary: int) -> list[tuple[int, ...]]:
 
 def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
     if not takes_pairs(data, pipe, tensor, gpus_per_node):
-        num_odd, num_middles = _odd_nodes(data, pipe, gpus_per_node // tensor), data * (pipe % 2)
+        num_odd = _odd_nodes(data, pipe, gpus_per_node // tensor)
+        num_middles = data * (pipe % 2)
         raise ConfigError(
             explain(
                 (

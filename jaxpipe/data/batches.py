@@ -188,12 +188,16 @@ class SequenceOrder:
         # `without` and `within` count the positions before this one, without it and with it, that belong to the sources
         # not yet looked at. A source takes its share of them; this position is its own where both leave equally many.
         #   shares 2 and 1, position 4: of 4 and of 5 positions the second source has 1 and 1, so it is the first's
-        without, within, remaining = position, position + 1, sum(self._shares)
+        without = position
+        within = position + 1
+        remaining = sum(self._shares)
         for source, share in enumerate(self._shares[:-1]):
             left_without, left_within = (num * (remaining - share) // remaining for num in (without, within))
             if left_without == left_within:
                 return source, without - left_without
-            without, within, remaining = left_without, left_within, remaining - share
+            without = left_without
+            within = left_within
+            remaining -= share
         return len(self._shares) - 1, without
 
     @cached_property

@@ -107,7 +107,8 @@ def load_corpus(
         sources = {prefix: _open(prefix, vocab_size) for prefix in weights}
     else:
         paths = text_files(files)
-        num_files, weights = len(paths), {files: Fraction(1)}
+        num_files = len(paths)
+        weights = {files: Fraction(1)}
         sources = {files: _encoded([*tokenizer.encode_documents(read_text_file(path, files) for path in paths)])}
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
@@ -182,7 +183,8 @@ def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Doc
         def block(tokens: Tokens) -> Blocks:
             return Blocks(tokens, block_size, every, is_heldout)
 
-        learned, tokens = documents.learned, block(documents.tokens)
+        learned = documents.learned
+        tokens = block(documents.tokens)
         return replace(Documents.one(tokens), learned=None if learned is None else block(learned))
 
     return part(is_heldout=False), part(is_heldout=True)
@@ -206,10 +208,12 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
         cycles = np.arange(0, len(documents) + block_size * every, block_size * every)
         borders = np.sort(np.concatenate([cycles, cycles + block_size * (every - 1)]))
         # The borders inside each long document; of a short one there are none.
-        first, last = np.searchsorted(borders, starts, side="right"), np.searchsorted(borders, ends, side="left")
+        first = np.searchsorted(borders, starts, side="right")
+        last = np.searchsorted(borders, ends, side="left")
         num_inside = np.where(ends - starts - 1 > seq_len, np.maximum(last - first, 0), 0)
         inside = borders[ranges(first, num_inside)]
-        starts, ends = np.sort(np.concatenate([starts, inside])), np.sort(np.concatenate([ends, inside]))
+        starts = np.sort(np.concatenate([starts, inside]))
+        ends = np.sort(np.concatenate([ends, inside]))
         return starts, ends, starts % (block_size * every) >= block_size * (every - 1)
 
     def part(*, is_heldout: bool) -> Documents:
@@ -279,7 +283,9 @@ def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: in
 
     Of `every` blocks one is held out, which needs seq_len + 1 tokens; the others hold the source's share of a batch.
     """
-    held_out, trained = seq_len + 1, -(-(num_sequences * seq_len + 1) // (every - 1))  # tokens of a block, at least
+    # tokens of a block, at least
+    held_out = seq_len + 1
+    trained = -(-(num_sequences * seq_len + 1) // (every - 1))
     needed = every * max(held_out, trained)
     if num_tokens < needed:
         raise ConfigError(

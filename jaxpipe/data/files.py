@@ -62,7 +62,8 @@ def parse_blend(files: str) -> dict[str, Fraction]:
     words = files.removeprefix(INDEXED).split()
     if len(words) == 1:
         words = ["1", *words]
-    weights, prefixes = [_weight(word) for word in words[::2]], words[1::2]
+    weights = [_weight(word) for word in words[::2]]
+    prefixes = words[1::2]
     if not words or len(weights) != len(prefixes):
         raise _not_a_blend(files, f"{len(words)} words")
     for word, weight in zip(words[::2], weights, strict=True):

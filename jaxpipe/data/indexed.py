@@ -38,9 +38,12 @@ from jaxpipe.files import local_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-TOKENIZER, LOSS = ".tokenizer.json", ".loss"
+TOKENIZER = ".tokenizer.json"
+LOSS = ".loss"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code, sequences, document ends
-LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
+LENGTH = np.dtype("<i4")
+POINTER = np.dtype("<i8")
+END = np.dtype("<i8")
 
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in CODES.items()}
@@ -103,7 +106,8 @@ class IndexedTokens:
         Raises:
             DataError: a file is missing, is damaged, or contains no tokens.
         """
-        tokens_file, index_file = tokens_path(prefix), index_path(prefix)
+        tokens_file = tokens_path(prefix)
+        index_file = index_path(prefix)
         check_files(prefix, tokens_file, index_file)
         index = index_file.open("rb", buffering=0)
         code, num_sequences, num_ends = read_header(index.read(HEADER.size), index_file)
@@ -298,7 +302,8 @@ def check_documents(path: Path, documents: StoredArray, num_sequences: int) -> N
 
 def check_tokens_size(path: Path, num_tokens: int, dtype: np.dtype) -> None:
     """Raises DataError if the file of tokens is shorter or longer than its index says."""
-    needed, found = num_tokens * dtype.itemsize, path.stat().st_size
+    needed = num_tokens * dtype.itemsize
+    found = path.stat().st_size
     if needed != found:
         raise _damaged(
             f"{path} is {'shorter' if found < needed else 'longer'} than its index says",

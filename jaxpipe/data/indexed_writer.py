@@ -114,7 +114,8 @@ class IndexedWriter:
         if self._open_tokens:
             self._end(np.array([self._open_tokens]))
             self._open_tokens = 0
-        num_documents, num_sequences = self.num_documents, sum(map(len, self._lengths))
+        num_documents = self.num_documents
+        num_sequences = sum(map(len, self._lengths))
         file.write(HEADER.pack(MAGIC, VERSION, self._code, num_sequences, num_documents + 1))
         for lengths in _blocks(self._lengths):
             file.write(lengths.data)

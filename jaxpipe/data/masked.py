@@ -60,7 +60,8 @@ class Segments:
             text: "sequence window", the tokens; those after the end of a text are ignored.
             vocabulary: gives the special tokens.
         """
-        rows, position = np.arange(len(text)), np.arange(self.window + NUM_SPECIAL)
+        rows = np.arange(len(text))
+        position = np.arange(self.window + NUM_SPECIAL)
         # An extra column takes the tokens that have no position.
         tokens = np.full((len(text), len(position) + 1), vocabulary.padding, np.int32)
         np.put_along_axis(tokens, self.sequence_positions(), text, axis=1)
@@ -105,7 +106,9 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
 
 
 MIN_SEQ_LEN = MIN_TOKENS + NUM_SPECIAL
-MASKED, RANDOM = 0.8, 0.1  # fractions of the predicted tokens that become [MASK] and a random token; the rest stay
+# fractions of the predicted tokens that become [MASK] and a random token; the rest stay
+MASKED = 0.8
+RANDOM = 0.1
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ class PackedSequences:
         """
         del epoch
         batch = self._empty(len(indices))
-        first, end = self._first_pieces[indices], self._first_pieces[indices + 1]
+        first = self._first_pieces[indices]
+        end = self._first_pieces[indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
         pieces = self._by_row[ranges(first, end - first)]
         lengths = self._lengths[pieces]
@@ -225,7 +226,8 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     while first < len(order):
         length = -int(falling[first])
         end = int(np.searchsorted(falling, -length, side="right"))
-        pieces, first = order[first:end], end
+        pieces = order[first:end]
+        first = end
         for room in sorted(room for room in by_room if room >= length):
             found = np.concatenate(by_room.pop(room))
             pieces = _place(pieces, found, room, length, rows, by_room)

@@ -16,16 +16,20 @@ from typing import Any
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import read_whole
 
-FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+FILE = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"  # name of a template that has none
 TOKENS_MAP = "special_tokens_map.json"
 # The first that has the field counts: transformers makes generation_config.json of config.json where there is none, and
 # jaxpipe.prepare writes tokenizer_config.json alone.
 WITH_END_IDS = ("generation_config.json", "config.json", TOKENIZER_CONFIG)
-END, END_ID = "eos_token", "eos_token_id"
+END = "eos_token"
+END_ID = "eos_token_id"
 _TEMPLATE = "chat_template"
-_ADDED, _LISTS = "added_tokens_decoder", ("additional_special_tokens", "extra_special_tokens")
+_ADDED = "added_tokens_decoder"
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclass(frozen=True)

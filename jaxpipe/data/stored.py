@@ -62,7 +62,8 @@ class StoredArray:
         """Fills `found` with the numbers from position `first` on."""
         if not 0 <= first <= first + len(found) <= self.num:
             raise IndexError(f"positions {first} .. {first + len(found) - 1} of {self.num} numbers of {self.path}")
-        left, offset = found.view(np.uint8).data, self.first_byte + first * self.dtype.itemsize
+        left = found.view(np.uint8).data
+        offset = self.first_byte + first * self.dtype.itemsize
         while left:
             try:
                 num_read = os.preadv(self.file.fileno(), [left], offset)
@@ -70,7 +71,8 @@ class StoredArray:
                 raise self._changed(f"cannot be read: {error.strerror}") from error
             if num_read == 0:
                 raise self._changed("has become shorter since the run began")
-            left, offset = left[num_read:], offset + num_read
+            left = left[num_read:]
+            offset += num_read
 
     def _changed(self, what: str) -> DataError:
         needed = self.first_byte + self.num * self.dtype.itemsize

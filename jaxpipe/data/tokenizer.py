@@ -173,7 +173,8 @@ class HuggingFaceTokenizer:
         Names of special tokens in a text are these tokens, unless they are not read.
         """
         self._check_lacking(texts, reads_special=reads_special)
-        library, made = self._reading_special if reads_special else self.library, []
+        library = self._reading_special if reads_special else self.library
+        made = []
         for group in _groups(texts, PLACES_BYTES):
             with self._telling():
                 encodings = library.encode_batch(group, add_special_tokens=False)
@@ -302,7 +303,8 @@ def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
 def _read(path: Path, changed_ns: tuple[int, ...], is_masked: bool) -> HuggingFaceTokenizer:
     """Reads a file once until it, or one beside it, changes: a large vocabulary takes a second."""
     del changed_ns
-    library, special = _library(path), read_special_tokens(path)
+    library = _library(path)
+    special = read_special_tokens(path)
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True
@@ -369,7 +371,8 @@ def _end_of_document(
     ids: dict[str, int], library: tokenizers.Tokenizer, special: SpecialTokens, path: Path
 ) -> tuple[int, str]:
     """The token that ends a document, and where it comes from."""
-    name, marked = special.named.get(END, ""), _marked_special(library)
+    name = special.named.get(END, "")
+    marked = _marked_special(library)
     if name in ids:
         return ids[name], f"{END} of its files"
     unknown = f", since {END} {name!r} is not in the vocabulary" if name else ""
@@ -448,13 +451,15 @@ _SomeText = TypeVar("_SomeText", str, bytes)
 
 def _groups(documents: Iterable[_SomeText], most: int = GROUP_BYTES) -> Iterator[list[_SomeText]]:
     """Yields `documents` in groups of about `most` bytes or characters."""
-    group, size = [], 0
+    group = []
+    size = 0
     for document in documents:
         group.append(document)
         size += len(document)
         if size >= most:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group
 

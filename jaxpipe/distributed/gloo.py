@@ -18,7 +18,8 @@ import socket
 import jax
 
 NUM_BYTES = 4 << 20
-_OPEN_FILES, _THREADS = "/proc/self/fd", "/proc/self/task"
+_OPEN_FILES = "/proc/self/fd"
+_THREADS = "/proc/self/task"
 
 
 def tune_gloo() -> None:

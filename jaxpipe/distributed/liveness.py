@@ -90,7 +90,8 @@ class Liveness:
             now: the time.
         """
         self.own = own
-        self._index, self._limit_s = index, limit_s
+        self._index = index
+        self._limit_s = limit_s
         self._known: dict[int, Heartbeat] = {}
         # Silence counts from the start: a process may be lost before its first heartbeat.
         self._changed_s = {process: now for process in range(count) if process != index}
@@ -112,7 +113,8 @@ class Liveness:
             self._answered_s = now
             for process, heartbeat in heartbeats.items():
                 if process != self._index and heartbeat != self._known.get(process):
-                    self._known[process], self._changed_s[process] = heartbeat, now
+                    self._known[process] = heartbeat
+                    self._changed_s[process] = now
 
     def start_anew(self, now: float) -> None:
         """Forgets the times so far, after a pause in which this process could hear nothing."""
@@ -133,7 +135,8 @@ class Liveness:
             patience: multiplies the limit.
         """
         with self._lock:
-            limit_s, silent_s = patience * self._limit_s, now - self._answered_s
+            limit_s = patience * self._limit_s
+            silent_s = now - self._answered_s
             if silent_s > limit_s:
                 return Failure(0, f"the store that it holds has not answered for {silent_s:.0f} s")
             return self._ended_or_silent(limit_s) or self._stuck(now, limit_s)

@@ -69,7 +69,9 @@ class Group:
             grace_s: seconds from SIGTERM to SIGKILL for processes that still run after one has failed.
             outputs: streams for stdout and stderr of all processes; by default this process's own.
         """
-        self._commands, self._environments, self._grace_s = commands, environments, grace_s
+        self._commands = commands
+        self._environments = environments
+        self._grace_s = grace_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._streams = selectors.DefaultSelector()
@@ -263,7 +265,8 @@ class Lines:
 
     def end(self) -> bytes:
         """The last line, if the stream ends without a newline."""
-        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        rest = self._rest.rstrip(b"\r")
+        self._rest = b""
         return self._prefix + rest + b"\n" if rest.strip() else b""
 
 
@@ -281,7 +284,9 @@ def end_with_parent() -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here, since a forked process should do little
+    # looked up here, since a forked process should do little
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
 
     def call() -> None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))

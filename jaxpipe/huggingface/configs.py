@@ -245,7 +245,8 @@ def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where:
         run: the run's folder, for messages.
         where: path of that config.json, for messages.
     """
-    own, kept = defining_fields(config, dropouts=False), defining_fields(theirs, dropouts=False)
+    own = defining_fields(config, dropouts=False)
+    kept = defining_fields(theirs, dropouts=False)
     different = [name for name in sorted(own.keys() | kept.keys()) if own.get(name) != kept.get(name)]
     if different:
         lines = [f"model.{name}: {own.get(name)!r} in the run, {kept.get(name)!r} by {where}" for name in different]

@@ -136,7 +136,8 @@ def _read_qwen3(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
     """Returns the window of all layers, or None; refuses one that only some layers have."""
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
-    num_layers, first = theirs.get("num_hidden_layers", 32), theirs.get("max_window_layers", 28)
+    num_layers = theirs.get("num_hidden_layers", 32)
+    first = theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
     if kinds is None:
         # No list of all layers: their number is not checked yet.

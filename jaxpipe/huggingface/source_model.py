@@ -105,7 +105,8 @@ def read_source_model(workdir: Path) -> SourceModel | None:
         return None
     try:
         record = json.loads(read_whole(folder / RECORD))
-        headers, left_out = dict(record["headers"]), tuple(record["left_out"])
+        headers = dict(record["headers"])
+        left_out = tuple(record["left_out"])
         for header in headers.values():
             entries(header)
         index = read_whole(folder / INDEX) if (folder / INDEX).is_file() else None
@@ -187,7 +188,8 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
 
 def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
     """Whether `data.tokenizer` names a file with other tokens than the one in `source`, or there is none."""
-    path, own = _file_of(config), source / FILE
+    path = _file_of(config)
+    own = source / FILE
     if path is None:
         return False
     is_same = own.is_file() and (own.read_bytes() == path.read_bytes() or identity_of(own) == identity_of(path))

@@ -135,7 +135,9 @@ class GrownFiles:
             names: the tensors that grow.
             num_rows: rows of each of these.
         """
-        self._files, self._names, self._num_rows = files, names, num_rows
+        self._files = files
+        self._names = names
+        self._num_rows = num_rows
         self.headers = {file: self._grown(header) for file, header in files.headers.items()}
         self.entries = {name: entry for header in self.headers.values() for name, entry in entries(header).items()}
         self.index = files.index
@@ -285,7 +287,8 @@ class TensorWriter:
     """Writes a safetensors file tensor by tensor, in any order."""
 
     def __init__(self, path: Path, header: str):
-        self._entries, encoded = entries(header), header.encode()
+        self._entries = entries(header)
+        encoded = header.encode()
         self._first = 8 + len(encoded)
         self._file = path.open("wb")
         self._file.write(struct.pack("<Q", len(encoded)) + encoded)

@@ -64,7 +64,9 @@ class TensorMap:
     """
 
     def __init__(self, architecture: Architecture, config: Any, *, has_prefix: bool = True):
-        self.architecture, self._config, self._has_prefix = architecture, config, has_prefix
+        self.architecture = architecture
+        self._config = config
+        self._has_prefix = has_prefix
         shapes = jax.eval_shape(LanguageModel(config).init, jax.random.key(0))
         leaves = jax.tree_util.tree_leaves_with_path(shapes)
         self.shapes = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}

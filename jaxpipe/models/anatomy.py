@@ -167,7 +167,9 @@ def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | No
 def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | None) -> tuple[int, int]:
     """Multiplications of a forward of one sequence: in a layer, and in the head."""
     anatomy = config.anatomy
-    h, a, d = anatomy.hidden, anatomy.num_heads, anatomy.head_size
+    h = anatomy.hidden
+    a = anatomy.num_heads
+    d = anatomy.head_size
     num_keys = min(seq_len, anatomy.window or seq_len)
     num_predicted = seq_len if num_predicted is None else num_predicted
     feed_forward = anatomy.experts_per_token * (anatomy.num_up + 1) * h * anatomy.width

@@ -71,7 +71,8 @@ def _xla(
 def _xla_forward(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    num_kv_heads, seq = key.shape[2], query.shape[1]
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
     block = QueryBlock(0, seq, 0, seq)
     scores = visible_scores(
         to_matrices(query, num_kv_heads),
@@ -90,7 +91,8 @@ def _xla_backward(
     residuals: tuple[Any, ...], d_output: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, probabilities, dropout = residuals
-    num_kv_heads, seq = key.shape[2], query.shape[1]
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
     gradients = block_gradients(
         to_matrices(query, num_kv_heads),
         to_matrices(key, num_kv_heads),
@@ -237,7 +239,8 @@ class Cache:
             window: number of last keys that a query sees, itself included; None: all.
         """
         keys, values = (lax.dynamic_index_in_dim(kept, self.layer, keepdims=False) for kept in (self.keys, self.values))
-        num_queries, size = query.shape[1], keys.shape[2]
+        num_queries = query.shape[1]
+        size = keys.shape[2]
         scores = jnp.einsum("bhqd,bhkd->bhqk", to_matrices(query, keys.shape[1]), keys).astype(jnp.float32)
         place = self.num_tokens + jnp.arange(scores.shape[2]) % num_queries
         before = place[:, None] - jnp.arange(size)  # how far a key is before a query

@@ -73,10 +73,13 @@ def _chunked(
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    num_kv_heads, seq = key.shape[2], query.shape[1]
-    keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
+    keys = to_matrices(key, num_kv_heads)
+    values = to_matrices(value, num_kv_heads)
     attended = partial(_attended, visible=visible, dropout=dropout, seq=seq)
-    outputs, log_sums = [], []
+    outputs = []
+    log_sums = []
     for block in blocks(seq, visible):
         query_block = to_matrices(_queries_of(query, block, after=outputs[-1:]), num_kv_heads)
         product, log_sum = _of_seen_keys(attended, block, visible, query_block, keys, values)
@@ -110,10 +113,16 @@ def _attended(
 
 def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, output, log_sum, visible, dropout = residuals
-    num_kv_heads, seq = key.shape[2], query.shape[1]
-    keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
-    d_queries, d_keys, d_values = [], [], []
-    d_key_sum, d_value_sum = None, None  # float32, for the keys that the blocks to come also see
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
+    keys = to_matrices(key, num_kv_heads)
+    values = to_matrices(value, num_kv_heads)
+    d_queries = []
+    d_keys = []
+    d_values = []
+    # float32, for the keys that the blocks to come also see
+    d_key_sum = None
+    d_value_sum = None
     before: tuple[jax.Array, ...] = ()
     cut = blocks(seq, visible)
     ends_before = [0, *(block.end_key for block in cut[:-1])]  # of the keys that any earlier block sees
@@ -123,13 +132,15 @@ def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Arra
         gradients = partial(_gradients, visible=visible, dropout=dropout, seq=seq, first_key=block.first_key)
         d_query, d_key, d_value = _of_seen_keys(gradients, block, visible, *of_queries, keys, values)
         d_query = from_matrices(d_query, block.num_queries)
-        d_key, d_value = _add_to_last(d_key_sum, d_key), _add_to_last(d_value_sum, d_value)
+        d_key = _add_to_last(d_key_sum, d_key)
+        d_value = _add_to_last(d_value_sum, d_value)
         before = d_query, d_key, d_value
         num_seen_before = end_before - block.first_key
         d_queries.append(d_query)
         d_keys.append(d_key[:, :, num_seen_before:].astype(key.dtype))
         d_values.append(d_value[:, :, num_seen_before:].astype(value.dtype))
-        d_key_sum, d_value_sum = d_key[:, :, :num_seen_before], d_value[:, :, :num_seen_before]
+        d_key_sum = d_key[:, :, :num_seen_before]
+        d_value_sum = d_value[:, :, :num_seen_before]
     d_key, d_value = (from_matrices(jnp.concatenate(parts[::-1], axis=2), seq) for parts in (d_keys, d_values))
     return jnp.concatenate(d_queries[::-1], axis=1), d_key, d_value, None, None
 

@@ -63,13 +63,17 @@ class BertHead(nnx.Module):
             return Linear(hidden, num_outputs, split=None, bias=True, deviation=deviation, rngs=rngs)
 
         self.norm = LayerNorm(hidden, epsilon=norm_epsilon)
-        self.transform, self.transform_norm = linear(hidden), LayerNorm(hidden, epsilon=norm_epsilon)
+        self.transform = linear(hidden)
+        self.transform_norm = LayerNorm(hidden, epsilon=norm_epsilon)
         self.bias = nnx.Param(jnp.zeros(num_rows), split=0)
         if not tie_embeddings:
             self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
         if sentence_order:
-            self.pooler, self.sentence_order = linear(hidden), linear(2)
-        self.vocab_size, self.activation, self.tensor = vocab_size, activation, tensor
+            self.pooler = linear(hidden)
+            self.sentence_order = linear(2)
+        self.vocab_size = vocab_size
+        self.activation = activation
+        self.tensor = tensor
 
     def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The transformed stream "batch predicted hidden" that the kernel multiplies, and the loss of the order if any.

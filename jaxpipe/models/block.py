@@ -88,10 +88,15 @@ class SelfAttention(nnx.Module):
             heads.num_query * heads.size, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs
         )
         if head_norm is not None:
-            self.query_norm, self.key_norm = head_norm(), head_norm()
-        self.heads, self.attend, self.rotate = heads, attend, rotate
-        self.causal, self.window = causal, window
-        self.dropout_rate, self.tensor = dropout_rate, tensor
+            self.query_norm = head_norm()
+            self.key_norm = head_norm()
+        self.heads = heads
+        self.attend = attend
+        self.rotate = rotate
+        self.causal = causal
+        self.window = window
+        self.dropout_rate = dropout_rate
+        self.tensor = tensor
 
     def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
@@ -103,7 +108,8 @@ class SelfAttention(nnx.Module):
             norms = self.query_norm.arrays(), self.key_norm.arrays()
             attended = self.attend(self._prepared, query, key, value, norms, visible, dropout)
         else:
-            query, key = self._prepared(query), self._prepared(key)
+            query = self._prepared(query)
+            key = self._prepared(key)
             attended = self.attend(query, key, value, visible=visible, dropout=dropout)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
@@ -180,7 +186,9 @@ class FeedForward(nnx.Module):
         for name in names:
             setattr(self, name, Linear(hidden, width, split=1, bias=bias, deviation=deviation, rngs=rngs))
         self.down = Linear(width, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs)
-        self.names, self.activation, self.tensor = names, activation, tensor
+        self.names = names
+        self.activation = activation
+        self.tensor = tensor
 
     def __call__(self, x: jax.Array, places: Places | None = None) -> jax.Array:
         """The feed forward's addition to the stream `x` "batch local_seq hidden"; all places are alike to it."""
@@ -197,8 +205,10 @@ class Block(nnx.Module):
     """
 
     def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):
-        self.attention, self.feed_forward = attention, feed_forward
-        self.dropout_rate, self.tensor = dropout_rate, tensor
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.dropout_rate = dropout_rate
+        self.tensor = tensor
 
     def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> Any:
         """The residual stream "batch local_seq hidden" after this layer, and sums of its losses if it has any."""

@@ -21,7 +21,9 @@ from jaxpipe.mesh import TensorAxis
 # Tokens of a chunk. Each chunk reads the kernel twice and adds to its sum, 8 bytes an element, while it does 6 FLOPs an
 # element and token: with fewer than 1,200 tokens (H100; 600: A100) the last of the three matmuls waits for memory. The
 # logits of a chunk take 4 bytes in float32, and their gradients as many as `x` has.
-MOST_TOKENS, FEWER_TOKENS = 2048, 1024  # fewer if the logits would be more than MOST_LOGITS
+# fewer if the logits would be more than MOST_LOGITS
+MOST_TOKENS = 2048
+FEWER_TOKENS = 1024
 MOST_LOGITS = 2**28  # 1 GiB in float32
 
 
@@ -88,7 +90,8 @@ def cross_entropy_backward(
     """
 
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        (loss, sums), (x, targets) = carry, tokens
+        loss, sums = carry
+        x, targets = tokens
         of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
         return (loss + of_chunk, _with_gradients(sums, d_logits, x)), d_logits @ kernel
 
@@ -157,7 +160,8 @@ def backward_of_part(
 
     def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
         (x, targets), exponentials, factor = tokens
-        probabilities, is_target = exponentials.astype(jnp.float32) * factor[:, None], targets[:, None] == rows
+        probabilities = exponentials.astype(jnp.float32) * factor[:, None]
+        is_target = targets[:, None] == rows
         d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
         return _with_gradients(sums, d_logits, x), d_logits @ kernel
 
@@ -226,7 +230,8 @@ def _of_chunk(
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
     exponentials, is_target, statistics = _softmax(x, targets, kernel, bias, tensor, vocab_size)
-    loss, total = _loss(statistics, targets), statistics.total
+    loss = _loss(statistics, targets)
+    total = statistics.total
     d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
     return loss, d_logits.astype(x.dtype)
 

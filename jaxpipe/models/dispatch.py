@@ -23,7 +23,9 @@ import jax.numpy as jnp
 from jaxpipe.mesh.collectives import Axis, gather_over
 from jaxpipe.models.grouped import grouped
 
-MIN_TILE, MAX_TILE = 8, 512  # rows
+# rows
+MIN_TILE = 8
+MAX_TILE = 512
 ALONE = Axis("expert")  # one device has all experts
 PADDING = 0.1  # rows that are filled up, as a fraction of those with tokens
 
@@ -217,7 +219,8 @@ class Capacity:
             [1, 2]
         """
         batch, seq_len, _ = chosen.shape
-        size, num = self.rows(seq_len), self.num_experts
+        size = self.rows(seq_len)
+        num = self.num_experts
         sequence = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         place, _ = queues((sequence * (num + 1) + chosen).reshape(-1), batch * (num + 1))
         place = place.reshape(chosen.shape)

@@ -78,7 +78,8 @@ def threefry(
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011, section 4.3.
     """
     subkeys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
-    first, second = first + subkeys[0], second + subkeys[1]
+    first = first + subkeys[0]
+    second = second + subkeys[1]
     for step in range(_NUM_ROUNDS):
         rotation = _ROTATIONS[step % 8]
         first = first + second

@@ -52,7 +52,8 @@ class Embedding(nnx.Module):
             self.position = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_positions, hidden)))
         if num_token_types:
             self.token_type = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_token_types, hidden)))
-        self.dropout_rate, self.tensor = dropout_rate, tensor
+        self.dropout_rate = dropout_rate
+        self.tensor = tensor
 
     def __call__(self, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream "batch local_seq hidden".
@@ -116,7 +117,9 @@ class Head(nnx.Module):
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        self.norm, self.vocab_size, self.tensor = norm, vocab_size, tensor
+        self.norm = norm
+        self.vocab_size = vocab_size
+        self.tensor = tensor
         if not tie_embeddings:
             self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
 

@@ -128,7 +128,9 @@ class Routing:
         emptiest in a microbatch; the entropy of a token's probabilities in nats, and the fraction of choices that are
         dropped.
         """
-        is_token, load, chances = self.is_token(chosen), self.load(share), jax.nn.log_softmax(logits)
+        is_token = self.is_token(chosen)
+        load = self.load(share)
+        chances = jax.nn.log_softmax(logits)
         entropy = -jnp.where(is_token[..., None], jnp.exp(chances) * chances, 0).sum()
         entropy, num_tokens = tensor.sum(jnp.stack([entropy, is_token.sum(dtype=jnp.float32)]))
         num_padding = is_token.size * tensor.size - num_tokens
@@ -186,7 +188,10 @@ class Experts(nnx.Module):
         self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, rngs=rngs)
         if routing.has_bias:
             setattr(self, LOAD_BIAS, nnx.Param(jnp.zeros(num)))
-        self.routing, self.activation, self.num_layers, self.tensor = routing, activation, num_layers, tensor
+        self.routing = routing
+        self.activation = activation
+        self.num_layers = num_layers
+        self.tensor = tensor
 
     def __call__(
         self, x: jax.Array, places: dict[str, jax.Array] | None = None
@@ -195,7 +200,9 @@ class Experts(nnx.Module):
 
         Where "is_token" of `places` is 0, for padding, the stream goes to no expert, and counts in no sum.
         """
-        routing, tensor, arrays = self.routing, self.tensor, (x, self.norm.arrays(), self.router.arrays()["kernel"])
+        routing = self.routing
+        tensor = self.tensor
+        arrays = (x, self.norm.arrays(), self.router.arrays()["kernel"])
         bias = getattr(self, LOAD_BIAS)[...] if routing.has_bias else None
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
@@ -242,7 +249,8 @@ def _to_experts(
     Returns:
         "tile row local_width" for each of `kernels`; "batch local_seq k"; sums over the tokens of all of `tensor`.
     """
-    normed, dispatch = norm(x, norm_arrays), routing.dispatch(tensor.expert)
+    normed = norm(x, norm_arrays)
+    dispatch = routing.dispatch(tensor.expert)
     rows = dispatch.to_experts(spread(dispatch.whole(tensor.gather(normed, 1)), tiles))
     logits = _logits(normed, router)
     # Every device has the sum of all, and the gradient of its own tokens.

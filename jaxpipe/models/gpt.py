@@ -114,7 +114,8 @@ class LayerNormSizes:
 
     def _block(self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs) -> Block:
         """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
-        hidden, deviation = self.hidden, initial_deviation(self.hidden)
+        hidden = self.hidden
+        deviation = initial_deviation(self.hidden)
         to_stream = deviation / (2 * self.num_layers) ** 0.5
         attention = SelfAttention(
             LayerNorm(hidden, epsilon=self.norm_epsilon),

@@ -19,7 +19,9 @@ from jax.experimental.pallas import triton
 from jaxpipe.cluster.hardware import Hardware, with_such_cores
 
 # Rows and columns of a block of the result, and of what is multiplied at once; chosen on an H100.
-MOST_ROWS, MOST_COLUMNS, MOST_DEPTH = 128, 256, 64
+MOST_ROWS = 128
+MOST_COLUMNS = 256
+MOST_DEPTH = 64
 STAGE_BYTES = 2 * (MOST_ROWS + MOST_COLUMNS) * MOST_DEPTH  # of both factors, in bfloat16
 MOST_STAGES = 3  # that are on their way at once
 LEAST = 16  # of the product of a tensor core
@@ -86,19 +88,26 @@ def products(
         transposed: see `kernels`.
         interpret: runs on any device, slowly.
     """
-    (num_tiles, size, depth), num_experts = rows.shape, kernels.shape[0]
-    width, num_rows = kernels.shape[1 if transposed else 2], num_tiles * size
+    num_tiles, size, depth = rows.shape
+    num_experts = kernels.shape[0]
+    width = kernels.shape[1 if transposed else 2]
+    num_rows = num_tiles * size
     num_r = min(1 << num_rows.bit_length() - 1, MOST_ROWS)
-    num_c, num_d = _block(width, MOST_COLUMNS), _block(depth, MOST_DEPTH)
+    num_c = _block(width, MOST_COLUMNS)
+    num_d = _block(depth, MOST_DEPTH)
     num_blocks = (num_rows + (num_experts + 1) * (num_r - math.gcd(num_r, size))) // num_r
     grid = num_blocks, width // num_c
     blocks = _blocks_of_rows(_first_rows(expert, num_experts, size), num_blocks, num_r)
 
     def block(expert_ref: Any, begin_ref: Any, end_ref: Any, rows_ref: Any, kernels_ref: Any, out_ref: Any) -> None:
         row, column = _place(pl.program_id(0), *grid)
-        own, begin, end = expert_ref[row], begin_ref[row], end_ref[row]
-        first, columns_at = jnp.minimum(begin, num_rows - num_r), pl.ds(column * num_c, num_c)
-        rows_at, kernel = pl.ds(first, num_r), jnp.minimum(own, num_experts - 1)
+        own = expert_ref[row]
+        begin = begin_ref[row]
+        end = end_ref[row]
+        first = jnp.minimum(begin, num_rows - num_r)
+        columns_at = pl.ds(column * num_c, num_c)
+        rows_at = pl.ds(first, num_r)
+        kernel = jnp.minimum(own, num_experts - 1)
 
         def add(turn: jax.Array, total: jax.Array) -> jax.Array:
             depth_at = pl.ds(turn * num_d, num_d)
@@ -124,22 +133,28 @@ def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, 
         num_experts: experts.
         interpret: runs on any device, slowly.
     """
-    (num_tiles, size, depth), width = rows.shape, d.shape[2]
+    num_tiles, size, depth = rows.shape
+    width = d.shape[2]
     num_rows = num_tiles * size
-    num_i, num_o = _block(depth, MOST_ROWS), _block(width, MOST_COLUMNS)
+    num_i = _block(depth, MOST_ROWS)
+    num_o = _block(width, MOST_COLUMNS)
     num_r = min(1 << num_rows.bit_length() - 1, MOST_DEPTH)
     grid = depth // num_i, width // num_o
 
     def block(first_ref: Any, rows_ref: Any, d_ref: Any, out_ref: Any) -> None:
-        own, index = pl.program_id(0) // math.prod(grid), pl.program_id(0) % math.prod(grid)
+        own = pl.program_id(0) // math.prod(grid)
+        index = pl.program_id(0) % math.prod(grid)
         i, o = _place(index, *grid)
-        i_at, o_at = pl.ds(i * num_i, num_i), pl.ds(o * num_o, num_o)
-        begin, end = first_ref[own], first_ref[own + 1]
+        i_at = pl.ds(i * num_i, num_i)
+        o_at = pl.ds(o * num_o, num_o)
+        begin = first_ref[own]
+        end = first_ref[own + 1]
 
         def add(turn: jax.Array, total: jax.Array) -> jax.Array:
             begin_turn = begin + turn * num_r
             first = jnp.minimum(begin_turn, num_rows - num_r)
-            rows_at, is_own = pl.ds(first, num_r), _within(first, num_r, begin_turn, end)[:, None]
+            rows_at = pl.ds(first, num_r)
+            is_own = _within(first, num_r, begin_turn, end)[:, None]
 
             def own_rows(ref: Any, at: Any) -> jax.Array:
                 if size % num_r == 0:  # all are

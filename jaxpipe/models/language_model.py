@@ -196,7 +196,8 @@ class LanguageModel:
         """
         if not hasattr(self._abstract("block"), "following"):
             return None
-        sizes, dtype = self.config.anatomy, params["shared"]["embedding"]["token"].dtype
+        sizes = self.config.anatomy
+        dtype = params["shared"]["embedding"]["token"].dtype
         return Cache.empty((self.config.num_layers, batch, sizes.num_kv_heads, size, sizes.head_size), dtype)
 
     def following_logits(

@@ -47,7 +47,8 @@ class LayerNorm(nnx.Module):
     """Mean 0 and variance 1 over `hidden`, then scaled and shifted; source: Ba et al. 2016."""
 
     def __init__(self, hidden: int, *, epsilon: float = 1e-5):
-        self.scale, self.bias = nnx.Param(jnp.ones(hidden)), nnx.Param(jnp.zeros(hidden))
+        self.scale = nnx.Param(jnp.ones(hidden))
+        self.bias = nnx.Param(jnp.zeros(hidden))
         self.apply = Normalize(epsilon, centered=True)
 
     def arrays(self) -> dict[str, jax.Array]:

@@ -79,7 +79,8 @@ class EndsOverPipe:
         sums: Params,
     ) -> tuple[jax.Array, Params]:
         """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
-        model, (owner, kernel) = self.model, self.model._kernel_path
+        model = self.model
+        owner, kernel = self.model._kernel_path
         (features, others), vjp = jax.vjp(model._features(microbatch), shared["head"], x)
         words_scale, others_scale = model._scales(model._module("head", shared["head"]), others, scale)
         d_features, of_words = backward_of_part(

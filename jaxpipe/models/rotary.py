@@ -94,7 +94,8 @@ def rotate(x: jax.Array, positions: jax.Array | None = None, *, frequencies: tup
 def _rotate(x: jax.Array, positions: jax.Array | None, frequencies: tuple[float, ...]) -> jax.Array:
     position = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
     angle = position[..., None, None] * jnp.array(frequencies, jnp.float32)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
@@ -143,7 +144,8 @@ def check_rotary_scaling(fields: Mapping[str, Any], seq_len: int) -> None:
                 repair=f"set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out",
             )
         )
-    low, high = fields["rope_low_frequency_factor"], fields["rope_high_frequency_factor"]
+    low = fields["rope_low_frequency_factor"]
+    high = fields["rope_high_frequency_factor"]
     if low >= high:
         raise ConfigError(
             explain(

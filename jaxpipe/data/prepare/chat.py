@@ -104,7 +104,8 @@ def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
         keys = f"the keys {', '.join(line)}; the answer is under one of {', '.join(ANSWERS)}"
         raise _wrong(place, "is no conversation", f"found {keys}")
     _check_keys(document, ("prompt", answers[0]), place, "a prompt")
-    prompt, answer = document["prompt"], document[answers[0]]
+    prompt = document["prompt"]
+    answer = document[answers[0]]
     for key, text in (("prompt", prompt), (answers[0], answer)):
         if not isinstance(text, str):
             raise _wrong(place, f"has no text under {key!r}", f"found {type(text).__name__}")
@@ -207,7 +208,8 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
         read = [key for key in _CONTENT if key in names or not message.get(key)]
         others = [key for key in message if key in names and key not in _CONTENT + _OF_MESSAGE]
         _check_keys(message, (*_OF_MESSAGE, *read, *others), where, f"a message ({template.path})")
-        content, says_more = message.get("content"), any(message.get(key) for key in _CONTENT)
+        content = message.get("content")
+        says_more = any(message.get(key) for key in _CONTENT)
         if not isinstance(content, str) and not (content is None and says_more):
             raise _wrong(where, "has no text", f"'content' is of type {type(content).__name__}")
         if role == "assistant" and not (content or says_more):

@@ -173,7 +173,8 @@ def _following(
 ) -> list[np.ndarray | None]:
     """The tokens of the answers of `pairs` behind their prompts, whose tokens are given; None: they cannot be told."""
     answers: list[np.ndarray | None] = [None] * len(pairs)
-    befores, of_befores = [prompt for prompt, _ in pairs], prompts
+    befores = [prompt for prompt, _ in pairs]
+    of_befores = prompts
     for letter in (None, *_BEFORE):
         left = [i for i, answer in enumerate(answers) if answer is None]
         if not left:
@@ -182,7 +183,8 @@ def _following(
             if tokenizer.lacking([letter]):
                 continue
             ((of_letter, _, _),) = tokenizer.encode_places([letter], reads_markup)
-            befores, of_befores = [letter] * len(pairs), [of_letter] * len(pairs)
+            befores = [letter] * len(pairs)
+            of_befores = [of_letter] * len(pairs)
         both = tokenizer.encode_places([befores[i] + pairs[i][1] for i in left], reads_markup)
         for i, (tokens, _, stop) in zip(left, both, strict=True):
             num = len(of_befores[i])

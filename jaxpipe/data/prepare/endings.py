@@ -13,7 +13,8 @@ from jaxpipe.data.protocols import Tokenizer
 from jaxpipe.data.special_tokens import DEFAULT
 from jaxpipe.errors import ConfigError
 
-_QUESTION, _ANSWER = "question", "answer"
+_QUESTION = "question"
+_ANSWER = "answer"
 
 
 def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) -> tuple[int, ...]:

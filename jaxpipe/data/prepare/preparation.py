@@ -141,8 +141,12 @@ def prepare(
             # So that PREFIX.tokenizer.json says as much as the folder that it comes from.
             about = json.dumps(loaded.about | {END_ID: ends}, indent=2, ensure_ascii=False) + "\n"
             written[f".{TOKENIZER_CONFIG}"] = about.encode()
-        num_text_bytes, replaced, empty, markup = 0, Tally(0), Tally(0), Tally(0)
-        unknown, dropped = Tally(0), Counter[str]()
+        num_text_bytes = 0
+        replaced = Tally(0)
+        empty = Tally(0)
+        markup = Tally(0)
+        unknown = Tally(0)
+        dropped = Counter[str]()
         form = None
         if file_format == CHAT and seq_len:
             form = ChatForm(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)

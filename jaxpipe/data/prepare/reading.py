@@ -26,7 +26,8 @@ COMPRESSED = ".gz"
 JSON_LINES = (".jsonl", ".json")
 FORMATS = ("auto", "text", "jsonl", CHAT)
 
-PART_BYTES, MOST_LINE_BYTES = 2**22, 2**28
+PART_BYTES = 2**22
+MOST_LINE_BYTES = 2**28
 BLOCK_BYTES = 2**24  # encoded at a time: some parts for every core, and their tokens fit into memory
 _TAIL_BYTES = 2**16
 _CUTS = (re.compile(rb"[!-~](?=[\r\n])"), re.compile(rb"[!-~](?=[ \t])"), re.compile(rb"[\x80-\xff](?=[ \t\r\n])"))
@@ -85,14 +86,16 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
 
 def read_blocks(files: Sequence[InputFile]) -> Iterator[list[FilePart]]:
     """Yields the parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
-    block, num_bytes = [], 0
+    block = []
+    num_bytes = 0
     for file in files:
         for part in read_file(file):
             block.append(part)
             num_bytes += len(part.data)
             if num_bytes >= BLOCK_BYTES:
                 yield block
-                block, num_bytes = [], 0
+                block = []
+                num_bytes = 0
     if block:
         yield block
 

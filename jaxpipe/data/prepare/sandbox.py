@@ -26,7 +26,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 SECONDS = 10  # of computing, for one rendering
 MEMORY_BYTES = 2**30  # of the process
 MOST_CHARACTERS = 2**22  # of a text, of which the tokenizer makes much more
-BEGIN, END = "\ufdd0", "\ufdd1"  # no characters, by Unicode: they mark {% generation %} until the text is rendered
+# no characters, by Unicode: they mark {% generation %} until the text is rendered
+BEGIN = "\ufdd0"
+END = "\ufdd1"
 _GENERATION = "generation"
 
 
@@ -68,8 +70,10 @@ class Renderer:
     def __init__(self, source: str, seconds: float):
         """Compiles `source`, raises what Jinja does; a rendering may compute for so many `seconds`."""
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        self._environment, self._seconds = environment(), seconds
-        self._source, self._template = source, self._environment.from_string(source)
+        self._environment = environment()
+        self._seconds = seconds
+        self._source = source
+        self._template = self._environment.from_string(source)
 
     def outline(self) -> dict[str, Any]:
         """The variables that the template reads, all names and texts in it, and whether it marks its answers."""
@@ -93,7 +97,8 @@ class Renderer:
         Returns:
             "text"; and "spans", for each answer its [first, end] in characters, null where they cannot be told.
         """
-        messages, self._variables = request["messages"], request["variables"]
+        messages = request["messages"]
+        self._variables = request["variables"]
         text = self._render(messages, is_asked=request["is_asked"])
         return {"text": text, "spans": [self._span(messages, i, text) for i in request["answers"]]}
 
@@ -110,7 +115,8 @@ class Renderer:
 
         An answer begins after what asks for one, or with its content where nothing does.
         """
-        asked, content = self._render([message], is_asked=True), str(message.get("content") or "").strip()
+        asked = self._render([message], is_asked=True)
+        content = str(message.get("content") or "").strip()
         question = asked.removeprefix(text) if asked.startswith(text) else ""
         begin = text.find(content or question)
         if content and question and begin >= 0:

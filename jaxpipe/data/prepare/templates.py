@@ -53,7 +53,8 @@ class Sandbox:
         Raises:
             RefusedError: the template is wrong, refuses the messages, or takes too long or too much memory.
         """
-        pipe, answers = self._process.stdin, self._process.stdout
+        pipe = self._process.stdin
+        answers = self._process.stdout
         assert pipe is not None
         assert answers is not None
         try:
@@ -194,7 +195,9 @@ def _unmarked(marked: str) -> tuple[str, list[Span]]:
         >>> _unmarked(f"ab{BEGIN}cd{END}e")
         ('abcde', [(2, 4)])
     """
-    text, spans, begins = "", [], []
+    text = ""
+    spans = []
+    begins = []
     for piece in re.split(f"([{BEGIN}{END}])", marked):
         if piece == BEGIN:
             begins.append(len(text))
