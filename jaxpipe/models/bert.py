@@ -83,11 +83,13 @@ class BertHead(nnx.Module):
             microbatch: "predicted", positions, int32 "batch predicted"; "sentence_order" int32 "batch"; an order below
                 0 is not valid and counts nothing.
         """
+        # Gathered whole, since a predicted position may lie on any device.
         whole = self.tensor.gather(self._normed(x), 1)
         features = self._transformed(take_positions(whole, microbatch["predicted"]))
         if not hasattr(self, "pooler"):
             return features, {}
         order = _cross_entropy_sum(self._order_logits(whole), microbatch["sentence_order"])
+        # Every device computes the same order's loss; summed gradients would count it once for each.
         return features, {"sentence_order": self.tensor.once(order)}
 
     def losses(self, words: jax.Array, others: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -98,6 +100,7 @@ class BertHead(nnx.Module):
         """Logits of `x` "batch seq hidden": {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2"."""
         whole = self._normed(x)
         kernel = self.kernel[...] if token_table is None else token_table
+        # Rows from `vocab_size` on fill the table up for its split and are no tokens.
         words = logits(self._transformed(whole), kernel, self.bias[...])[..., : self.vocab_size]
         if not hasattr(self, "pooler"):
             return {"masked_lm": words}
@@ -111,12 +114,14 @@ class BertHead(nnx.Module):
 
     def _order_logits(self, whole: jax.Array) -> jax.Array:
         """Float32 logits "batch 2" of the stream "batch seq hidden", whose first position stands for the sequence."""
+        # Float32 before the softmax, whose logarithm bfloat16 gives to three digits.
         return self.sentence_order(jnp.tanh(self.pooler(whole[:, 0]))).astype(jnp.float32)
 
 
 def _cross_entropy_sum(order_logits: jax.Array, targets: jax.Array) -> jax.Array:
     """The sum of -log softmax(order_logits)[target] over the sequences "batch" whose target is not below 0."""
     is_target = targets[:, None] == jnp.arange(order_logits.shape[-1])
+    # A mask in place of an index: a target below 0 hits no column and adds 0.
     return -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
 
 

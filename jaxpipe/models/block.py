@@ -135,6 +135,7 @@ class SelfAttention(nnx.Module):
 
         Positions need not begin anew with a document: attention depends on how far apart two of its tokens are.
         """
+        # `apply` reads nothing of the module but its epsilon, so the query's also serves for the key and its arrays.
         x = x if norm is None else self.query_norm.apply(x, norm)
         return x if self.rotate is None else self.rotate(x, positions)
 
@@ -142,6 +143,7 @@ class SelfAttention(nnx.Module):
         """Queries, keys and values, each "batch seq local_head head_dim"."""
         num_groups = self.heads.num_key_value // self.tensor.size
         by_group = columns.reshape(*columns.shape[:2], num_groups, -1, self.heads.size)
+        # - 2: the last two of a group are its key and its value.
         num_queries = by_group.shape[3] - 2
         # Gradients of parts are concatenated; those of slices would be padded and added.
         parts = jnp.split(by_group, (num_queries, num_queries + 1), axis=3)
@@ -152,6 +154,7 @@ class SelfAttention(nnx.Module):
         if random is None or not self.dropout_rate:
             return None
         num_local = self.heads.num_query // self.tensor.size
+        # A function and not a number: backward calls it again, where an array would be saved for each layer.
         return AttentionDropout(
             random, self.dropout_rate, lambda: self.tensor.index() * num_local, self.heads.num_query
         )
@@ -223,6 +226,7 @@ class Block(nnx.Module):
         x = x + addition
         return x + with_losses(self.feed_forward(x))[0], cache
 
+    # The offset is a function for the same reason as the first head of `_dropout`.
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
         return drop(
             y, random, rate=self.dropout_rate, site=site, first_position=lambda: self.tensor.index() * y.shape[1]

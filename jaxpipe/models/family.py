@@ -144,6 +144,7 @@ def register_family(family: Family) -> Family:
     Raises:
         ConfigError: another family has this name.
     """
+    # The same object twice is no error: a module that registers its family may be imported again.
     if FAMILIES.setdefault(family.name, family) is not family:
         raise ConfigError(
             explain(
@@ -168,6 +169,7 @@ def family_named(name: str) -> Family:
         >>> family_named("bert").masked
         True
     """
+    # Before the table: the word is no family's name, and no command may name it.
     if name == GIVEN:
         return _GIVEN
     if name in FAMILIES:

@@ -116,6 +116,7 @@ class LayerNormSizes:
         """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
         hidden = self.hidden
         deviation = initial_deviation(self.hidden)
+        # Two additions to the stream in each layer: their variances add up to that of one layer's.
         to_stream = deviation / (2 * self.num_layers) ** 0.5
         attention = SelfAttention(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
@@ -202,6 +203,7 @@ def check_positions(fields: Fields, seq_len: int) -> None:
 
 def with_positions(fields: Fields, seq_len: int) -> Fields:
     """Returns `fields` with a position for each token of a sequence, unless they have a number."""
+    # A word in the config came as None.
     return fields | {"num_positions": fields["num_positions"] or seq_len}
 
 

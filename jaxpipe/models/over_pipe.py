@@ -16,7 +16,8 @@ from jaxpipe.mesh import Randomness
 from jaxpipe.models.cross_entropy import Statistics, backward_of_part, loss_of_parts, softmax_of_part
 
 if TYPE_CHECKING:
-    from jaxpipe.models.language_model import LanguageModel, Microbatch, Params
+    from jaxpipe.models.language_model import LanguageModel, Microbatch
+    from jaxpipe.models.parameters import Params
 
 PyTree = Any
 
@@ -34,7 +35,8 @@ class EndsOverPipe:
 
     What stands before the logits is not split: a final norm, BERT's transform and sentence order. Every device computes
     it, in S and again in T, where the gradient of its own logits gives its term of all gradients before them. Devices
-    so stay equally long. A loss beside the words' has no parts: one device passes its gradient on.
+    so stay equally long. Other losses (sentence order) are computed alike on every device; only one of them contributes
+    the gradient.
     """
 
     model: LanguageModel
@@ -65,6 +67,7 @@ class EndsOverPipe:
     def losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
         """The result of `head` from the statistics of all devices, "device ..." each."""
         words = loss_of_parts(statistics.words, microbatch["targets"])
+        # Alike on all devices, so the first one's is the loss.
         others = jax.tree.map(lambda of_devices: of_devices[0], statistics.others)
         return self.model._module("head", shared["head"]).losses(words, others)
 
@@ -81,6 +84,8 @@ class EndsOverPipe:
         """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
         model = self.model
         owner, kernel = self.model._kernel_path
+        # Computed again, not kept from S: T runs later, and the residuals of all microbatches between would stay in
+        # memory.
         (features, others), vjp = jax.vjp(model._features(microbatch), shared["head"], x)
         words_scale, others_scale = model._scales(model._module("head", shared["head"]), others, scale)
         d_features, of_words = backward_of_part(
@@ -93,10 +98,12 @@ class EndsOverPipe:
             scale=words_scale,
             sums=model._words_sums(sums),
         )
+        # The others' gradient from one device, since `pipe` sums the terms of all.
         d_params, dx = vjp((d_features, only_on_the_first(others_scale)))
         return dx, model._with_head(sums, d_params, of_words)
 
 
 def only_on_the_first(values: PyTree) -> PyTree:
     """`values`, equal on all devices of `pipe`, on the first of them, and zeros on the others."""
+    # Zeros on the others, so that a sum over `pipe` counts the value once.
     return jax.tree.map(lambda leaf: jnp.where(jax.lax.axis_index("pipe") == 0, leaf, 0), values)
