@@ -68,6 +68,7 @@ class Documents:
 
     def __len__(self) -> int:
         """Tokens of all documents."""
+        # Ends less starts: what lies between documents does not count.
         return int(np.subtract(*self.spans[::-1]).sum()) if self.are_some else len(self.tokens)
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:

@@ -74,6 +74,7 @@ def beside(path: Path, name: str) -> Path:
         >>> beside(Path("data/all.tokenizer.json"), "tokenizer_config.json")
         PosixPath('data/all.tokenizer_config.json')
     """
+    # PREFIX.tokenizer.json has its companions under the same PREFIX.
     return path.with_name((path.name.removesuffix(FILE) if path.name.endswith(FILE) else "") + name)
 
 
@@ -115,7 +116,7 @@ def _templates(path: Path, in_config: Any) -> tuple[dict[str, str], dict[str, Pa
         return {name: _read(file) for name, file in files.items()}, files
     config = beside(path, TOKENIZER_CONFIG)
     several = in_config if isinstance(in_config, list) else [{"name": DEFAULT, "template": in_config}]
-    named: list[Any] = [(one.get("name"), one.get("template")) for one in several if isinstance(one, dict)]
+    named: list[Any] = [(entry.get("name"), entry.get("template")) for entry in several if isinstance(entry, dict)]
     if in_config and (len(named) < len(several) or not all(isinstance(text, str) for pair in named for text in pair)):
         raise ConfigError(
             explain(
@@ -146,7 +147,8 @@ def _is_special(token: Any) -> bool:
 def _end_ids(path: Path) -> tuple[tuple[int, ...], str]:
     for name in WITH_END_IDS:
         value = _read_json(beside(path, name)).get(END_ID)
-        ids = tuple(one for one in (value if isinstance(value, list) else [value]) if type(one) is int)
+        # Not `isinstance`, for which true and false are numbers.
+        ids = tuple(number for number in (value if isinstance(value, list) else [value]) if type(number) is int)
         if ids:
             return ids, name
     return (), ""
@@ -161,6 +163,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read(path: Path, parse: Callable[[str], Any] = str) -> Any:
     try:
         return parse(read_whole(path))
+    # JSON nested too deep is an error of recursion and no ValueError.
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             explain(

@@ -113,6 +113,7 @@ def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
         raise _wrong(place, "has an empty answer", f"{answers[0]!r} is ''")
     as_text = () if form.reads_markup else form.special
     markup = next((name for name in as_text if name in prompt + answer), "")
+    # The span is the whole answer, which ends the text.
     return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),), is_rendered=False, markup=markup)
 
 
@@ -179,7 +180,7 @@ def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, plac
     _check_keys(document, _OF_MESSAGES, place, "messages")
     variables = {key: document[key] for key in _LISTS if key in document}
     for key, value in variables.items():
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise _wrong(place, f"has no list of objects under {key!r}", f"found {type(value).__name__}")
     more = document.get(_VARIABLES, {})
     if not isinstance(more, dict) or not more.keys().isdisjoint(_RESERVED):
@@ -221,6 +222,7 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
 
 def _check_texts(value: Any, special: Sequence[str], where: str) -> None:
     """Raises DataError if the name of a special token, or a mark, stands anywhere in `value`."""
+    # A character between texts, so that no name is put together from two of them.
     text = "\0".join(_texts(value))
     for name in (*special, BEGIN, END, _MARK):
         if name in text:
@@ -249,6 +251,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """The message as transformers gives it to templates, of which each knows one name of its reasoning."""
     said = [message[key] for key in _REASONING if key in message]
+    # The message's own `thinking` wins over what other names say, as in transformers.
     return {"thinking": said[0], **message, "reasoning_content": said[0]} if said else message
 
 
@@ -256,6 +259,7 @@ def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
     """Whether a message is an answer that is learned."""
     said = {key: message[key] for key in _LEARNED if key in message}
     is_answer = message["role"] == "assistant"
+    # True and False equal 1 and 0. What is no answer may only say that it is not learned.
     wrong = [key for key, value in said.items() if value not in ((0, 1) if is_answer else (0,))]
     if wrong or len(set(map(bool, said.values()))) > 1:
         raise _wrong(
@@ -292,6 +296,7 @@ def _without_unlearned(
     text, shown_spans = template.render(shown, variables)
     parts = [text[slice(*span)] for span in shown_spans if span]
     of_spans = [set(map(int, re.findall(f"{_MARK}([0-9]+){_MARK}", part))) for part in parts]
+    # Every marked part must be of learned answers alone or of others alone, and say so by a number.
     are_told = all(len(numbers) > 0 and (numbers <= others or not numbers & others) for numbers in of_spans)
     if len(of_spans) != len(spans) or not are_told or not others <= set().union(*of_spans):
         raise _wrong(

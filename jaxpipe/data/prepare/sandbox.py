@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 SECONDS = 10  # of computing, for one rendering
 MEMORY_BYTES = 2**30  # of the process
 MOST_CHARACTERS = 2**22  # of a text, of which the tokenizer makes much more
-# no characters, by Unicode: they mark {% generation %} until the text is rendered
+# No characters, by Unicode: they mark {% generation %} until the text is rendered.
 BEGIN = "\ufdd0"
 END = "\ufdd1"
 _GENERATION = "generation"
@@ -69,6 +69,7 @@ class Renderer:
 
     def __init__(self, source: str, seconds: float):
         """Compiles `source`, raises what Jinja does; a rendering may compute for so many `seconds`."""
+        # This timer counts what the process computes: a machine that is busy otherwise makes no template slow.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         self._environment = environment()
         self._seconds = seconds
@@ -124,8 +125,10 @@ class Renderer:
         return text[: begin + len(question)] if begin >= 0 and (content or question) else None
 
     def _render(self, messages: list[Any], *, is_asked: bool = False) -> str:
+        # Set anew, so that each rendering has the whole time.
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
         text = self._template.render(messages=messages, add_generation_prompt=is_asked, **self._variables)
+        # The same error as for memory, since a tokenizer would need much more than the text.
         if len(text) > MOST_CHARACTERS:
             raise MemoryError
         return text
@@ -134,6 +137,7 @@ class Renderer:
 def _limit() -> None:
     """Bounds memory; lets the signal of the timer end this process, also inside of one long operation."""
     for kind, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+        # A process may not raise its hard limit.
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with suppress(ValueError, OSError):  # macOS does not bound the address space

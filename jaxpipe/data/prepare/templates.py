@@ -45,6 +45,7 @@ class Sandbox:
             stderr=subprocess.DEVNULL,
             env=known,
         )
+        # `finalize` and not `__del__`: the process ends also when this one ends first.
         self._end = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +69,7 @@ class Sandbox:
         except BrokenPipeError:
             line = b""
         if not line:
+            # The signal by which the kernel ended it says why.
             status = self._process.wait()
             raise RefusedError(
                 f"it computes for more than {sandbox.SECONDS} s"
@@ -146,11 +148,11 @@ class ChatTemplate:
         """
         variables = {"tools": None, "documents": None, **self.special, **variables}
         asked = {"messages": messages, "variables": variables, "is_asked": is_asked}
-        found = self._compiled[0].ask(asked | {"answers": () if self.marks_answers else answers})
+        answer = self._compiled[0].ask(asked | {"answers": () if self.marks_answers else answers})
         if self.marks_answers:
-            text, spans = _unmarked(found["text"])
+            text, spans = _unmarked(answer["text"])
             return text, [*spans]
-        return found["text"], [span and (span[0], span[1]) for span in found["spans"]]
+        return answer["text"], [span and (span[0], span[1]) for span in answer["spans"]]
 
     @cached_property
     def _compiled(self) -> tuple[Sandbox, dict[str, Any]]:
