@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MIB = 2**20
 GIB = 2**30
-# of a time or size that one writes and that is not 0: their products and ratios are finite
+# Bounds of a time or size that a user writes and that is not 0: products and ratios of two are finite.
 LEAST = 1e-18
 MOST = 1e18
 MA = "1 Ma is what one microbatch leaves on a device's share of the model"  # of peaks, where they are printed

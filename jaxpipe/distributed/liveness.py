@@ -101,6 +101,7 @@ class Liveness:
 
     def begin(self, doing: str, now: float, *, is_step: bool = True, waits_for_files: bool = False) -> None:
         """Notes that this process begins an activity in which it may wait for others."""
+        # Of steps alone: how long another activity takes says nothing of a step.
         with self._lock:
             if self.own.is_step:
                 self._longest_s = max(self._longest_s or 0.0, now - self._began_s)
@@ -112,6 +113,7 @@ class Liveness:
         with self._lock:
             self._answered_s = now
             for process, heartbeat in heartbeats.items():
+                # A heartbeat without news has a new number, so that equal ones mean silence.
                 if process != self._index and heartbeat != self._known.get(process):
                     self._known[process] = heartbeat
                     self._changed_s[process] = now

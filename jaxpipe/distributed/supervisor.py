@@ -129,6 +129,7 @@ class Group:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._say(f"killed {_in_words(self._running)}, which still ran {self._grace_s:g} s later")
                 self._kill()
+                # Once: those that are killed may take a while to end.
                 self._kill_at = float("inf")
         while self._streams.get_map() and self._print_available(_LAST_OUTPUT_S):
             pass
@@ -284,7 +285,7 @@ def end_with_parent() -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    # looked up here, since a forked process should do little
+    # Looked up here, since a forked process should do little.
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 

@@ -123,6 +123,7 @@ class Watch:
         last = time.monotonic()
         while not self._ended.wait(self._period_s):
             now = time.monotonic()
+            # No pause of this thread is so long: the process was stopped, or its machine slept.
             if now - last > 10 * self._period_s:
                 self._liveness.start_anew(now)  # this process itself was stopped
             last = now

@@ -18,8 +18,8 @@ from tokenizers import models
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.prepare import prepare
-from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary
 from jaxpipe.data.prepare.reading import find_files, read_blocks
+from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.prepare import format_prepared, main
 
