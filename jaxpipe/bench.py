@@ -3,7 +3,7 @@
     python -m jaxpipe.bench --config=configs/bench_cpu.py [--format=json] [--num_processes=P] [--num_repeats=3]
 
 Times are of loss and gradients: the compiled pipeline on the config's mesh, and `jax.value_and_grad`
-scanned over layers and microbatches on one device, by turns; medians. What a step frees is kept for the
+scanned over layers and microbatches on one device, by turns; medians. Memory that a step frees is kept for the
 next. Bytes, compile time and copies are those of the whole training step.
 
 In one process the unpipelined step may use all cores, and XLA divides each of its operations among them. Where they are
@@ -236,7 +236,7 @@ def time_lost(
         "lost_to_bubble": bubble_s / whole_s,
         "lost_to_messages": messages_s / whole_s,
         "lost_to_extra_work": extra_work_s / whole_s,
-        # What is left over, so that all fractions and the clock's efficiency add up to the time.
+        # The rest, so that all fractions and the clock's efficiency add up to the time.
         "lost_to_waiting": (whole_s - work_s - bubble_s - messages_s - extra_work_s) / whole_s,
     }
 

@@ -283,7 +283,7 @@ def _help(values: FlagValues, usage: str | None, required: Collection[str]) -> s
 
 
 def _default(flag: flags.Flag, *, is_required: bool) -> str:
-    """What a flag is where it is not given."""
+    """The text for the value of a flag that is not given."""
     if is_required:
         return "required"
     if isinstance(flag.default, (bool, str, int, float)):

@@ -73,7 +73,7 @@ def list_checkpoints(folder: Path) -> str:
     rows += [(path.name, "no", _mebibytes(path), "", "", what) for path, what in others.items()]
     rows = [_HEAD, *(row for row in rows if (folder / row[0]).is_dir())]
     if len(rows) == 1:
-        # All were deleted between the two looks at the folder, so there are newer ones to list.
+        # All checkpoints were deleted between the two looks at the folder, so there are newer ones to list.
         return list_checkpoints(folder)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

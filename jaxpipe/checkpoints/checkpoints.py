@@ -1,7 +1,7 @@
 """The checkpoints of a run: written in the background, deleted by a rule, restored from the newest undamaged one.
 
-No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside. One that cannot
-be written is said at once, and the next state is tried.
+No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside. An error of
+writing is said at once, and the next state is tried.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[st
         if not chosen:
             raise all_damaged(folder, damaged) if damaged else no_checkpoint(folder, step)
         mine = damages(folder / chosen, share=jax.process_index(), num_shares=jax.process_count())
-        # All gather even if their own share is whole, since a collective needs every process.
+        # All processes gather, even if their own share is whole, since a collective needs every process.
         wrong = [text for text in all_gather_text(mine[0] if mine else "") if text]
         if not wrong:
             return Choice(folder / chosen, int(chosen), damaged)

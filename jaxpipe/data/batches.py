@@ -101,7 +101,7 @@ class Batches:
             positions = self._positions(step)
             addresses = self._order.at(positions.ravel())
             (repeated,) = addresses[:, 1].nonzero()
-            # What is taken in a second epoch repeats; all before it is new.
+            # Sequences of a second epoch repeat; all before them are new.
             num_new = repeated[0] if len(repeated) else self.batch_size
             if num_new == 0:
                 return

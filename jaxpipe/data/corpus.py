@@ -290,7 +290,7 @@ def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: in
 
     Of `every` blocks one is held out, which needs seq_len + 1 tokens; the others hold the source's share of a batch.
     """
-    # What a block must have: the held-out one a sequence and its last target, each of the others its part of a batch.
+    # Tokens that a block needs: the held-out one a sequence and its last target, the others their part of a batch.
     held_out = seq_len + 1
     trained = -(-(num_sequences * seq_len + 1) // (every - 1))
     needed = every * max(held_out, trained)

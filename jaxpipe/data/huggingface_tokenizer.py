@@ -80,7 +80,7 @@ class HuggingFaceTokenizer:
     def lacking(self, texts: Sequence[str | bytes], *, reads_special: bool = False) -> Counter[str]:
         """Returns the characters of `texts` that become no token at all, and how often each does.
 
-        What a normalizer or pre-tokenizer leaves out, as spaces, is not lacking.
+        Characters that a normalizer or pre-tokenizer leaves out, as spaces, are not lacking.
 
         Args:
             texts: the texts.
@@ -143,7 +143,7 @@ class HuggingFaceTokenizer:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the files beside the tokenizer's own say, as one tokenizer_config.json; empty if they say nothing."""
+        """The files beside the tokenizer's own, as one tokenizer_config.json; empty if they say nothing."""
         said = self.special.to_json(frozenset(self.special.names) - {*self.missing})
         return said | {END: self.decode([self.separator])} if said or self.special.end_ids else {}
 

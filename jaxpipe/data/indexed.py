@@ -16,7 +16,7 @@ PREFIX.bin contains only the tokens of all sequences, concatenated. PREFIX.idx i
       8 E  int64   ends of documents, counted in sequences: 0, the end of the first document, ..., S
 
 PREFIX.loss.bin and PREFIX.loss.idx, if there are any, have the same form: for each token 1 if a model learns to predict
-it, 0 if it only reads it. They are jaxpipe's own; Megatron-LM reads the other two without them.
+it, 0 if it only reads it. Both are jaxpipe's own; Megatron-LM reads the other two without them.
 
 Multimodal data have S bytes more, a mode for each sequence; jaxpipe does not read these.
 

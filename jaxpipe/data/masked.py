@@ -3,9 +3,9 @@
 A sequence is [CLS] A [SEP] B [SEP] and padding, with segments A and B in order or swapped. Goes in: a source of tokens.
 Comes out: rows for `Batches`. Left to others: which tokens may be masked (`MaskedVocabulary`).
 
-Random numbers are addressed by (seed, epoch, sequence), so that no sequence depends on another. They are the same on
-every machine and with every version of NumPy, which guarantees the raw stream of a bit generator, but not what its
-Generator makes of the stream.
+Random numbers are addressed by (seed, epoch, sequence), so that no sequence depends on another. The numbers are the
+same on every machine and with every version of NumPy, which guarantees the raw stream of a bit generator, but not what
+its Generator makes of the stream.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2, and create_pretraining_data.py of google-research/bert
     for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as in
-    Megatron-LM's BertDataset. These cut between sentences; here the text has no sentences, so the cut is anywhere.
+    Megatron-LM's BertDataset. The sources cut between sentences; text here has no sentences, so the cut is anywhere.
     """
     short, num_short, begin, cut, swap = bits.T
     # Every number is drawn, used or not, so that the others stay the same.
@@ -236,7 +236,7 @@ def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: f
     window = is_maskable.shape[1]
     # The column in the lower bits makes all keys different, so that every sorting algorithm gives the same order.
     lower = np.uint64((1 << window.bit_length()) - 1)
-    # What may not be masked has the largest keys, and comes last.
+    # Tokens that may not be masked have the largest keys, and come last.
     keys = np.where(is_maskable, bits & ~lower, ~lower) | np.arange(window, dtype=np.uint64)
     shuffled = (np.sort(keys, axis=1)[:, : num_predicted(window, mask_fraction)] & lower).astype(np.int64)
     num_maskable = is_maskable.sum(axis=1)

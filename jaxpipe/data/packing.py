@@ -39,7 +39,7 @@ class CausalSequences:
 
     @property
     def learned(self) -> Tokens | None:
-        """What of the source is learned; None: all of it."""
+        """For each token of the source 1 if it is learned, else 0; None: all are."""
         return self.tokens.learned if isinstance(self.tokens, Documents) else None
 
     @property
@@ -90,7 +90,7 @@ class PackedSequences:
 
     @property
     def learned(self) -> Tokens | None:
-        """What of the source is learned; None: all of it."""
+        """For each token of the source 1 if it is learned, else 0; None: all are."""
         return self.documents.learned
 
     @property

@@ -130,7 +130,7 @@ class Tokenizer(Protocol):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What files beside the tokenizer's own say, as one tokenizer_config.json; empty if they say nothing."""
+        """The contents of files beside the tokenizer's own, as one tokenizer_config.json; empty if they say nothing."""
         ...
 
     @property

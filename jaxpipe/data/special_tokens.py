@@ -34,7 +34,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What the files beside a tokenizer.json say of its special tokens.
+    """The special tokens, ends and templates that the files beside a tokenizer.json name.
 
     Attributes:
         named: the text of each token by its name, as "eos_token".

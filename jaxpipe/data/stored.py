@@ -1,7 +1,7 @@
 """An array in a file, of which only what is indexed is read: a file may be of any size.
 
-It is read, and not mapped to memory: where a mapped file is cut short under a run, or its disk fails, the system ends
-the process without a word (SIGBUS).
+The file is read, and not mapped to memory: where a mapped file is cut short under a run, or its disk fails, the system
+ends the process without a word (SIGBUS).
 """
 
 from __future__ import annotations

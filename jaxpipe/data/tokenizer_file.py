@@ -86,7 +86,7 @@ def _read(path: Path, changed_ns: tuple[int, ...], is_masked: bool) -> HuggingFa
     del changed_ns
     library = _library(path)
     special = read_special_tokens(path)
-    # What the file says of lengths is of another use: nothing is cut or padded here.
+    # Lengths in the file are for another use: nothing is cut or padded here.
     library.no_truncation()
     library.no_padding()
     # Names of special tokens in a text are text: only the program puts the tokens there.
@@ -176,7 +176,7 @@ def _end_of_document(
 def _masked_vocabulary(
     ids: dict[str, int], vocab_size: int, library: tokenizers.Tokenizer, files: SpecialTokens, path: Path
 ) -> MaskedVocabulary:
-    """What the files beside the tokenizer name, else the usual names that are special."""
+    """The special tokens that the files beside the tokenizer name, else those with the usual names."""
     marked = marked_special(library)
     candidates = {
         kind: [ids[name] for name in (files.named.get(in_files, ""), *usual) if ids.get(name) in marked]

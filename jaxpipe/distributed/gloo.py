@@ -1,4 +1,4 @@
-"""What makes gloo quick, over which processes on CPUs exchange arrays. It has no options for either (jax 0.10.2).
+"""Makes gloo quick, over which processes on CPUs exchange arrays; neither setting is an option of its (jax 0.10.2).
 
 Its connections have send buffers of 64 KiB. Of a larger message the rest waits until the receiver has acknowledged
 the first part, which Linux puts off by up to 40 ms: of a step of BitPipe with messages of 64 KiB, two processes, that
@@ -57,7 +57,7 @@ def widen_send_buffers(num_bytes: int = NUM_BYTES) -> int:
 def let_threads_end_their_turns() -> int:
     """Makes this process's threads wait for a core until its thread's turn ends; returns how many did not.
 
-    They get the policy SCHED_BATCH, and so do all that they start. Threads with a policy of their own keep it.
+    The threads get the policy SCHED_BATCH, and so do all that they start. Threads with a policy of their own keep it.
     """
     num_changed = 0
     for name in os.listdir(_THREADS) if os.path.isdir(_THREADS) else ():

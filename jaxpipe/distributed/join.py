@@ -136,7 +136,7 @@ def exit_now(status: int) -> None:
     os._exit(status)
 
 
-# ---- The key-value store that all processes of a run read and write. It is JAX's own coordination service, held by
+# ---- The key-value store that all processes of a run read and write: JAX's own coordination service, held by
 # process 0. JAX has no public way to it, so only this file uses the private one. With one process it is a dict.
 
 PREFIX = "jaxpipe/"

@@ -1,6 +1,6 @@
 """LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM: one table of tensors, four configs.
 
-They differ in which linear layers have biases, in norms of queries and keys, in sliding windows and in defaults.
+The four differ in which linear layers have biases, in norms of queries and keys, in sliding windows and in defaults.
 Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and configuration_*.py.
 """
 

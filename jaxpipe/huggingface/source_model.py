@@ -86,7 +86,7 @@ def save_source_model(
     folder.mkdir()
     copied = copy_companions(source, folder)
     if theirs != load_config(source):
-        # What is in force, where --dtype or more tokens changed it.
+        # The config in force differs where --dtype or more tokens changed it.
         save_config(folder, theirs)
     if files.index is not None:
         (folder / INDEX).write_text(files.index)
@@ -126,7 +126,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
 def check_vocabulary(config: ConfigDict) -> None:
     """Raises ConfigError if a new run starts from a converted model and has another vocabulary size than that.
 
-    It would train in rows of padding, and could not be exported as that model.
+    Such a run would train in rows of padding, and could not be exported as that model.
     """
     path = local_path(config.checkpoint.init_from) / FOLDER / CONFIG
     if not config.checkpoint.init_from or not path.is_file():

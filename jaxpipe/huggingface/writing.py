@@ -182,7 +182,7 @@ def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
     Raises:
         ConfigError: some exceed its largest number.
     """
-    # What is too large is told below, with the tensor's name.
+    # A number that is too large is told below, with the tensor's name.
     with np.errstate(over="ignore"):
         cast = numbers.astype(dtype)
     # Infinities of the tensor itself are not lost.

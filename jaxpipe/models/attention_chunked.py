@@ -214,10 +214,10 @@ def _of_seen_keys(function: Callable[..., Any], block: QueryBlock, visible: Visi
 
 
 def _queries_of(x: jax.Array, block: QueryBlock, *, after: Sequence[jax.Array], axis: int = 1) -> jax.Array:
-    """What `x` has for the queries of a block, read when all of `after`, results of the block before, are there.
+    """The rows of `x` for the queries of a block, read when all of `after`, results of the block before, are there.
 
     So only one block has scores, and their gradients, at a time; a GPU's scheduler would begin with the products of
-    all. The place depends on numbers of `after`. It is the block's own for any numbers, which the compiler cannot know.
+    all. The place depends on numbers of `after`, but is the block's for any numbers, which the compiler cannot know.
     """
     place = jnp.int32(block.first_query)
     for result in after:

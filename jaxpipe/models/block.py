@@ -203,8 +203,8 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`.
 
-    A feed forward takes the stream and the places. It returns its addition to the stream, or that and a dict of sums of
-    losses, as experts do; the block then returns both, too.
+    A feed forward takes the stream and the places, and returns its addition to the stream; experts also return a dict
+    of sums of losses, and the block then returns that too.
     """
 
     def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):

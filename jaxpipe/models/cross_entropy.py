@@ -101,8 +101,8 @@ def cross_entropy_backward(
     return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
 
 
-# The same in two parts, for a vocabulary that `pipe` splits too: what one device finds alone, and what is left to
-# do when the statistics of all devices are there.
+# The same in two parts, for a vocabulary that `pipe` splits too: each device's own softmax, and loss and gradients
+# when the statistics of all devices are there.
 
 
 def softmax_of_part(
@@ -149,7 +149,7 @@ def backward_of_part(
     scale: jax.Array | float,
     sums: KernelSums,
 ) -> tuple[jax.Array, KernelSums]:
-    """What `cross_entropy_backward` returns besides the loss; the gradient for `x` is this device's term.
+    """The gradients that `cross_entropy_backward` returns; the one for `x` is this device's term.
 
     Args:
         x, kernel, targets, tensor, scale, sums: as in `cross_entropy_backward`.

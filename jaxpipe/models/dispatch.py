@@ -153,7 +153,7 @@ class Dropless:
         # Rounded up to whole tiles; the last queue gets none.
         last_tile = jnp.cumsum(-(-length[:-1] // size))
         first_row = size * jnp.concatenate([jnp.zeros(1, jnp.int32), last_tile])
-        # One beyond the last row, which `spread` and `collect` fill with zeros.
+        # A row beyond the last, which `spread` and `collect` fill with zeros.
         row = jnp.where(key < self.num_local, first_row[key] + place, num * size)
         # The experts whose last tile comes before this one; for tiles that no expert uses that is `num_local`.
         expert = (jnp.arange(num)[:, None] >= last_tile).sum(axis=1, dtype=jnp.int32)

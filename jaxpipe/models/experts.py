@@ -1,7 +1,7 @@
 """A feed forward of experts: a router sends each token to a few of many feed forwards.
 
-Backward saves the stream, the rows before the activation, the routing as integers, and the weights. What the router
-has chosen is saved, since choosing again may choose otherwise.
+Backward saves the stream, the rows before the activation, the routing as integers, and the weights. The choice of
+the router is saved, since choosing again may choose otherwise.
 Source: Shazeer et al., Outrageously Large Neural Networks, ICLR 2017; Jiang et al., Mixtral of Experts, 2024.
 """
 

@@ -85,7 +85,7 @@ class Family:
         name: value of `model.family` in a config.
         fields: fields of the section `model` of a config, with their defaults; a value has the type of its default.
             Every family has num_layers, vocab_size, attention, recompute and dtype.
-        build: (fields, data.seq_len) -> the config of a model. It gets all fields but dtype, and None for a field
+        build: (fields, data.seq_len) -> the config of a model. `fields` are all but dtype, with None for a field
             of `words` that holds its word; it raises ConfigError if they do not fit together.
         words: the word that a text field takes in place of a number, by field: {"window": "none"}.
         choices: the legal words of fields that `build` does not check, by field.

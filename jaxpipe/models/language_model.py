@@ -78,7 +78,7 @@ class LanguageModel:
     def specs(self) -> Params:
         """PartitionSpecs of the shared parameters and of the parameters of one layer.
 
-        What is split over `tensor` among the shared ones are rows of the vocabulary, which `pipe` may split too.
+        Among the shared ones `tensor` splits rows of the vocabulary, which `pipe` may split too.
         """
         axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
         shared = {name: specs_of(self._abstract(name), axes) for name in ("embedding", "head")}
@@ -279,7 +279,7 @@ class LanguageModel:
         }
 
     def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
-        """What the head finds before the logits, and its other losses, from its parameters and the stream."""
+        """The head up to its logits: (its parameters, the stream) -> (features, other losses)."""
         return lambda params, x: self._module("head", params).features(x, microbatch)
 
     def _scales(self, head: Any, others: Params, scale: Any) -> tuple[jax.Array, Params]:

@@ -1,7 +1,7 @@
 """Embedding and head of a language model whose vocabulary is split by rows over `pipe`.
 
-Every device looks up the rows that it has and finds the logits of its part of the vocabulary. What only all of them
-know together, the program exchanges in between; see `jaxpipe.program.StageFunctions`.
+Every device looks up the rows that it has and computes the logits of its part of the vocabulary. The program adds up
+or gathers in between what needs all parts; see `jaxpipe.program.StageFunctions`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PyTree = Any
 
 
 class HeadStatistics(NamedTuple):
-    """What one device's S tells all devices."""
+    """The results of one device's S that all devices need."""
 
     words: Statistics  # of its logits
     others: Params  # the head's other losses, which all devices compute alike
@@ -33,8 +33,8 @@ class HeadStatistics(NamedTuple):
 class EndsOverPipe:
     """The functions of `jaxpipe.program.SplitEnds` for `model`.
 
-    What stands before the logits is not split: a final norm, BERT's transform and sentence order. Every device computes
-    it, in S and again in T, where the gradient of its own logits gives its term of all gradients before them. Devices
+    The layers before the logits are not split: a final norm, BERT's transform and sentence order. Every device computes
+    them, in S and again in T, where the gradient of its own logits gives its term of all gradients before them. Devices
     so stay equally long. Other losses (sentence order) are computed alike on every device; only one of them contributes
     the gradient.
     """
@@ -57,7 +57,7 @@ class EndsOverPipe:
         return self.model.embed_backward(shared, microbatch, random, dx, sums)
 
     def statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
-        """What this device's logits leave for `gradients`, and their statistics."""
+        """The exponentials of this device's logits, kept for `gradients`, and their statistics."""
         features, others = self.model._features(microbatch)(shared["head"], x)
         kept, of_words = softmax_of_part(
             features, targets=microbatch["targets"], tensor=self.model.tensor, **self.model._words(shared)

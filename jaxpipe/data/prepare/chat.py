@@ -38,7 +38,7 @@ _NOT_FOLLOWED = {
     "functions": "tools are under 'tools', as transformers takes them",
     "function_call": "calls are under 'tool_calls', as transformers takes them",
 }
-# What `apply_chat_template` of transformers takes itself.
+# Arguments of transformers' `apply_chat_template` itself.
 _RESERVED = ("messages", *_LISTS, "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 _MARK = "\ufdd2"  # no character, by Unicode: put into answers that are not learned
 
@@ -176,7 +176,7 @@ def _rendered(document: dict[str, Any], form: ChatForm, place: str) -> MarkedTex
 
 
 def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, place: str) -> dict[str, Any]:
-    """What the template reads beside the messages."""
+    """The variables that the template reads beside the messages."""
     _check_keys(document, _OF_MESSAGES, place, "messages")
     variables = {key: document[key] for key in _LISTS if key in document}
     for key, value in variables.items():
@@ -205,7 +205,7 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
         if role not in ROLES:
             raise _wrong(where, "has an unknown role", f"found {role!r}; roles: {', '.join(ROLES)}")
         message = _without(message, form.ignored_keys)
-        # What a key of an answer says would be left out where the template does not read it.
+        # A key of an answer would be left out without a word where the template does not read it.
         read = [key for key in _CONTENT if key in names or not message.get(key)]
         others = [key for key in message if key in names and key not in _CONTENT + _OF_MESSAGE]
         _check_keys(message, (*_OF_MESSAGE, *read, *others), where, f"a message ({template.path})")
@@ -259,7 +259,7 @@ def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
     """Whether a message is an answer that is learned."""
     said = {key: message[key] for key in _LEARNED if key in message}
     is_answer = message["role"] == "assistant"
-    # True and False equal 1 and 0. What is no answer may only say that it is not learned.
+    # True and False equal 1 and 0. A message that is no answer may only say that it is not learned.
     wrong = [key for key, value in said.items() if value not in ((0, 1) if is_answer else (0,))]
     if wrong or len(set(map(bool, said.values()))) > 1:
         raise _wrong(

@@ -139,8 +139,8 @@ def _answered(
 
     A prompt has the tokens that `jaxpipe.sample` gives the model, with no second beginning if it writes one itself. An
     answer has those that it has behind its prompt: many tokenizers put a space before a text, not before its rest.
-    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. It ends with the
-    separator, unless it writes a token itself at which a generated text ends.
+    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. An answer ends
+    with the separator, unless it writes a token itself at which a generated text ends.
 
     Args:
         texts: prompts with their answers, and file and line of each.

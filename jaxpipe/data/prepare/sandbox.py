@@ -2,8 +2,8 @@
 
 Goes in, a JSON object a line: first {"source": TEMPLATE, "seconds": SECONDS}, then conversations, as `Renderer.answer`
 takes them. Comes out, a line for each: what was asked for, or {"error": [TYPE, MESSAGE, LINE]}. The kernel ends a
-process that computes for longer; more than MEMORY_BYTES are a MemoryError. It imports nothing of jaxpipe, so it starts
-at once.
+process that computes for longer; more than MEMORY_BYTES are a MemoryError. The script imports nothing of jaxpipe, so it
+starts at once.
 
 Source: what a template sees is what `render_jinja_template` of transformers 5.24 gives it.
 """
@@ -46,7 +46,7 @@ class _Generation(Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What a template sees but for its variables."""
+    """The environment of a template: filters and functions, without its variables."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -112,7 +112,7 @@ class Renderer:
         return len(before), len(end)
 
     def _before_first(self, message: dict[str, Any], text: str) -> str | None:
-        """What of `text` comes before the answer that begins a conversation; None if that cannot be told.
+        """The part of `text` before the answer that begins a conversation; None if that cannot be told.
 
         An answer begins after what asks for one, or with its content where nothing does.
         """

@@ -173,7 +173,7 @@ class ChatTemplate:
 def read_templates(tokenizer: str) -> dict[str, ChatTemplate]:
     """Returns the templates beside a tokenizer.json, by name: of a single one, "default"; none for "byte".
 
-    They see the special tokens that the files beside it name.
+    Templates see the special tokens that the files beside it name.
 
     Args:
         tokenizer: as `data.tokenizer`.
