@@ -21,7 +21,8 @@ from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
 
-Places = dict[str, jax.Array]  # the arrays of a microbatch that layers read, by their names, as far as there are any
+# Arrays of a microbatch that layers read, a number for each token, by their names, as far as there are any.
+TokenArrays = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,10 @@ class SelfAttention(nnx.Module):
         self.dropout_rate = dropout_rate
         self.tensor = tensor
 
-    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
+    def __call__(self, x: jax.Array, token_arrays: TokenArrays, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
-        visible = Visible(self.causal, self.window, places.get("padding_mask"), places.get("positions"))
+        visible = Visible(self.causal, self.window, token_arrays.get("padding_mask"), token_arrays.get("positions"))
         dropout = self._dropout(random)
         query, key, value = self._to_heads(columns)
         if hasattr(self, "query_norm"):
@@ -193,9 +194,9 @@ class FeedForward(nnx.Module):
         self.activation = activation
         self.tensor = tensor
 
-    def __call__(self, x: jax.Array, places: Places | None = None) -> jax.Array:
-        """The feed forward's addition to the stream `x` "batch local_seq hidden"; all places are alike to it."""
-        del places
+    def __call__(self, x: jax.Array, token_arrays: TokenArrays | None = None) -> jax.Array:
+        """The feed forward's addition to the stream `x` "batch local_seq hidden"; all tokens are alike to it."""
+        del token_arrays
         inputs = from_stream(x, self.norm, tuple(getattr(self, name) for name in self.names), self.tensor)
         return to_stream(self.activation, inputs, self.down, self.tensor)
 
@@ -203,8 +204,8 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`.
 
-    A feed forward takes the stream and the places, and returns its addition to the stream; experts also return a dict
-    of sums of losses, and the block then returns that too.
+    A feed forward takes the stream and `TokenArrays`, and returns its addition to the stream; experts also return a
+    dict of sums of losses, and the block then returns that too.
     """
 
     def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):
@@ -213,10 +214,10 @@ class Block(nnx.Module):
         self.dropout_rate = dropout_rate
         self.tensor = tensor
 
-    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> Any:
+    def __call__(self, x: jax.Array, token_arrays: TokenArrays, random: Randomness | None) -> Any:
         """The residual stream "batch local_seq hidden" after this layer, and sums of its losses if it has any."""
-        x = x + self._drop(self.attention(x, places, random), random, Site.ATTENTION_OUTPUT)
-        addition, losses = with_losses(self.feed_forward(x, places))
+        x = x + self._drop(self.attention(x, token_arrays, random), random, Site.ATTENTION_OUTPUT)
+        addition, losses = with_losses(self.feed_forward(x, token_arrays))
         x = x + self._drop(addition, random, Site.FEED_FORWARD_OUTPUT)
         return (x, losses) if losses else x
 

@@ -203,11 +203,11 @@ class Experts(nnx.Module):
         self.tensor = tensor
 
     def __call__(
-        self, x: jax.Array, places: dict[str, jax.Array] | None = None
+        self, x: jax.Array, token_arrays: dict[str, jax.Array] | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures.
 
-        Where "is_token" of `places` is 0, for padding, the stream goes to no expert, and counts in no sum.
+        Where "is_token" of `token_arrays` is 0, for padding, the stream goes to no expert, and counts in no sum.
         """
         routing = self.routing
         tensor = self.tensor
@@ -218,8 +218,8 @@ class Experts(nnx.Module):
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
         chosen = routing.choose(logits, lax.stop_gradient(bias))
-        if places and "is_token" in places:
-            chosen = jnp.where(tensor.part(places["is_token"], 1)[..., None] != 0, chosen, routing.num_experts)
+        if token_arrays and "is_token" in token_arrays:
+            chosen = jnp.where(tensor.part(token_arrays["is_token"], 1)[..., None] != 0, chosen, routing.num_experts)
         # The name makes a recomputed layer save the choice: rounded otherwise, a second choice could be another.
         chosen = checkpoint_name(chosen, CHOSEN)
         count = jnp.bincount(chosen.reshape(-1), length=routing.num_experts).astype(jnp.float32)

@@ -60,10 +60,11 @@ class ModelConfig(Protocol):
         ...
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer: a module from (stream, places, random) to the stream.
+        """One layer: a module from (stream, token_arrays, random) to the stream.
 
-        `places` are the arrays of the microbatch named in PLACES, as far as it has them. With a method `following`, as
-        that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes all tokens again.
+        `token_arrays` are the arrays of the microbatch named in TOKEN_ARRAYS, as far as it has them. With a method
+        `following`, as that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes
+        all tokens again.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Products of tiles of rows with the kernels of their experts, and the gradients of these products.
 
-On GPUs, in bfloat16, Triton computes them (`grouped_kernels`). Elsewhere they are loops over the tiles, each turn one
-product with the kernel of one expert. On a GPU a turn of a loop copies its expert's kernel, and small tiles leave most
+On GPUs, in bfloat16, Triton computes them (`grouped_kernels`). Elsewhere they are loops over the tiles, each iteration
+one product with the kernel of one expert. On a GPU an iteration copies its expert's kernel, and small tiles leave most
 cores idle: on an H100 loops reached 100 TFLOP/s with Mixtral's experts and 9 with Qwen3's, kernels 560 and 373
 (2026-11-26).
 """

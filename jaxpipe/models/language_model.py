@@ -29,7 +29,7 @@ from jaxpipe.models.parameters import Params, specs_of, values_of
 Microbatch = dict[str, jax.Array]
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
-PLACES = ("padding_mask", "positions", "is_token")
+TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class LanguageModel:
         Args:
             layer: the parameters of one layer.
             x: the stream before it.
-            microbatch: the batch's arrays, of which it reads those of PLACES, each int32 "batch seq": "padding_mask" is
+            microbatch: the batch's arrays, of which those of TOKEN_ARRAYS are read, int32 "batch seq": "padding_mask" is
                 0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
                 token sees its own document alone; "is_token" is 0 for padding that no expert gets.
             random: None means no dropout.
         """
 
-        def apply(layer: Params, x: jax.Array, places: Microbatch, random: Randomness | None) -> Any:
-            return self._module("block", layer)(x, places, random)
+        def apply(layer: Params, x: jax.Array, token_arrays: Microbatch, random: Randomness | None) -> Any:
+            return self._module("block", layer)(x, token_arrays, random)
 
         # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
         function = apply
@@ -109,7 +109,7 @@ class LanguageModel:
             # A router that chose again might choose otherwise.
             kept = jax.checkpoint_policies.save_only_these_names(CHOSEN)
             function = jax.checkpoint(apply, prevent_cse=False, policy=kept)
-        return function(layer, x, {name: microbatch[name] for name in PLACES if name in microbatch}, random)
+        return function(layer, x, {name: microbatch[name] for name in TOKEN_ARRAYS if name in microbatch}, random)
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""

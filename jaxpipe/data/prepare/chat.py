@@ -61,7 +61,7 @@ class MarkedText:
 
 
 @dataclass(frozen=True)
-class ChatForm:
+class ChatOptions:
     """How lines of conversations become documents.
 
     Attributes:
@@ -83,12 +83,12 @@ class ChatForm:
     ignored_keys: Sequence[str] = ()
 
 
-def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
+def marked_text(line: Any, options: ChatOptions, *, place: str) -> MarkedText:
     """Returns the text of a line, and its answers.
 
     Args:
         line: what the line's JSON is.
-        form: how it becomes a document.
+        options: how it becomes a document.
         place: file and line, for messages.
 
     Raises:
@@ -96,9 +96,9 @@ def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
     """
     if not isinstance(line, dict):
         raise _wrong(place, "is no conversation", f"found {type(line).__name__}")
-    document = _without(line, form.ignored_keys)
+    document = _without(line, options.ignored_keys)
     if "messages" in document:
-        return _rendered(document, form, place)
+        return _rendered(document, options, place)
     answers = [key for key in ANSWERS if key in document]
     if "prompt" not in document or len(answers) != 1:
         keys = f"the keys {', '.join(line)}; the answer is under one of {', '.join(ANSWERS)}"
@@ -111,7 +111,7 @@ def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
             raise _wrong(place, f"has no text under {key!r}", f"found {type(text).__name__}")
     if not answer:
         raise _wrong(place, "has an empty answer", f"{answers[0]!r} is ''")
-    as_text = () if form.reads_markup else form.special
+    as_text = () if options.reads_markup else options.special
     markup = next((name for name in as_text if name in prompt + answer), "")
     # The span is the whole answer, which ends the text.
     return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),), is_rendered=False, markup=markup)
@@ -137,22 +137,22 @@ def _check_keys(value: Mapping[str, Any], known: Iterable[str], place: str, of: 
             )
 
 
-def _rendered(document: dict[str, Any], form: ChatForm, place: str) -> MarkedText:
+def _rendered(document: dict[str, Any], options: ChatOptions, place: str) -> MarkedText:
     """The text that the template writes, and the answers in it."""
-    template = form.templates.get(TOOL_USE if "tools" in document and TOOL_USE in form.templates else DEFAULT)
+    template = options.templates.get(TOOL_USE if "tools" in document and TOOL_USE in options.templates else DEFAULT)
     if template is None:
         raise DataError(
             explain(
                 f"{place} has messages, and the tokenizer no chat template",
                 rule="chat-template: messages become text by the template of the tokenizer",
-                picture=f"--tokenizer={form.tokenizer}: no chat_template.jinja and no chat_template in"
+                picture=f"--tokenizer={options.tokenizer}: no chat_template.jinja and no chat_template in"
                 " tokenizer_config.json beside it",
                 repair=f"put one of them beside its {FILE}, or write lines of prompt and answer",
             )
         )
     variables = _checked_variables(document, template, place)
-    messages = _checked_messages(document["messages"], template, form, place)
-    _check_texts(variables, () if form.reads_markup else form.special, f"{place} ")
+    messages = _checked_messages(document["messages"], template, options, place)
+    _check_texts(variables, () if options.reads_markup else options.special, f"{place} ")
     messages = [_with_reasoning(message) for message in messages]
     learned = [i for i, message in enumerate(messages) if _is_learned(message, i + 1, place)]
     if not learned:
@@ -192,7 +192,7 @@ def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, plac
     return variables
 
 
-def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, place: str) -> list[dict[str, Any]]:
+def _checked_messages(messages: Any, template: ChatTemplate, options: ChatOptions, place: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise _wrong(place, "has no messages", f"found {type(messages).__name__}")
     names = set(template.names)
@@ -204,7 +204,7 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:
             raise _wrong(where, "has an unknown role", f"found {role!r}; roles: {', '.join(ROLES)}")
-        message = _without(message, form.ignored_keys)
+        message = _without(message, options.ignored_keys)
         # A key of an answer would be left out without a word where the template does not read it.
         read = [key for key in _CONTENT if key in names or not message.get(key)]
         others = [key for key in message if key in names and key not in _CONTENT + _OF_MESSAGE]
@@ -215,7 +215,7 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
             raise _wrong(where, "has no text", f"'content' is of type {type(content).__name__}")
         if role == "assistant" and not (content or says_more):
             raise _wrong(where, "is an empty answer", "'content' is ''")
-        _check_texts(message, () if form.reads_markup else form.special, f"{where} ")
+        _check_texts(message, () if options.reads_markup else options.special, f"{where} ")
         checked.append(message)
     return checked
 

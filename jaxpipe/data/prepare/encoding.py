@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxpipe.data.prepare.chat import ChatForm, MarkedText, marked_text
+from jaxpipe.data.prepare.chat import ChatOptions, MarkedText, marked_text
 from jaxpipe.data.prepare.reading import FilePart
 from jaxpipe.data.prepare.texts import json_lines, replace_surrogates, texts_of
 from jaxpipe.data.protocols import Tokenizer
@@ -65,7 +65,7 @@ class EncodedBlock:
     markup: Tally = Tally(0)
 
 
-def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm) -> EncodedBlock:
+def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOptions) -> EncodedBlock:
     """Returns the tokens of the conversations of `parts`, in which answers alone are learned.
 
     A prompt with its answer ends with a separator, which is learned; messages end as their template ends them.
@@ -74,18 +74,18 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
         DataError: a line is no conversation, or is longer than a row; `chat.marked_text` has the others.
     """
     lines = [line for part in parts for line in json_lines(part, has_twins=False)]
-    marked = [marked_text(line.value, form, place=line.place) for line in lines]
+    marked = [marked_text(line.value, options, place=line.place) for line in lines]
     # One letter for another: the spans stay where they are.
     texts = [replace(text, text=replace_surrogates(text.text)[0]) for text in marked]
     rendered = iter(_rendered([text for text in texts if text.is_rendered], tokenizer))
     answered = [(text, line.place) for text, line in zip(texts, lines, strict=True) if not text.is_rendered]
-    following = iter(_answered(answered, tokenizer, form))
+    following = iter(_answered(answered, tokenizer, options))
     # An empty first document gives the dtype, and something to concatenate where there is no line.
     documents: list[tuple[np.ndarray, np.ndarray]] = [(tokenizer.encode(""), np.zeros(0, np.uint8))]
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = next(rendered if text.is_rendered else following)
         # - 1: nothing predicts the first token.
-        _check_length(len(tokens) - 1, form.seq_len, line.place)
+        _check_length(len(tokens) - 1, options.seq_len, line.place)
         if not learned[1:].any():
             raise DataError(
                 explain(
@@ -98,7 +98,7 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
             )
         documents.append((tokens, learned))
     tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
-    dropped = (_dropped(tokenizer, [text.text], text.is_rendered or form.reads_markup) for text in texts)
+    dropped = (_dropped(tokenizer, [text.text], text.is_rendered or options.reads_markup) for text in texts)
     is_text = [(line, text.markup) for line, text in zip(lines, texts, strict=True) if text.markup]
     return EncodedBlock(
         tokens,
@@ -133,7 +133,7 @@ _BEFORE = (":", "a", "0", ")", "\n", " ")
 
 
 def _answered(
-    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, form: ChatForm
+    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, options: ChatOptions
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Tokens of prompts, each with its answer and a separator, as if the model went on from the prompt.
 
@@ -145,9 +145,9 @@ def _answered(
     Args:
         texts: prompts with their answers, and file and line of each.
         tokenizer: encodes them.
-        form: whether names of special tokens are these tokens, and which of them end a text.
+        options: whether names of special tokens are these tokens, and which of them end a text.
     """
-    reads_markup = form.reads_markup
+    reads_markup = options.reads_markup
     pairs = [(text.text[: text.spans[0][0]], text.text[text.spans[0][0] :]) for text, _ in texts]
     prompts = [tokens for tokens, _, _ in tokenizer.encode_places([prompt for prompt, _ in pairs], reads_markup)]
     answers = _following(pairs, prompts, tokenizer, reads_markup)
@@ -162,7 +162,7 @@ def _answered(
                 )
             )
         before = with_beginning(prompt.tolist(), tokenizer, reads_special=reads_markup)
-        is_ended = answer[-1] in form.ends
+        is_ended = answer[-1] in options.ends
         tokens = np.array([*before, *answer.tolist(), *([] if is_ended else [tokenizer.separator])], prompt.dtype)
         yield tokens, (np.arange(len(tokens)) >= len(before)).astype(np.uint8)
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
-from jaxpipe.data.prepare.chat import CHAT, ChatForm
+from jaxpipe.data.prepare.chat import CHAT, ChatOptions
 from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks
@@ -145,15 +145,15 @@ def prepare(
         markup = Tally(0)
         unknown = Tally(0)
         dropped = Counter[str]()
-        form = None
+        options = None
         if file_format == CHAT and seq_len:
-            form = ChatForm(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
+            options = ChatOptions(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
         with (
-            write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=form is not None) as writer,
+            write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=options is not None) as writer,
             _progress(files) as shown,
         ):
             for parts in shown(read_blocks(files)):
-                block = encode_chat(parts, loaded, form) if form else encode_block(parts, loaded, key=jsonl_key)
+                block = encode_chat(parts, loaded, options) if options else encode_block(parts, loaded, key=jsonl_key)
                 writer.add(block.tokens, block.lengths, is_open=block.is_open, learned=block.learned)
                 num_text_bytes += block.num_text_bytes
                 replaced += block.replaced
@@ -167,7 +167,7 @@ def prepare(
             if path.name.removeprefix(local_path(output).name) not in written:
                 path.unlink(missing_ok=True)  # of an older preparation
         # An older preparation's loss would leave out tokens of this one.
-        if not form:
+        if not options:
             tokens_path(f"{output}{LOSS}").unlink(missing_ok=True)
             index_path(f"{output}{LOSS}").unlink(missing_ok=True)
     return Prepared(
@@ -191,7 +191,7 @@ def prepare(
         missing=loaded.missing,
         has_about=bool(loaded.about),
         num_learned=writer.num_learned,
-        seq_len=form.seq_len if form else None,
+        seq_len=options.seq_len if options else None,
     )
 
 
