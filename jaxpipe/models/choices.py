@@ -96,7 +96,6 @@ def num_token_rows(vocab_size: int, multiple: int) -> int:
         >>> num_token_rows(50257, 128)
         50304
     """
-    # Rounded up.
     return -(-vocab_size // multiple) * multiple
 
 

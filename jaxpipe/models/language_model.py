@@ -94,8 +94,8 @@ class LanguageModel:
         Args:
             layer: the parameters of one layer.
             x: the stream before it.
-            microbatch: the batch's arrays, of which those of TOKEN_ARRAYS are read, int32 "batch seq": "padding_mask" is
-                0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
+            microbatch: the batch's arrays, of which those of TOKEN_ARRAYS are read, int32 "batch seq": "padding_mask"
+                is 0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
                 token sees its own document alone; "is_token" is 0 for padding that no expert gets.
             random: None means no dropout.
         """
