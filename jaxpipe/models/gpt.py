@@ -116,7 +116,7 @@ class LayerNormSizes:
         """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
         hidden = self.hidden
         deviation = initial_deviation(self.hidden)
-        # Two additions to the stream in each layer: their variances add up to that of one layer's.
+        # Each layer adds to the stream twice: scaled so, all additions together have the variance of one.
         to_stream = deviation / (2 * self.num_layers) ** 0.5
         attention = SelfAttention(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
