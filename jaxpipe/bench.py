@@ -3,7 +3,7 @@
     python -m jaxpipe.bench --config=configs/bench_cpu.py [--format=json] [--num_processes=P] [--num_repeats=3]
 
 Times are of loss and gradients: the compiled pipeline on the config's mesh, and `jax.value_and_grad`
-scanned over layers and microbatches on one device, by turns; medians. What a step frees is kept for the
+scanned over layers and microbatches on one device, by turns; medians. Memory that a step frees is kept for the
 next. Bytes, compile time and copies are those of the whole training step.
 
 In one process the unpipelined step may use all cores, and XLA divides each of its operations among them. Where they are
@@ -74,9 +74,11 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one benchmark and prints its result."""
+    # Before JAX allocates anything, since the allocator reads it once.
     keep_freed_memory()
     config = config_of(values)
     if values.num_processes > 1:
+        # One device a process; other axes would need more.
         config.mesh.update(data=1, pipe=values.num_processes, expert=1, tensor=1)
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
@@ -103,18 +105,21 @@ def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """Measures in this process alone, with the mesh on virtual devices or GPUs."""
     pair = make_step_pair(config, devices_of(config).devices)
     memory = measure_memory(pair)
-    pipelined, unpipelined = pair.compile_pipelined(), pair.compile_unpipelined()
+    pipelined = pair.compile_pipelined()
+    unpipelined = pair.compile_unpipelined()
+    # The first call of a program also loads it and touches its memory.
     for warm_up in (pipelined, unpipelined):
         timed(warm_up)
     num_steps = pair.steps_in_a_row
+    # By turns, so that a machine that slows down slows both.
     pairs = [(timed(pipelined, num_steps=num_steps), timed(unpipelined)) for _ in range(num_repeats)]
-    pipeline, one = (median(list(timings)) for timings in zip(*pairs, strict=True))
+    pipeline, single = (median(list(timings)) for timings in zip(*pairs, strict=True))
     return {
         "pipelined_cpu_s": pipeline.cpu_s,
-        "unpipelined_cpu_s": one.cpu_s,
-        "work_ratio": pipeline.cpu_s / one.cpu_s,
+        "unpipelined_cpu_s": single.cpu_s,
+        "work_ratio": pipeline.cpu_s / single.cpu_s,
         "pipelined_wall_s": pipeline.wall_s,
-        "unpipelined_wall_s": one.wall_s,
+        "unpipelined_wall_s": single.wall_s,
         **memory,
     }
 
@@ -123,20 +128,25 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     """Measures over all joined processes, a pipeline device each; {} on all but process 0."""
     pair = make_step_pair(config, tuple(jax.devices()))
     memory = measure_memory(pair)
-    pipelined, idle, unpipelined = (
-        pair.compile_pipelined(),
-        pair.compile_without_actions(),
-        pair.compile_unpipelined(),
-    )
+    pipelined = pair.compile_pipelined()
+    idle = pair.compile_without_actions()
+    unpipelined = pair.compile_unpipelined()
+    # Compiled, loaded, and the connections of the processes made.
     jax.block_until_ready((pipelined(), idle(), unpipelined()))
+    # After the first exchange, which makes the connections that it changes.
     tune_gloo()
     is_first = jax.process_index() == 0
-    steps, rounds, alone, crowded = [], [], [], []
+    steps = []
+    rounds = []
+    alone = []
+    crowded = []
     for _ in range(num_repeats):
         for call, num_steps, timings in ((pipelined, pair.steps_in_a_row, steps), (idle, 1, rounds)):
+            # Together, so that no process waits for another's compilation inside the measured time.
             multihost_utils.sync_global_devices("together")
             timings.append(timed(call, num_steps=num_steps))
         multihost_utils.sync_global_devices("alone")
+        # The others wait at the next barrier, so this one has the memory to itself.
         if is_first:
             alone.append(timed(unpipelined))
         multihost_utils.sync_global_devices("crowded")
@@ -147,23 +157,26 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     ]
     step, idle_step, copies = map(median, (steps, rounds, crowded))
     mine = [step.cpu_s, idle_step.cpu_s, copies.cpu_s, copies.wall_s, *(timing.wall_s for timing in crowded)]
+    # float32: without 64-bit JAX gathers no float64, and six digits of a time are enough.
     of_all = np.asarray(multihost_utils.process_allgather(np.array(mine, np.float32)), np.float64)
     step_cpu_s, idle_cpu_s, copies_cpu_s, copies_wall_s = of_all[:, :4].sum(axis=0).tolist()
     if not is_first:
         return {}
-    one = median(alone)
-    num_processes, schedule = config.mesh.pipe, pair.pipeline.run_schedule
+    single = median(alone)
+    num_processes = config.mesh.pipe
+    schedule = pair.pipeline.run_schedule
     costs = stage_costs(times, pair.pipeline.layers_per_stage, vocab_over_pipe=schedule.has_head_actions)
     return {
         "pipelined_cpu_s": step_cpu_s,
-        "unpipelined_cpu_s": one.cpu_s,
-        "work_ratio": step_cpu_s / one.cpu_s,
+        "unpipelined_cpu_s": single.cpu_s,
+        "work_ratio": step_cpu_s / single.cpu_s,
         "work_ratio_of_cores": step_cpu_s / (copies_cpu_s / num_processes),
         "pipelined_wall_s": step.wall_s,
-        "unpipelined_wall_s": one.wall_s,
+        "unpipelined_wall_s": single.wall_s,
         **memory,
-        "efficiency": one.wall_s / (num_processes * step.wall_s),
-        "efficiency_of_cores": one.wall_s * num_processes / copies_wall_s,
+        "efficiency": single.wall_s / (num_processes * step.wall_s),
+        # By the mean of the copies' times, since cores that are crowded are slower for the pipeline as well.
+        "efficiency_of_cores": single.wall_s * num_processes / copies_wall_s,
         **time_lost(
             num_processes * step.wall_s,
             work_s=copies_wall_s / num_processes,
@@ -181,6 +194,7 @@ def clock_efficiency(schedule: Schedule, costs: Costs) -> float:
     Without flush it is that of one batch, by the time from one batch to the next.
     """
     of_kind = costs.of_kind(schedule.num_stages)
+    # A whole backward, also where a schedule splits it.
     work = float(of_kind[[Kind.F, Kind.B]].sum())
     if schedule.has_head_actions:
         work += schedule.num_devices * (costs.head_statistics + costs.head_gradients)
@@ -194,6 +208,7 @@ def unequal_cores(wall_s: np.ndarray) -> float:
         >>> round(unequal_cores(np.array([[1.0, 1.2], [1.0, 1.0]])), 3)
         0.045
     """
+    # Per repeat, since the slowest process differs from one to the next.
     return 1 - float(wall_s.mean() / wall_s.max(axis=0).mean())
 
 
@@ -221,6 +236,7 @@ def time_lost(
         "lost_to_bubble": bubble_s / whole_s,
         "lost_to_messages": messages_s / whole_s,
         "lost_to_extra_work": extra_work_s / whole_s,
+        # The rest, so that all fractions and the clock's efficiency add up to the time.
         "lost_to_waiting": (whole_s - work_s - bubble_s - messages_s - extra_work_s) / whole_s,
     }
 

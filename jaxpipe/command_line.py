@@ -65,22 +65,23 @@ def exit_status(call: Callable[[], int | None]) -> int:
     try:
         return call() or 0
     except JaxpipeError as error:
-        found = error
+        problem = error
     except KeyboardInterrupt:
         print("stopped by SIGINT", file=sys.stderr)
         return 128 + signal.SIGINT
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader():
+            # The reader has what it asked for: no error of this command.
             return 0
-        found = ConfigError(
+        problem = ConfigError(
             explain(
                 f"{error.strerror or error}: {error.filename or 'of a file'}",
                 rule="files: the system lets the command read, make and write its files, and has room for them",
                 repair="correct the path or its permissions, or make room",
             )
         )
-    print(shortened(f"{type(found).__name__}: {found}", most_lines=MOST_LINES_OF_AN_ERROR), file=sys.stderr)
-    return found.exit_status
+    print(shortened(f"{type(problem).__name__}: {problem}", most_lines=MOST_LINES_OF_AN_ERROR), file=sys.stderr)
+    return problem.exit_status
 
 
 def _has_no_reader() -> bool:
@@ -89,6 +90,7 @@ def _has_no_reader() -> bool:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # a stream of Python's, as in a notebook
         return False
+    # Asks and does not write: a test write would be seen by a reader that is there.
     poll = select.poll()
     poll.register(output, 0)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
@@ -122,7 +124,9 @@ def parse(
         sys.exit(0)
     values.set_gnu_getopt(True)  # flags may follow positional arguments
     with errors_of_flags(values):
+        # absl takes the first word for the name of the program.
         rest = values(["command", *arguments])[1:]
+        # Fewer values than names is no error here: what is required is checked below.
         for name, value in zip(positional, rest, strict=False):
             values[name].parse(value)
     check_nothing_left(rest[len(positional) :])
@@ -140,8 +144,9 @@ def errors_of_flags(values: FlagValues) -> Iterator[None]:
     except flags.UnrecognizedFlagError as error:
         raise _unknown_flag(error.flagname, list(values)) from error
     except (flags.Error, UnicodeDecodeError) as error:  # the latter of the file that --flagfile names
-        if own := _own_error(error):
-            raise own from None
+        if wrapped := _own_error(error):
+            # Without the chain, which shows absl's frames and no more.
+            raise wrapped from None
         raise ConfigError(
             explain(
                 f"the command line cannot be read: {error}",
@@ -212,6 +217,7 @@ def write_output(content: str | bytes, path: str | None) -> None:
             if target.exists() and not target.is_file():  # /dev/stdout, a pipe
                 target.write_bytes(content.encode() if isinstance(content, str) else content)
             else:
+                # Resolved before, so that a link stays and its target is replaced.
                 write_whole(target, content)
         except OSError as error:
             raise ConfigError(
@@ -236,7 +242,8 @@ class NumberParser(flags.ArgumentParser):
             what: the noun in messages, "time" or "size".
             is_positive: whether 0 is refused.
         """
-        self._what, self._is_positive = what, is_positive
+        self._what = what
+        self._is_positive = is_positive
         smallest = f"above 0, at least {LEAST:g}" if is_positive else f"0 or more, at least {LEAST:g} where not 0"
         self.syntactic_help = f"a number, {smallest}, at most {MOST:g}"
 
@@ -250,6 +257,7 @@ class NumberParser(flags.ArgumentParser):
             number = float(argument)
         except ValueError:
             number = math.nan
+        # NaN compares false with both bounds, and so is refused.
         if not (LEAST <= number <= MOST or (number == 0 and not self._is_positive)):
             raise ValueError(f"{argument!r} is not a {self._what}: give {self.syntactic_help}")
         return number
@@ -265,17 +273,17 @@ def define_number(
 
 def _help(values: FlagValues, usage: str | None, required: Collection[str]) -> str:
     """The usage of a command and a line for each of its flags, in the order of their definition."""
-    own = [values[name] for name in values if name not in ("flagfile", "undefok") and "." not in name]
+    shown = [values[name] for name in values if name not in ("flagfile", "undefok") and "." not in name]
     lines = [
         f"  --{flag.name}: {' '.join(flag.help.replace(_REPEAT, '').split())}"
         f" ({_default(flag, is_required=flag.name in required)})"
-        for flag in own
+        for flag in shown
     ]
     return "\n".join([(usage or "").strip(), "", "flags:", *lines])
 
 
 def _default(flag: flags.Flag, *, is_required: bool) -> str:
-    """What a flag is where it is not given."""
+    """The text for the value of a flag that is not given."""
     if is_required:
         return "required"
     if isinstance(flag.default, (bool, str, int, float)):
@@ -285,11 +293,12 @@ def _default(flag: flags.Flag, *, is_required: bool) -> str:
 
 def _own_error(error: BaseException | None) -> JaxpipeError | None:
     """The JaxpipeError that absl wrapped, for example one that a config file raised."""
-    found = None
+    wrapped = None
     while error is not None:
-        found = error if isinstance(error, JaxpipeError) else found
+        # The last of the chain is the cause; those before it were raised while it was handled.
+        wrapped = error if isinstance(error, JaxpipeError) else wrapped
         error = error.__context__
-    return found
+    return wrapped
 
 
 def _unknown_flag(name: str, known: list[str]) -> ConfigError:

@@ -74,7 +74,8 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 def execute(values: FlagValues) -> None:
     """Runs one conversion."""
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
-    source, target = str(values["from"].value), str(values["to"].value)
+    source = str(values["from"].value)
+    target = str(values["to"].value)
     print(convert(source, target, dtype=values.dtype, step=values.step, vocab_size=values.vocab_size))
 
 
@@ -99,6 +100,7 @@ def convert(
         _check_unused(
             {"vocab_size": vocab_size}, f"is for --from={HF}DIR; a run has the tables that it trained", source
         )
+        # "" and not None: a dtype that every tensor is written in, or none.
         return export_model(source, target.removeprefix(HF), dtype=dtype or "", step=step)
     why = f"is for --to={HF}DIR; a run starts at step 0 and has float32 parameters"
     _check_unused({"dtype": dtype, "step": step}, why, source)
@@ -130,7 +132,9 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
         ConfigError: jaxpipe does not have the model, its tensors do not fit it, the target exists, or `vocab_size` is
             none that its tables can grow to.
     """
-    folder, path = run_folder.path_of(source), run_folder.path_of(target)
+    folder = run_folder.path_of(source)
+    path = run_folder.path_of(target)
+    # Before anything large is read: a target that exists is told at once.
     check_target(path, flag=f"--to={target}")
     run_folder.check_name(path, flag=f"--to={target}")
     theirs = configs.load_config(folder)
@@ -142,9 +146,11 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:
         _check_grows(vocab_size, config.model.vocab_size, source=source)
+        # Another dict, since `theirs` may be compared with the file again.
         theirs = theirs | {"vocab_size": vocab_size}
         config = configs.read_config(theirs, where=where)
         files = GrownFiles(files, tensors.token_tables, num_rows=vocab_size)
+        # Mapped anew for the shapes of the larger tables; the names stay.
         tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
     has_tokenizer = (folder / FILE).is_file()
     if has_tokenizer:
@@ -189,7 +195,8 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     Raises:
         ConfigError: the checkpoint does not exist, transformers does not have the model, or the target exists.
     """
-    run_path, path = run_folder.path_of(source), run_folder.path_of(target)
+    run_path = run_folder.path_of(source)
+    path = run_folder.path_of(target)
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
     config = run_folder.read_config(source)
@@ -204,20 +211,24 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         files = new_files(tensors.new_tensors, dtype=dtype or "float32")
     else:
         configs.check_same_model(config, configs.read_config(theirs, where=where), run=source, where=where)
+        # Without a dtype every tensor keeps the one of its file.
         files = files_of_source(original, dtype=dtype)
-        found = {name: entry for header in files.headers.values() for name, entry in entries(header).items()}
-        tensors = TensorMap.of_names(architecture, ours, found)
-        tensors.check(found, where=str(original.folder))
+        in_files = {name: entry for header in files.headers.values() for name, entry in entries(header).items()}
+        tensors = TensorMap.of_names(architecture, ours, in_files)
+        # The run's record may have been changed since.
+        tensors.check(in_files, where=str(original.folder))
     with (
         open_canonical(run_path, model=LanguageModel(ours), step=step) as saved,
         whole_folder(path, flag=flag) as work,
     ):
+        # A generator, so that one parameter at a time is in memory.
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
             is_other = source_model.is_other_tokenizer(config, original.folder)
             copied = source_model.copy_companions(original.folder, work, has_tokenizer=not is_other)
             if is_other:
                 copied += source_model.write_tokenizer(config, work)
+            # At step 0 nothing was trained: the export stays equal byte for byte.
             if is_other or (saved.step and source_model.has_tokenizer(config)):
                 copied += source_model.write_ends(config, work, is_new=is_other)
         else:
@@ -226,6 +237,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
                 ends = ends_of_text(tokenizer, read_templates(config.data.tokenizer))
                 theirs["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
         if configs.change_dtype(theirs, dtype) or original is None:
+            # A new model has no config.json yet.
             configs.save_config(work, theirs)
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])
     return (

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_LINES, MOST_CHARACTERS = 30, 200  # of a part of a message; somewhat longer lines stay whole
+# Bounds of a part of a message; somewhat longer lines stay whole.
+MOST_LINES = 30
+MOST_CHARACTERS = 200
 
 
 class JaxpipeError(ValueError):
@@ -72,7 +74,9 @@ def explain(what: str, *, rule: str, repair: str, picture: str = "") -> str:
               3 stages, 2 layers
           repair: set mesh.pipe=2 or less
     """
-    what, picture = shortened(what).replace("\n", "\n  "), shortened(picture)
+    # Further lines stand deeper than the rule, so that they are read as one sentence.
+    what = shortened(what).replace("\n", "\n  ")
+    picture = shortened(picture)
     lines = [what, f"  rule {shortened(rule)}", *(f"      {line}" for line in picture.splitlines())]
     return "\n".join([*lines, f"  repair: {shortened(repair)}"])
 
@@ -86,8 +90,10 @@ def shortened(text: str, *, most_lines: int = MOST_LINES) -> str:
     """
     lines = text.splitlines()
     if len(lines) > most_lines:
+        # - 1: the line that counts the rest takes a line itself.
         lines = [*lines[: most_lines - 1], f"... and {len(lines) - most_lines + 1:,} lines more"]
     cut = (f"{line[:MOST_CHARACTERS]}... ({len(line):,} characters)" for line in lines)
+    # Twice the bound, so that a line is not cut to save a few letters.
     return "\n".join(short if len(line) > 2 * MOST_CHARACTERS else line for line, short in zip(lines, cut, strict=True))
 
 
@@ -120,7 +126,8 @@ def check_choice(path: str, value: str, known: tuple[str, ...]) -> None:
 
 def closest(name: str, known: list[str]) -> str:
     """A hint at the known name that is most like `name`, ` Did you mean 'x'?`; empty if none is."""
+    # Imported here: it takes longer than the rest of this module, and most commands never fail.
     import difflib
 
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {found[0]!r}?" if found else ""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     """Defines --workdir, and --config with the fields of that run's config.json."""
+    # The flags of --config are the fields of this run's config, so --workdir is read before the flags are defined.
     given = early_values(define_run, arguments)
     define_run(values)
     config = run_folder.read_written(given.workdir, allow_code=given.allow_code) if given.workdir else base_config()
@@ -63,6 +64,7 @@ def execute(values: FlagValues) -> None:
     """Runs one evaluation."""
     config = config_of(values)
     keep_schedule(run_folder.path_of(values.workdir), config)
+    # A Python file that the user names now is the user's own; one that the run names is code that came with it.
     is_told = values.method or "config.pipeline.schedule" in values
     if is_python_file(config.pipeline.schedule) and not is_told and not values.allow_code:
         raise run_folder.refused_code(values.workdir, f"pipeline.schedule={config.pipeline.schedule!r}")
@@ -71,11 +73,13 @@ def execute(values: FlagValues) -> None:
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         setup = set_up(config, task_of(config), num_processes=processes.count)
+        # All processes must evaluate by one schedule, or they would wait for each other.
         check_same_schedule(processes, setup.pipeline.run_schedule, config.pipeline.costs)
         step, params = restore_params(
             run_folder.path_of(values.workdir), model=setup.task.model, pipeline=setup.pipeline, say=say
         )
         eval_step = make_eval_step(setup.pipeline)
+        # Always the same batches, so that losses of several checkpoints compare.
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
         say(f"devices    {setup.devices.reason}")
         say(f"step {step}: held-out {format_losses(heldout, unit=setup.task.loss_unit)}")

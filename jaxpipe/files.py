@@ -1,4 +1,4 @@
-"""Files of users: what the path that one gives means, and writing under a name a complete file or none at all.
+"""Resolves paths that users give, and writes files whole or not at all.
 
 Paths come in flags, configs and arguments; what becomes of their text is decided here alone. A file is written as
 `NAME.partial` beside its place, forced to the disk and renamed, whatever ends the process that writes it. The partial
@@ -36,6 +36,7 @@ def local_path(name: str) -> Path:
     address = re.match(r"([A-Za-z][\w+.-]*://)(.*)", name)
     if address:
         scheme, rest = address.groups()
+        # A host behind file:// would name another machine's file.
         is_here = scheme.lower() == "file://" and rest.startswith("/")
         raise ConfigError(
             explain(
@@ -76,9 +77,11 @@ def read_whole(path: Path, *, encoding: str = "utf-8", waits: bool = False) -> s
         OSError: the file cannot be read, or is larger than any of its kind.
         UnicodeDecodeError: it is not a text, a ValueError.
     """
+    # Opening a pipe waits for a writer, for ever if there is none.
     if not waits and path.is_fifo():
         raise OSError(errno.EINVAL, "it is a pipe, not a file", str(path))
     with path.open("rb") as file:
+        # + 1: one byte more than allowed is enough to know.
         content = file.read(MOST_WHOLE_BYTES + 1)
     if len(content) > MOST_WHOLE_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {MOST_WHOLE_BYTES // 2**20} MiB", str(path))
@@ -104,17 +107,21 @@ def whole_files(paths: Sequence[Path]) -> Iterator[Sequence[BinaryIO]]:
     """
     partial = [path.with_name(f"{path.name}.partial") for path in paths]
     with ExitStack() as stack:
+        # Also after success, when nothing has these names any more.
         stack.callback(lambda: [path.unlink(missing_ok=True) for path in partial])
         with ExitStack() as opened:
             files = [opened.enter_context(path.open("wb")) for path in partial]
             yield files
             for file in files:
                 file.flush()
+                # On the disk before the rename: after a power cut the name must not stand for an empty file.
                 os.fsync(file.fileno())
         if len(paths) > 1:
+            # Until the last rename readers see that the set is not complete.
             paths[-1].unlink(missing_ok=True)
         for written, path in zip(partial, paths, strict=True):
             written.replace(path)
+        # A rename is on the disk when its folder is.
         sync_folder(paths[-1].parent)
 
 

@@ -107,35 +107,46 @@ def execute(values: FlagValues) -> None:
 
 def format_prepared(prepared: Prepared) -> str:
     """Returns the report of a preparation: counts, speed, and the flags to train with."""
-    one = prepared
-    has_loss, learned = one.num_learned is not None, one.num_learned or 0
+    has_loss = prepared.num_learned is not None
+    learned = prepared.num_learned or 0
     loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
-    about = [f".{TOKENIZER_CONFIG}"] if one.has_about else []
-    written = [".bin", ".idx", *loss, *([TOKENIZER] if one.tokenizer != BYTE else []), *about]
-    trained = f", after {one.train_s:.1f} s of training the vocabulary" if one.train_s else ""
-    size = f"data.seq_len={one.seq_len}" if one.seq_len else f"model.vocab_size={one.vocab_size}"
+    about = [f".{TOKENIZER_CONFIG}"] if prepared.has_about else []
+    written = [".bin", ".idx", *loss, *([TOKENIZER] if prepared.tokenizer != BYTE else []), *about]
+    trained = f", after {prepared.train_s:.1f} s of training the vocabulary" if prepared.train_s else ""
+    size = f"data.seq_len={prepared.seq_len}" if prepared.seq_len else f"model.vocab_size={prepared.vocab_size}"
     lines = [
-        f"read       {one.num_files:,} files, {one.num_text_bytes / 1e6:,.1f} MB of text",
-        *_format_tally("replaced", one.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
-        *_format_tally("left out", one.empty, "empty documents; the first in"),
-        *_format_tally("markup", one.markup, "lines with the name of a special token, read as text; the first is"),
-        *(["           --markup reads such names as these tokens"] if one.markup.num else []),
-        *([f"dropped    {one.dropped.total():,} characters: {format_characters(one.dropped)}"] if one.dropped else []),
-        *_format_tally("unknown", one.unknown, "tokens stand for what the vocabulary lacks; the first in"),
-        f"documents  {one.num_documents:,}",
-        f"vocabulary {one.vocab_size:,} tokens",
-        *([f"separator  {one.separator}; a generated text ends at {' or '.join(one.ends)}"] if one.separator else []),
+        f"read       {prepared.num_files:,} files, {prepared.num_text_bytes / 1e6:,.1f} MB of text",
+        *_format_tally("replaced", prepared.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
+        *_format_tally("left out", prepared.empty, "empty documents; the first in"),
+        *_format_tally("markup", prepared.markup, "lines with the name of a special token, read as text; the first is"),
+        *(["           --markup reads such names as these tokens"] if prepared.markup.num else []),
+        # The most frequent characters alone: a text may lack thousands.
         *(
-            [f"missing    {', '.join(one.missing)}: its files name them, {FILE} has no such tokens"]
-            if one.missing
+            [f"dropped    {prepared.dropped.total():,} characters: {format_characters(prepared.dropped)}"]
+            if prepared.dropped
             else []
         ),
-        f"tokens     {one.num_tokens:,}, {one.dtype.name}; {one.num_text_bytes / one.num_tokens:.2f} bytes a token",
-        *([f"learned    {learned:,} tokens, {learned / one.num_tokens:.1%}: the answers"] if has_loss else []),
-        f"speed      {one.num_text_bytes / 1e6 / one.encode_s:.1f} MB/s: {one.encode_s:.1f} s{trained}",
-        f"written    {', '.join(one.prefix + suffix for suffix in written)}",
-        f"train with --config.data.files={shlex.quote(f'indexed:{one.prefix}')}"
-        f" --config.data.tokenizer={shlex.quote(one.tokenizer)} --config.{size}"
+        *_format_tally("unknown", prepared.unknown, "tokens stand for what the vocabulary lacks; the first in"),
+        f"documents  {prepared.num_documents:,}",
+        f"vocabulary {prepared.vocab_size:,} tokens",
+        *(
+            [f"separator  {prepared.separator}; a generated text ends at {' or '.join(prepared.ends)}"]
+            if prepared.separator
+            else []
+        ),
+        *(
+            [f"missing    {', '.join(prepared.missing)}: its files name them, {FILE} has no such tokens"]
+            if prepared.missing
+            else []
+        ),
+        f"tokens     {prepared.num_tokens:,}, {prepared.dtype.name};"
+        f" {prepared.num_text_bytes / prepared.num_tokens:.2f} bytes a token",
+        *([f"learned    {learned:,} tokens, {learned / prepared.num_tokens:.1%}: the answers"] if has_loss else []),
+        f"speed      {prepared.num_text_bytes / 1e6 / prepared.encode_s:.1f} MB/s: {prepared.encode_s:.1f} s{trained}",
+        f"written    {', '.join(prepared.prefix + suffix for suffix in written)}",
+        f"train with --config.data.files={shlex.quote(f'indexed:{prepared.prefix}')}"
+        f" --config.data.tokenizer={shlex.quote(prepared.tokenizer)} --config.{size}"
+        # Only for answers that are learned: other text runs on over the ends of documents.
         + " --config.data.packing=documents"
         * has_loss,
     ]

@@ -31,7 +31,7 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)
-_FOUND: dict[tuple[Path, type], list] = {}
+_DEFINED: dict[tuple[Path, type], list] = {}
 
 
 def is_python_file(name: str) -> bool:
@@ -56,39 +56,47 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
     Raises:
         error: the file does not exist, cannot be run, or defines no such value.
     """
-    noun, file = kind.__name__, local_path(path).resolve()
+    noun = kind.__name__
+    file = local_path(path).resolve()
     key = file, kind
-    if key in _FOUND:
-        return _FOUND[key]
+    if key in _DEFINED:
+        return _DEFINED[key]
     if not file.is_file():
         raise error(_text(noun, f"{path!r} is not a file", "give the path of a file", f"looked from {Path.cwd()}"))
     given = {id(value) for value in built_in}  # before the file is run, which may register its own
     with errors_of_file(path, error=error, rule=_rule(noun)):
         module = _module(file)
-    found = {id(value): value for value in vars(module).values() if isinstance(value, kind) and id(value) not in given}
-    if not found:
+    # By identity: a value under two names counts once, and equal values are two.
+    defined = {
+        id(value): value for value in vars(module).values() if isinstance(value, kind) and id(value) not in given
+    }
+    if not defined:
         raise error(_text(noun, f"{path!r} defines no {noun.lower()}", f"define a {noun} in the file"))
-    return _FOUND.setdefault(key, list(found.values()))
+    return _DEFINED.setdefault(key, list(defined.values()))
 
 
 def value_in_file(name: str, kind: type[T], *, built_in: Collection[T], error: type[JaxpipeError]) -> T:
     """The value that "path/to/mine.py" or "path/to/mine.py:NAME" names; arguments and errors as in `values_in_file`."""
     path, _, wanted = name.partition(":")
-    found = values_in_file(path, kind, built_in=built_in, error=error)
-    chosen = [value for value in found if not wanted or value.name == wanted]
+    defined = values_in_file(path, kind, built_in=built_in, error=error)
+    chosen = [value for value in defined if not wanted or value.name == wanted]
     if len(chosen) != 1:
-        noun, names = kind.__name__, ", ".join(value.name for value in found)
-        what, repair = f"{name!r} does not say which {noun.lower()} is meant", f"name one, as {path}:{found[0].name}"
+        noun = kind.__name__
+        names = ", ".join(value.name for value in defined)
+        what = f"{name!r} does not say which {noun.lower()} is meant"
+        repair = f"name one, as {path}:{defined[0].name}"
         raise error(_text(noun, what, repair, f"of type {noun} in {path}: {names}"))
     return chosen[0]
 
 
 def run_file(path: Path) -> ModuleType:
     """Runs a Python file as a new module, which stands in `sys.modules`, as dataclasses in it need."""
+    # The number of modules makes the name new, also for two files of one name.
     name = f"jaxpipe_file_{len(sys.modules)}"
     loader = SourceFileLoader(name, str(path))
     spec = spec_from_loader(name, loader)
     assert spec
+    # Before it is run: a dataclass looks its own module up there.
     module = sys.modules[name] = module_from_spec(spec)
     loader.exec_module(module)
     return module
@@ -105,6 +113,7 @@ def errors_of_file(path: str, *, error: type[JaxpipeError], rule: str) -> Iterat
     """
     try:
         yield
+    # Ctrl-C is meant for the command, and not a fault of the file.
     except (JaxpipeError, KeyboardInterrupt):
         raise
     except BaseException as cause:  # also what no Exception is: SystemExit, or a panic in a library written in Rust
@@ -118,6 +127,7 @@ def place_in(path: str, error: BaseException) -> str:
     file = str(Path(path).resolve())
     if isinstance(error, SyntaxError) and error.filename == file:
         return f"line {error.lineno}: {(error.text or '').strip()}"
+    # The innermost frame of the file, which may call library code that fails.
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"line {lines[-1].lineno}: {lines[-1].line}" if lines else ""
 

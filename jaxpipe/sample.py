@@ -85,6 +85,7 @@ def execute(values: FlagValues) -> None:
     config = run_folder.read_config(values.workdir, allow_code=values.allow_code)
     check_model(config, name=f"{values.workdir}/{run_folder.CONFIG}")
     _check_texts(prompt=[values.prompt], stop=values.stop)
+    # Every text contains the empty one, so nothing would be printed.
     if "" in values.stop:
         raise ConfigError(
             explain(
@@ -110,19 +111,22 @@ def execute(values: FlagValues) -> None:
                 repair=f"name the folder of a run of {causal}",
             )
         )
-    model, tokenizer = LanguageModel(model_config(config)), tokenizer_of(config)
+    model = LanguageModel(model_config(config))
+    tokenizer = tokenizer_of(config)
     step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
     # On the device once, not for each token.
     params = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params))
 
     templates = read_templates(config.data.tokenizer)
     text = _question(values.prompt, config.data.tokenizer, templates) if values.chat else values.prompt
+    # One text, of which only the tokens are needed.
     prompt = tokenizer.encode_places([text], values.markup)[0][0].tolist()
     ends = ends_of_text(tokenizer, templates)
     texts = [Continuation(prompt, tokenizer, values.stop, ends) for _ in range(values.num_samples)]
     for tokens in generate(
         model,
         params,
+        # A template writes the beginning itself.
         prompt if values.chat else with_beginning(prompt, tokenizer, reads_special=values.markup),
         num_tokens=values.num_tokens,
         window=config.data.seq_len,
@@ -133,6 +137,7 @@ def execute(values: FlagValues) -> None:
     ):
         for text, token in zip(texts, tokens, strict=True):
             text.add(int(token))
+        # Samples that are done are computed on, as all stand in one array; so the last of them ends the loop.
         if all(text.is_done for text in texts):
             break
     print(f"parameters of step {step}")
@@ -183,7 +188,10 @@ class Continuation:
         self, prompt: Sequence[int], tokenizer: Tokenizer, stops: Sequence[str], ends: Sequence[int] | None = None
     ):
         self._ends = tokenizer.ends if ends is None else ends
-        self._tokens, self._num_prompt, self._tokenizer, self._stops = list(prompt), len(prompt), tokenizer, stops
+        self._tokens = list(prompt)
+        self._num_prompt = len(prompt)
+        self._tokenizer = tokenizer
+        self._stops = stops
         self.is_done = False
 
     def add(self, token: int) -> None:
@@ -192,11 +200,13 @@ class Continuation:
             self.is_done = True
             return
         self._tokens.append(token)
+        # Looked for in the text and not among tokens: a stop string may end within a token or span several.
         self.is_done = any(stop in self._following() for stop in self._stops)
 
     def shown(self) -> str:
         """The text without what the stop strings end."""
         following = self._following()
+        # The first of them, since a token may complete several at once.
         end = min((following.find(stop) for stop in self._stops if stop in following), default=None)
         if end is None:
             return self._tokenizer.decode(self._tokens)
@@ -240,6 +250,7 @@ def generate(
             of seed + i, modulo 2^32.
         num_samples: continuations that are drawn at the same time.
     """
+    # The seeds wrap around where a uint32 does; equal seeds draw equal texts.
     keys = jax.vmap(key_of)(((seed + np.arange(num_samples)) % NUM_SEEDS).astype(np.uint32))
     # Tokens stand at the beginning of a row of one size, so that one program serves them all: a causal model's
     # logits do not depend on what comes after.
@@ -247,11 +258,13 @@ def generate(
     text = np.tile(np.array(prompt, np.int32), (num_samples, 1))
     draw = partial(_draw, temperature=temperature, top_k=top_k)
 
+    # Donated, so that the cache is written in place and does not stand in memory twice.
     @partial(jax.jit, donate_argnums=1)
     def follow(params: Params, cache: Cache, tokens: jax.Array, num_new: Any, index: Any) -> tuple[jax.Array, Cache]:
         logits, cache = model.following_logits(params, tokens, cache, num_new)
         return draw(logits, keys, index), cache
 
+    # `last` is traced, so that one program serves every length.
     @jax.jit
     def draw_anew(params: Params, rows: jax.Array, last: Any, index: Any) -> jax.Array:
         return draw(model.logits(params, {"tokens": rows})[:, last], keys, index)
@@ -263,6 +276,7 @@ def generate(
     for index in range(num_tokens):
         seen = text[:, -size:]
         if cache is None or text.shape[1] > size:
+            # - 1: the logits of the last token say what follows.
             drawn = draw_anew(params, row(seen), seen.shape[1] - 1, index)
         elif index == 0:
             drawn, cache = follow(params, cache, row(seen), seen.shape[1], index)
@@ -276,12 +290,17 @@ def _draw(logits: jax.Array, keys: jax.Array, index: Any, *, temperature: float,
     """A token of each row of `logits` "sample vocab", the `index`-th of its key."""
     if temperature == 0:
         return logits.argmax(axis=-1)
+    # A top_k above the vocabulary leaves all tokens.
     if top_k is not None:
         least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
+        # Tokens that are as likely as the last of them stay too.
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     return jax.vmap(
+        # The key of a token's place and not of the draw before it: a text does not depend on where it is cut.
         lambda key, row: jax.random.categorical(
-            jax.random.fold_in(key, index), row / max(temperature, LEAST_TEMPERATURE)
+            # A temperature of 1e-40 is 0 in float32, and 0 / 0 no logit.
+            jax.random.fold_in(key, index),
+            row / max(temperature, LEAST_TEMPERATURE),
         )
     )(keys, logits)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-MIB, GIB = 2**20, 2**30
-LEAST, MOST = 1e-18, 1e18  # of a time or size that one writes and that is not 0: their products and ratios are finite
+MIB = 2**20
+GIB = 2**30
+# Bounds of a time or size that a user writes and that is not 0: products and ratios of two are finite.
+LEAST = 1e-18
+MOST = 1e18
 MA = "1 Ma is what one microbatch leaves on a device's share of the model"  # of peaks, where they are printed
 
 

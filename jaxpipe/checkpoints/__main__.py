@@ -62,6 +62,7 @@ def list_checkpoints(folder: Path) -> str:
         ConfigError: `folder` contains no checkpoint.
     """
     abouts = {step: files.read_about(folder / str(step)) for step in files.complete_steps(folder)}
+    # A run may save, set aside and delete while this reads: what has no folder any more is left out below.
     others = dict.fromkeys(files.set_aside_paths(folder), _SET_ASIDE)
     others |= dict.fromkeys(files.unfinished(folder), "half-written or half-deleted")
     if not abouts and not others:
@@ -72,6 +73,7 @@ def list_checkpoints(folder: Path) -> str:
     rows += [(path.name, "no", _mebibytes(path), "", "", what) for path, what in others.items()]
     rows = [_HEAD, *(row for row in rows if (folder / row[0]).is_dir())]
     if len(rows) == 1:
+        # All checkpoints were deleted between the two looks at the folder, so there are newer ones to list.
         return list_checkpoints(folder)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -87,22 +89,25 @@ def verify_checkpoints(folder: Path) -> None:
         ConfigError: `folder` contains no complete checkpoint.
         CheckpointError: a file is damaged.
     """
-    steps, wrong = files.complete_steps(folder), {}
+    steps = files.complete_steps(folder)
+    wrong = {}
     if not steps:
         raise no_checkpoint(folder, None)
     for step in steps:
-        found = damages(folder / str(step))
-        if found and not (folder / str(step)).is_dir():
+        damaged = damages(folder / str(step))
+        # A checkpoint that is being deleted lacks files too, and is not damaged.
+        if damaged and not (folder / str(step)).is_dir():
             print(f"step {step}: deleted meanwhile by its run", flush=True)
             continue
-        print(f"step {step}: {f'damaged files: {len(found)}' if found else 'undamaged'}", flush=True)
-        if found:
-            wrong[step] = found
+        print(f"step {step}: {f'damaged files: {len(damaged)}' if damaged else 'undamaged'}", flush=True)
+        if damaged:
+            wrong[step] = damaged
     if wrong:
         raise damaged_files(folder, wrong)
 
 
 def _row(path: Path, about: About | None, reasons: Sequence[str]) -> tuple[str, ...]:
+    # Always UTC, as the table's head says.
     written = about.written.removesuffix("+00:00") if about else "unknown"
     loss = f"{about.heldout_loss:.4f}" if about and about.heldout_loss is not None else ""
     return path.name, "yes", _mebibytes(path), written, loss, ", ".join(reasons)
@@ -113,7 +118,7 @@ def _mebibytes(path: Path) -> str:
 
 
 def _keep(abouts: dict[int, About | None]) -> Keep:
-    """The rule of the newest checkpoint's config."""
+    """The rule of the newest checkpoint's config, since a run may change its rule when it resumes."""
     configs = [about.config for about in abouts.values() if about and about.config]
     fields = configs[-1].get("checkpoint", {}) if configs else {}
     return Keep(**{name: fields[f"keep_{name}"] for name in ("last", "every", "best") if f"keep_{name}" in fields})

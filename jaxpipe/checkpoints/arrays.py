@@ -44,6 +44,7 @@ class ArrayWriter:
             async_options=ocp.AsyncOptions(
                 timeout_secs=int(LONGEST_WRITE_S),
                 post_finalization_callback=self._before_commit,
+                # Made at once: a folder that cannot be made is then an error of `save` and not one of a thread.
                 create_directories_asynchronously=False,
             ),
             checkpoint_metadata_store=without,
@@ -56,6 +57,7 @@ class ArrayWriter:
             Exception: any error of Orbax or the file system.
         """
         self._started = unfinished_path(folder.parent, int(folder.name)), writers(arrays)
+        # A copy of the names, since the thread reads them after this returns.
         self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
 
     def check(self) -> None:
@@ -90,6 +92,7 @@ def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:
 
 def read_array(folder: Path, name: str) -> np.ndarray:
     """One array of a checkpoint, as a NumPy array on this host."""
+    # The 0 stands for an array whose shape is not known; `restore_type` decides what is read.
     return _restore(folder, {name: 0}, {name: ocp.RestoreArgs(restore_type=np.ndarray)})[name]
 
 
@@ -100,17 +103,21 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _restore(folder: Path, like: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    # Partial: a checkpoint may have other arrays besides, as those of an optimizer.
     restore = ocp.args.PyTreeRestore(like, restore_args=arguments, partial_restore=True)
     return _handler().restore(epath.Path(folder), args=restore)
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
     """An Orbax handler that writes few files, without compression (useless for float32), and each shard once."""
+    # No file of shardings, since each reader gives its own; and each shard is written from its first copy, so that
+    # `writers` knows by whom.
     arrays = type_handlers.ArrayHandler(enable_write_sharding_file=False, use_replica_parallel=False)
     registry = type_handlers.create_type_handler_registry(
         (jax.Array, arrays), (np.ndarray, type_handlers.NumpyHandler())
     )
     form: dict[str, Any] = {"use_ocdbt": True, "use_zarr3": True, "use_compression": False}
+    # No validation after the merge, which would read all of it again.
     handler = ocp.BasePyTreeCheckpointHandler(
         **form, type_handler_registry=registry, enable_post_merge_validation=False
     )

@@ -1,7 +1,7 @@
 """The checkpoints of a run: written in the background, deleted by a rule, restored from the newest undamaged one.
 
-No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside. One that cannot
-be written is said at once, and the next state is tried.
+No checkpoint is deleted before a newer one is complete. A damaged one is never deleted, but set aside. An error of
+writing is said at once, and the next state is tried.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ class Checkpoints:
             read_only: whether nothing is written, deleted or set aside.
             say: takes messages: in every process about checkpoints passed over, in process 0 about those set aside.
         """
-        self.folder, self._pipeline, self._keep, self._read_only, self._say = folder, pipeline, keep, read_only, say
+        self.folder = folder
+        self._pipeline = pipeline
+        self._keep = keep
+        self._read_only = read_only
+        self._say = say
         self._form: StateForm | None = None
         self._writer: ArrayWriter | None = None
         self._in_flight: About | None = None  # about.json of the checkpoint being written
@@ -75,6 +79,7 @@ class Checkpoints:
         try:
             self.wait()
         except CheckpointError as failed:
+            # Another error is under way already, and must not be hidden by this one.
             if error is None:
                 raise
             self._say(str(failed))
@@ -104,9 +109,11 @@ class Checkpoints:
         """
         assert not self._read_only
         self.wait()
+        # A run that ends after a saved step would write the same state again.
         if step == self._last:
             return
         self._last = step
+        # Before anything is written: the thread of `_before_commit` reads it.
         self._in_flight = About(step, datetime.now(UTC).isoformat(timespec="seconds"), config, heldout_loss)
         try:
             self._set_aside([later for later in self.steps() if later >= step], "replaced")
@@ -133,7 +140,9 @@ class Checkpoints:
         if self._in_flight is None:
             return
         self._finish(lambda writer: writer.wait())
-        self._in_flight, self.num_failed = None, 0
+        self._in_flight = None
+        self.num_failed = 0
+        # One process deletes; the others would race with it.
         if jax.process_index() == 0:
             for step, reasons in self._keep.reasons(files.heldout_losses(self.folder)).items():
                 if not reasons:
@@ -159,10 +168,14 @@ class Checkpoints:
 
         def read(chosen: Choice) -> tuple[int, Any]:
             folder = chosen.folder
-            saved, wanted = read_whole(folder, lambda: shapes(folder)), form
+            saved = read_whole(folder, lambda: shapes(folder))
+            wanted = form
+            # Without flush a state has the weights of the step before; a checkpoint of a schedule with flush lacks
+            # them.
             if like.older and not any(name.startswith(_OLDER) for name in saved):
                 wanted = StateForm(replace(like, older=None), like.params, self._pipeline)
             check_same(saved, wanted.shapes, folder=folder)
+            # Only now: the state that was read is of the right model, so what is set aside is not needed.
             if not self._read_only:
                 self._set_aside(chosen.damaged, "damaged")
             return chosen.step, wanted.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
@@ -196,6 +209,7 @@ class Checkpoints:
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         """The error to raise; deletes the partial checkpoint, since the disk may be full."""
+        # Both: neither may a later `wait` finish this one, nor `save` of the same step be passed over.
         self._in_flight = self._last = None
         self.num_failed += 1
         self._clean()
@@ -223,7 +237,9 @@ class Saver:
             num_processes: processes of the run. Several do not try again: a failure is known to one of them alone.
             say: takes the error of each try but the last.
         """
-        self._checkpoints, self._num_processes, self._say = checkpoints, num_processes, say
+        self._checkpoints = checkpoints
+        self._num_processes = num_processes
+        self._say = say
         self._again_s: float | None = None  # when to try again, in seconds of time.monotonic
 
     def after_step(
@@ -252,6 +268,7 @@ class Saver:
         while True:
             try:
                 self._checkpoints.check()
+                # After a failure every step is a try whose pause is over, whether it is due or not.
                 if is_due if self._again_s is None else is_last or time.monotonic() >= self._again_s:
                     self._again_s = None
                     self._checkpoints.save(step, state(), config=config, heldout_loss=heldout_loss)
@@ -267,10 +284,11 @@ class Saver:
                 return
 
     def _pause_s(self, error: CheckpointError) -> int:
-        """Seconds until the next try, which it says; raises `error` if there is none."""
+        """Seconds until the next try, which are said; raises `error` if there is none."""
         num_failed = self._checkpoints.num_failed
         if self._num_processes > 1 or num_failed > len(PAUSES_S):
             raise error
+        # - 1: the first failure takes the first pause.
         pause_s = PAUSES_S[num_failed - 1]
         when = f"in {pause_s} s" if pause_s else "now"
         self._say(f"{error}\n  tried again {when} with the newest state; try {num_failed + 1} of {len(PAUSES_S) + 1}")

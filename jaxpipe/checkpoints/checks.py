@@ -25,6 +25,7 @@ def check_same(saved: Shapes, wanted: Shapes, *, folder: Path) -> None:
         wanted: shapes of the parameters or of a whole state, by name.
         folder: folder of the checkpoint.
     """
+    # The checkpoint may have more, but not of the parameters: then it is another model.
     different = sorted(name for name in wanted if saved.get(name) != wanted[name])
     different += sorted(name for name in saved if name.startswith(_PARAMS) and name not in wanted)
     params = [name for name in different if name.startswith(_PARAMS)]
@@ -91,7 +92,7 @@ def all_damaged(folder: Path, damaged: Mapping[int, str]) -> CheckpointError:
 
 def damaged_files(folder: Path, damaged: Mapping[int, Sequence[str]]) -> CheckpointError:
     """The error for damaged files of some checkpoints, by step."""
-    texts = [f"{step}/{what}" for step, found in damaged.items() for what in found]
+    texts = [f"{step}/{what}" for step, of_step in damaged.items() for what in of_step]
     return CheckpointError(
         explain(
             f"damaged files in {folder}: {len(texts)}, in checkpoints: {len(damaged)}",
@@ -136,14 +137,16 @@ _PART = "ocdbt.process_"
 
 def writers(arrays: Mapping[str, Any]) -> frozenset[int]:
     """The processes that write parts of `arrays`: each the shards whose first copy it holds, 0 also those of NumPy."""
+    # NumPy arrays are written by process 0 alone.
     of_jax = [array for array in arrays.values() if isinstance(array, jax.Array)]
-    found = {0} if len(of_jax) < len(arrays) else set()
+    processes = {0} if len(of_jax) < len(arrays) else set()
     kinds = {(array.sharding, array.shape): array for array in of_jax}  # few, where shards are many
     for array in kinds.values():
-        if len(found) == jax.process_count():
+        # All processes are there already: the shards of further arrays add none.
+        if len(processes) == jax.process_count():
             break
-        found |= {shard.device.process_index for shard in array.global_shards if shard.replica_id == 0}
-    return frozenset(found)
+        processes |= {shard.device.process_index for shard in array.global_shards if shard.replica_id == 0}
+    return frozenset(processes)
 
 
 def check_parts(folder: Path, processes: frozenset[int]) -> None:

@@ -25,10 +25,12 @@ from typing import Any
 
 from jaxpipe.files import read_whole, sync_folder, write_whole
 
-CHECKPOINTS, ABOUT = "checkpoints", "about.json"
+CHECKPOINTS = "checkpoints"
+ABOUT = "about.json"
 # Orbax writes this file last, into a folder that is otherwise complete; it says no more than the folder's name.
 COMMITTED = "commit_success.txt"
-_UNFINISHED, _DELETED = ".orbax-checkpoint-tmp", "deleted"
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_DELETED = "deleted"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class About:
 
 def read_about(folder: Path) -> About | None:
     """The about.json of the checkpoint in `folder`; None if it cannot be read."""
+    # Also of a file of an older or newer version, whose fields differ: a table and a rule can do without.
     try:
         return About(**json.loads(read_whole(folder / ABOUT)))
     except (OSError, RecursionError, TypeError, ValueError):
@@ -62,8 +65,8 @@ def read_about(folder: Path) -> About | None:
 
 def heldout_losses(folder: Path) -> dict[int, float | None]:
     """The held-out loss, or None, of every complete checkpoint in `folder`, by step."""
-    found = {step: read_about(folder / str(step)) for step in complete_steps(folder)}
-    return {step: about.heldout_loss if about else None for step, about in found.items()}
+    abouts = {step: read_about(folder / str(step)) for step in complete_steps(folder)}
+    return {step: about.heldout_loss if about else None for step, about in abouts.items()}
 
 
 def complete_steps(folder: Path) -> list[int]:
@@ -95,8 +98,10 @@ def unfinished_path(folder: Path, step: int) -> Path:
 
 def set_aside(folder: Path, step: int, why: str) -> Path:
     """Renames the checkpoint of `step` to a name with `why` in it, as "damaged"; returns its new path."""
-    number, path = 1, folder / f"{step}.{why}"
+    number = 1
+    path = folder / f"{step}.{why}"
     while path.exists():
+        # The same step may be damaged, or replaced, more than once.
         number += 1
         path = folder / f"{step}.{why}.{number}"
     return (folder / str(step)).rename(path)
@@ -154,18 +159,21 @@ class Keep:
             >>> Keep(last=1, every=20, best=1).reasons({10: 1.5, 20: 2.0, 30: None, 40: 1.75, 50: 2.5})
             {10: ['best 1'], 20: ['every 20'], 30: [], 40: ['every 20'], 50: ['last 1']}
         """
+        # The newest stays in any case: deleting all would lose the run.
         last = max(self.last, 1)
         newest = sorted(losses)[-last:]
+        # NaN is less than nothing and more than nothing; it would be sorted anywhere.
         measured = {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        # Of equal losses the newer one.
         best = sorted(measured, key=lambda step: (measured[step], -step))[: self.best]
         reasons: dict[int, list[str]] = {step: [] for step in sorted(losses)}
-        for step, found in reasons.items():
+        for step, of_step in reasons.items():
             if step in newest:
-                found.append(f"last {last}")
+                of_step.append(f"last {last}")
             if self.every and step % self.every == 0:
-                found.append(f"every {self.every}")
+                of_step.append(f"every {self.every}")
             if step in best:
-                found.append(f"best {self.best}")
+                of_step.append(f"best {self.best}")
         return reasons
 
 
@@ -180,6 +188,7 @@ _BLOCK_BYTES = 2**20
 def write_sums(folder: Path) -> None:
     """Writes the checksums of all files in `folder`, in several threads: hashing releases Python's lock."""
     names = _names(folder)
+    # Hashing may not take more threads than cores: the devices' own threads compute meanwhile.
     with ThreadPoolExecutor(min(_MOST_THREADS, _num_cores())) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
     write_whole(folder / SUMS, "".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
@@ -202,6 +211,7 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
     there = _names(folder)
     missing = [f"{name}: no such file" for name in sorted(expected.keys() - set(there))]
     added = [f"{name}: not in {SUMS}" for name in sorted(set(there) - expected.keys())]
+    # A stride, so that the shares are about equally large: the names are sorted and big files stand together.
     names = sorted(expected.keys() & set(there))[share::num_shares]
     with ThreadPoolExecutor(_MOST_THREADS) as pool:
         wrong = pool.map(lambda name: _damage(folder, name, expected[name]), names)
@@ -215,16 +225,17 @@ def _num_cores() -> int:
 
 def _damage(folder: Path, name: str, expected: str) -> str:
     try:
-        found = _sum(folder / name)
+        actual = _sum(folder / name)
     except OSError as error:
         return f"{name}: cannot be read, {error.strerror}"
-    return "" if found == expected else f"{name}: sha256 {found[:12]}..., {expected[:12]}... in {SUMS}"
+    return "" if actual == expected else f"{name}: sha256 {actual[:12]}..., {expected[:12]}... in {SUMS}"
 
 
 def _sum(path: Path) -> str:
     if path.is_fifo():  # it would wait for ever for one that writes
         raise OSError(errno.EINVAL, "it is a pipe, not a file", str(path))
     digest = hashlib.sha256()
+    # Without a buffer: blocks are read once and are large already.
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
@@ -234,6 +245,7 @@ def _sum(path: Path) -> str:
 def _read(path: Path) -> dict[str, str]:
     text = read_whole(path)
     lines = [line.split("  ", maxsplit=1) for line in text.splitlines()]
+    # A file that was cut short ends within a line.
     if not text.endswith("\n") or any(len(line) != 2 or len(line[0]) != 64 for line in lines):
         raise ValueError("not lines of a sum, two spaces and a name")
     return {name: digest for digest, name in lines}
@@ -241,4 +253,5 @@ def _read(path: Path) -> dict[str, str]:
 
 def _names(folder: Path) -> Sequence[str]:
     files = (path.relative_to(folder).as_posix() for path in paths_of_files(folder))
+    # Orbax writes the one after the sums, and a file has no sum of itself.
     return sorted(name for name in files if name not in (SUMS, COMMITTED))

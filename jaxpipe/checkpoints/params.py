@@ -162,6 +162,7 @@ def _shapes_of(model: HasInit) -> Any:
 def _named(params: Any) -> list[tuple[str, Any]]:
     """Arrays of a checkpoint by name; it has no empty ones."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
+    # Orbax writes no file for an empty array.
     return [(f"params.{_name(path)}", leaf) for path, leaf in leaves if leaf.size]
 
 

@@ -26,10 +26,12 @@ def all_gather_text(text: str) -> list[str]:
     """Returns the `text` of every process, cut to 512 bytes of UTF-8, in each process; all processes must call it."""
     if jax.process_count() == 1:
         return [text]
+    # A fixed size, since all processes gather arrays of one shape.
     encoded = np.zeros(_NUM_BYTES, np.uint8)
     data = np.frombuffer(text.encode()[:_NUM_BYTES], np.uint8)
     encoded[: len(data)] = data
     rows = np.asarray(multihost_utils.process_allgather(encoded))
+    # Cut text may end within a character.
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
@@ -71,14 +73,18 @@ def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[st
     vanished: set[int] = set()
     while True:
         passed = damaged.keys() | vanished
+        # Listed anew each time, since the run may have saved or deleted meanwhile.
         left = [there for there in complete_steps(folder) if there not in passed and step in (None, there)]
+        # Process 0 decides: folders on a network may look different from each machine.
         chosen = broadcast_text(str(left[-1]) if left else "")
         if not chosen:
             raise all_damaged(folder, damaged) if damaged else no_checkpoint(folder, step)
         mine = damages(folder / chosen, share=jax.process_index(), num_shares=jax.process_count())
+        # All processes gather, even if their own share is whole, since a collective needs every process.
         wrong = [text for text in all_gather_text(mine[0] if mine else "") if text]
         if not wrong:
             return Choice(folder / chosen, int(chosen), damaged)
+        # A folder that is gone was deleted by its run and not damaged.
         if broadcast_text(_VANISHED if not (folder / chosen).is_dir() else ""):
             vanished.add(int(chosen))
             continue
@@ -142,9 +148,12 @@ def read_whole(folder: Path, read: Callable[[], Result]) -> Result:
         Exception: whatever `read` raises.
     """
     try:
-        result, error = read(), None
+        result = read()
+        error = None
     except Exception as raised:
-        result, error = None, raised
+        result = None
+        error = raised
+    # Asked also after an error: a read that failed because the files went is no error of the files.
     if _VANISHED in all_gather_text("" if folder.is_dir() else _VANISHED):
         raise VanishedError(folder) from error
     if error is not None:

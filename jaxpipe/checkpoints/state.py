@@ -75,18 +75,19 @@ class StateForm:
         self._structure = jax.tree.structure(like)
         # To save GPU memory, the copies of a group move to the host before the next group is copied.
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
-        parts, is_staged = jax.tree.leaves(pipeline.parts(params)), has_tree_of(params)
+        parts = jax.tree.leaves(pipeline.parts(params))
+        is_staged = has_tree_of(params)
         self.groups: list[list[Leaf]] = []
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
             if is_staged(subtree):
-                held = [
+                distributions = [
                     part if is_masked(leaf) else part_beside(part, param, leaf)
                     for (_, leaf), param, part in zip(leaves, jax.tree.leaves(params), parts, strict=True)
                 ]
             else:
-                held = [_of_number(leaf) for _, leaf in leaves]
-            there = [(*pair, part) for pair, part in zip(leaves, held, strict=True) if not is_masked(pair[1])]
+                distributions = [_of_number(leaf) for _, leaf in leaves]
+            there = [(*pair, part) for pair, part in zip(leaves, distributions, strict=True) if not is_masked(pair[1])]
             self._add([self._leaf((*path, *rest), leaf, part) for rest, leaf, part in there])
 
     @property
@@ -96,10 +97,13 @@ class StateForm:
 
     def to_arrays(self, state: Any) -> dict[str, jax.Array]:
         """New canonical arrays, so that `state` may be donated; on GPUs they are in host memory."""
-        leaves, arrays = iter(jax.tree.leaves(state)), {}
+        leaves = iter(jax.tree.leaves(state))
+        arrays = {}
         for group in self.groups:
             copies = self._canonical.from_stages([next(leaves) for _ in group], [leaf.part for leaf in group])
+            # In pinned memory of the host, from which Orbax writes while the device computes on.
             if self._host is not None:
+                # Waited for, so that the next group's copies do not stand beside these on the device.
                 hosts = [copy.sharding.with_memory_kind(self._host) for copy in copies]
                 copies = jax.block_until_ready(jax.device_put(copies, hosts))
             arrays |= {leaf.name: copy for leaf, copy in zip(group, copies, strict=True) if leaf.like.size}
@@ -109,6 +113,7 @@ class StateForm:
         """Returns the state; `read` returns some arrays, given their ShapeDtypeStructs by name."""
         leaves = []
         for group in self.groups:
+            # Empty arrays have no file.
             wanted = {leaf.name: leaf.like for leaf in group if leaf.like.size}
             arrays = read(wanted) if wanted else {}
             canonical = [arrays[leaf.name] if leaf.like.size else leaf.empty() for leaf in group]
@@ -116,7 +121,8 @@ class StateForm:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _leaf(self, path: Any, staged: Any, part: Part) -> Leaf:
-        sharding, shape = self._canonical.sharding(part), self._canonical.shape(part, tuple(staged.shape))
+        sharding = self._canonical.sharding(part)
+        shape = self._canonical.shape(part, tuple(staged.shape))
         like = jax.ShapeDtypeStruct(shape, staged.dtype, sharding=sharding)
         return Leaf(jax.tree_util.keystr(path, simple=True, separator="."), part, like)
 
@@ -124,6 +130,7 @@ class StateForm:
         """Adds leaves in groups; equal groups of parameters and of moments are converted by the same program."""
         room = 0
         for leaf in leaves:
+            # Room for the first leaf of all, too: it begins a group.
             if leaf.num_bytes > room:
                 self.groups.append([])
                 room = GROUP_BYTES

@@ -60,6 +60,7 @@ def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list
     return [
         (copy, device)
         for copy in range(data)
+        # How many places the copy's first node has left when it begins.
         for pair in _chain(pipe, boundary=places_per_node - copy * pipe % places_per_node)
         for device in pair
     ]
@@ -72,6 +73,7 @@ def pairs_of(pipe: int) -> list[tuple[int, ...]]:
         >>> pairs_of(5)
         [(0, 4), (1, 3), (2,)]
     """
+    # The middle one stands last, so that it meets a boundary at the chain's end.
     return [(device, pipe - 1 - device) for device in range(pipe // 2)] + [(pipe // 2,)] * (pipe % 2)
 
 
@@ -93,12 +95,14 @@ def _chain(pipe: int, *, boundary: int) -> list[tuple[int, ...]]:
     Later boundaries do not either: two boundaries in one pipeline need an even node, which keeps the parity.
     """
     pairs = pairs_of(pipe)
+    # An odd boundary would split a pair; reversed, an odd pipe begins with its single device, and the parity changes.
     return pairs[::-1] if boundary % 2 and boundary < pipe else pairs
 
 
 def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
     if not takes_pairs(data, pipe, tensor, gpus_per_node):
-        num_odd, num_middles = _odd_nodes(data, pipe, gpus_per_node // tensor), data * (pipe % 2)
+        num_odd = _odd_nodes(data, pipe, gpus_per_node // tensor)
+        num_middles = data * (pipe % 2)
         raise ConfigError(
             explain(
                 (
@@ -117,6 +121,7 @@ def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
 
 def _legal_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> str:
     # pipe=1 is always legal.
+    # Below twice the size, so that the nearest legal value is among them on either side.
     pipes = [other for other in range(1, 2 * pipe) if takes_pairs(data, other, tensor, gpus_per_node)]
     tensors = [other for other in divisors(gpus_per_node) if takes_pairs(data, pipe, other, gpus_per_node)]
     repairs = [f"pipe={min(pipes, key=lambda other: abs(other - pipe))}"]
@@ -127,6 +132,7 @@ def _legal_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> str:
 def _odd_nodes(data: int, pipe: int, places_per_node: int) -> int:
     """The number of nodes that hold an odd number of devices."""
     num_full, rest = divmod(data * pipe, places_per_node)
+    # Full nodes are all odd or all even; the last one has what is left.
     return num_full * (places_per_node % 2) + rest % 2
 
 
@@ -160,6 +166,7 @@ def replicas_together(data: int, pipe: int, tensor: int, gpus_per_node: int) -> 
 
 
 def _takes_groups(data: int, pipe: int, tensor: int, gpus_per_node: int) -> bool:
+    # In one node all are together in any order.
     return data * pipe * tensor <= gpus_per_node or gpus_per_node % (2 * data * tensor) == 0
 
 
@@ -225,8 +232,9 @@ class Assignment:
 
     def is_scattered(self, devices: Sequence[int]) -> bool:
         """Whether `devices` of the pipe axis, in all copies of the pipeline together, span several nodes."""
-        held = self.nodes[:, list(devices)]
-        return bool((held != held[:1, :1]).any())
+        nodes = self.nodes[:, list(devices)]
+        # Compared with the first device's node in the first copy.
+        return bool((nodes != nodes[:1, :1]).any())
 
     @property
     def crossings(self) -> tuple[tuple[int, int], ...]:
@@ -237,6 +245,7 @@ class Assignment:
     def split_pairs(self) -> tuple[tuple[int, int], ...]:
         """Devices d whose partner pipe-1-d is in another node, as (copy, device); each pair once."""
         half = self.gpus.shape[1] // 2
+        # Half of the pipe, since a pair has two devices and counts once.
         return _where((self.nodes != self.nodes[:, ::-1])[:, :half])
 
 
@@ -288,19 +297,21 @@ def assign(
         )
     sharing = expert * tensor
     gpus = np.arange(data * pipe * sharing).reshape(data, pipe, sharing)
+    # One node has no boundary, so its order changes no hop.
     if order != "contiguous" and gpus.size > gpus_per_node:
         _check_sharing(expert, tensor, gpus_per_node)
         lay = {"pair_adjacent": pair_adjacent, "replicas_together": replicas_together}[order]
-        held = lay(data, pipe, sharing, gpus_per_node)
-        gpus = _places(held, data, pipe, gpus_per_node // sharing)[:, :, None] * sharing + np.arange(sharing)
+        laid = lay(data, pipe, sharing, gpus_per_node)
+        gpus = _places(laid, data, pipe, gpus_per_node // sharing)[:, :, None] * sharing + np.arange(sharing)
     return Assignment(order, gpus, gpus_per_node)
 
 
-def _places(held: list[tuple[int, int]], data: int, pipe: int, places_per_node: int) -> np.ndarray:
+def _places(laid: list[tuple[int, int]], data: int, pipe: int, places_per_node: int) -> np.ndarray:
     """The place of every device, `[data, pipe]`; devices of a node keep the order of the mesh."""
     places = np.empty((data, pipe), int)
-    for first in range(0, len(held), places_per_node):
-        for place, device in enumerate(sorted(held[first : first + places_per_node]), first):
+    # Sorted inside a node, where the order costs nothing: neighbours of the mesh stay neighbours.
+    for first in range(0, len(laid), places_per_node):
+        for place, device in enumerate(sorted(laid[first : first + places_per_node]), first):
             places[device] = place
     return places
 

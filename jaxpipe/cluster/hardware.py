@@ -70,6 +70,7 @@ class Hardware:
     @property
     def shared_memory_per_block_bytes(self) -> int:
         """Shared memory of a block of threads, if it asks for all."""
+        # From compute capability 8.0 on the driver keeps 1 KiB of each block for itself.
         return self.shared_memory_per_core_bytes - (1024 if self.compute_capability >= (8, 0) else 0)
 
 
@@ -225,7 +226,7 @@ _OTHER_FORMS: dict[str, Hardware] = {
 
 def known_hardware(description: str) -> Hardware | None:
     """The kind of GPU that a driver calls `description`, as JAX's `device_kind`; None if it is not known, as a CPU."""
-    return next((each for each in HARDWARE.values() if each.description == description), None)
+    return next((hardware for hardware in HARDWARE.values() if hardware.description == description), None)
 
 
 def with_such_cores(description: str) -> Hardware | None:
@@ -244,10 +245,11 @@ def peak_flops_per_s(description: str, *, dtype: str) -> float | None:
         >>> peak_flops_per_s("NVIDIA H200", dtype="bfloat16") / 1e12
         989.5
     """
-    found = with_such_cores(description)
-    if found is None:
+    hardware = with_such_cores(description)
+    if hardware is None:
         return None
-    return {"bfloat16": found.bf16_flops_per_s, "float32": found.tf32_flops_per_s}.get(dtype) or None
+    # 0 stands for units that are not there, and no peak.
+    return {"bfloat16": hardware.bf16_flops_per_s, "float32": hardware.tf32_flops_per_s}.get(dtype) or None
 
 
 def target_config(hardware: Hardware) -> str:
@@ -260,6 +262,7 @@ def target_config(hardware: Hardware) -> str:
         True
     """
     major, minor = hardware.compute_capability
+    # The newest instructions of tensor cores, wgmma and tcgen05, need the accelerated features.
     features = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
     return f"""
 gpu_device_info {{

@@ -39,6 +39,7 @@ class Topology:
         """Raises ConfigError if a mesh of this shape needs more GPUs than there are."""
         num_needed = math.prod((data, pipe, expert, tensor))
         if num_needed > self.num_gpus:
+            # Rounded up to whole nodes.
             num_nodes = -(-num_needed // self.gpus_per_node)
             raise ConfigError(
                 explain(
@@ -84,7 +85,8 @@ def parse_topology(written: str) -> Topology:
     """
     name, _, shape = written.partition(":")
     if name not in HARDWARE:
-        longer = [each for each in HARDWARE if each.startswith(name)]
+        # "h100" is meant to be "h100-80g", which by letters may be further off than another name.
+        longer = [known for known in HARDWARE if known.startswith(name)]
         raise ConfigError(
             explain(
                 f"topology={written!r}: hardware {name!r} is not known.{closest(name, longer or list(HARDWARE))}",
@@ -92,6 +94,7 @@ def parse_topology(written: str) -> Topology:
                 repair=f"write for example {next(iter(HARDWARE))}:4x8",
             )
         )
+    # At most nine digits: the product stays small, and `int` refuses thousands of them.
     numbers = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", shape)
     if not numbers:
         raise ConfigError(

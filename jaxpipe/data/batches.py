@@ -81,11 +81,13 @@ class Batches:
             step: the first one.
             rows: the same as for `at`.
         """
+        # As many steps as there are numbers: batches have no end.
         batches = grain.MapDataset.range(step, sys.maxsize).map(lambda step: self.at(step, rows))
         ahead = iter(batches.to_iter_dataset(grain.ReadOptions(NUM_THREADS, NUM_AHEAD)))
         try:
             yield from ahead
         finally:
+            # Also where a step fails: the threads would prepare on.
             ahead.close()
 
     def first(self, num_batches: int) -> Iterator[Batch]:
@@ -99,12 +101,14 @@ class Batches:
             positions = self._positions(step)
             addresses = self._order.at(positions.ravel())
             (repeated,) = addresses[:, 1].nonzero()
+            # Sequences of a second epoch repeat; all before them are new.
             num_new = repeated[0] if len(repeated) else self.batch_size
             if num_new == 0:
                 return
             taken = self._take(addresses[:num_new])
             taken = {name: values[np.arange(self.batch_size) % num_new] for name, values in taken.items()}
             for name in PREDICTED & taken.keys():
+                # -1 is no target, so the rows that repeat count nothing.
                 taken[name][num_new:] = -1
             yield {name: values.reshape(*positions.shape, *values.shape[1:]) for name, values in taken.items()}
             if num_new < self.batch_size:
@@ -126,6 +130,7 @@ class Batches:
             self.sources[source].take(addresses[group == index, 2], epoch=int(epoch))
             for index, (source, epoch) in enumerate(groups)
         ]
+        # The argsort of a permutation is its inverse.
         back = np.argsort(np.argsort(group, kind="stable"))
         return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
@@ -188,12 +193,17 @@ class SequenceOrder:
         # `without` and `within` count the positions before this one, without it and with it, that belong to the sources
         # not yet looked at. A source takes its share of them; this position is its own where both leave equally many.
         #   shares 2 and 1, position 4: of 4 and of 5 positions the second source has 1 and 1, so it is the first's
-        without, within, remaining = position, position + 1, sum(self._shares)
+        without = position
+        within = position + 1
+        remaining = sum(self._shares)
         for source, share in enumerate(self._shares[:-1]):
+            # Whole numbers: a share would be off by one somewhere if the ratio were rounded.
             left_without, left_within = (num * (remaining - share) // remaining for num in (without, within))
             if left_without == left_within:
                 return source, without - left_without
-            without, within, remaining = left_without, left_within, remaining - share
+            without = left_without
+            within = left_within
+            remaining -= share
         return len(self._shares) - 1, without
 
     @cached_property
@@ -214,4 +224,5 @@ class SequenceOrder:
 def _seed(seed: int, source: int) -> int:
     """The 32 bits with which Grain shuffles a source; Grain adds the epoch to them."""
     # A hash, so that the epochs of one seed or source are not those of the next, one epoch later.
+    # 32 bits, all that Grain's seed has.
     return int.from_bytes(hashlib.sha256(f"{seed} {source}".encode()).digest()[:4], "little")

@@ -100,6 +100,7 @@ def load_corpus(
         ConfigError: no file matches, one cannot be read, or a source contains too few tokens.
         DataError: a prepared file is damaged.
     """
+    # Bounded, since a tiny fraction's inverse is infinite, which is no number of blocks.
     every = round(min(1 / heldout_fraction, 1e18))
     if files.startswith(INDEXED):
         weights = parse_blend(files)
@@ -107,7 +108,8 @@ def load_corpus(
         sources = {prefix: _open(prefix, vocab_size) for prefix in weights}
     else:
         paths = text_files(files)
-        num_files, weights = len(paths), {files: Fraction(1)}
+        num_files = len(paths)
+        weights = {files: Fraction(1)}
         sources = {files: _encoded([*tokenizer.encode_documents(read_text_file(path, files) for path in paths)])}
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
@@ -148,6 +150,7 @@ class Blocks:
     def __len__(self) -> int:
         """Tokens of this part."""
         num_full, rest = divmod(len(self.tokens), self.block_size * self.every)
+        # The rest is a cycle that has begun: first its blocks to train on, then the held-out one.
         in_rest = max(0, rest - self._num_train)
         num_heldout = num_full * self.block_size + in_rest
         return num_heldout if self.is_heldout else len(self.tokens) - num_heldout
@@ -156,6 +159,7 @@ class Blocks:
         """Returns the tokens at `positions` of this part, of the same shape."""
         run = self.block_size if self.is_heldout else self._num_train
         skipped = self._num_train if self.is_heldout else self.block_size
+        # A held-out block comes behind the blocks to train on of its own cycle, so it has skipped them once more.
         return self.tokens[positions + (positions // run + self.is_heldout) * skipped]
 
     @property
@@ -175,6 +179,7 @@ def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Doc
         seq_len: tokens that a sequence predicts; blocks are larger where those held out would have none.
     """
     block_size = min(BLOCK_TOKENS, len(documents) // every)
+    # Text shorter than a cycle would hold nothing out.
     if len(Blocks(documents.tokens, block_size, every, is_heldout=True)) <= seq_len:
         block_size = min(seq_len + 1, len(documents) // every)
 
@@ -182,7 +187,8 @@ def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Doc
         def block(tokens: Tokens) -> Blocks:
             return Blocks(tokens, block_size, every, is_heldout)
 
-        learned, tokens = documents.learned, block(documents.tokens)
+        learned = documents.learned
+        tokens = block(documents.tokens)
         return replace(Documents.one(tokens), learned=None if learned is None else block(learned))
 
     return part(is_heldout=False), part(is_heldout=True)
@@ -203,13 +209,17 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
     @cache
     def spans() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         starts, ends = documents.spans
+        # One cycle more than the text has, so that the last border is behind every document.
         cycles = np.arange(0, len(documents) + block_size * every, block_size * every)
         borders = np.sort(np.concatenate([cycles, cycles + block_size * (every - 1)]))
         # The borders inside each long document; of a short one there are none.
-        first, last = np.searchsorted(borders, starts, side="right"), np.searchsorted(borders, ends, side="left")
+        first = np.searchsorted(borders, starts, side="right")
+        last = np.searchsorted(borders, ends, side="left")
+        # - 1: the first token of a document is not predicted.
         num_inside = np.where(ends - starts - 1 > seq_len, np.maximum(last - first, 0), 0)
         inside = borders[ranges(first, num_inside)]
-        starts, ends = np.sort(np.concatenate([starts, inside])), np.sort(np.concatenate([ends, inside]))
+        starts = np.sort(np.concatenate([starts, inside]))
+        ends = np.sort(np.concatenate([ends, inside]))
         return starts, ends, starts % (block_size * every) >= block_size * (every - 1)
 
     def part(*, is_heldout: bool) -> Documents:
@@ -247,6 +257,7 @@ class CheckedTokens:
             DataError: one of them is not in the vocabulary.
         """
         tokens = self.tokens[positions]
+        # The smallest of no tokens is an error of NumPy.
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             raise self._unknown(positions, tokens)
         return tokens
@@ -279,7 +290,9 @@ def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: in
 
     Of `every` blocks one is held out, which needs seq_len + 1 tokens; the others hold the source's share of a batch.
     """
-    held_out, trained = seq_len + 1, -(-(num_sequences * seq_len + 1) // (every - 1))  # tokens of a block, at least
+    # Tokens that a block needs: the held-out one a sequence and its last target, the others their part of a batch.
+    held_out = seq_len + 1
+    trained = -(-(num_sequences * seq_len + 1) // (every - 1))
     needed = every * max(held_out, trained)
     if num_tokens < needed:
         raise ConfigError(

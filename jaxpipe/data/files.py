@@ -62,7 +62,8 @@ def parse_blend(files: str) -> dict[str, Fraction]:
     words = files.removeprefix(INDEXED).split()
     if len(words) == 1:
         words = ["1", *words]
-    weights, prefixes = [_weight(word) for word in words[::2]], words[1::2]
+    weights = [_weight(word) for word in words[::2]]
+    prefixes = words[1::2]
     if not words or len(weights) != len(prefixes):
         raise _not_a_blend(files, f"{len(words)} words")
     for word, weight in zip(words[::2], weights, strict=True):
@@ -93,8 +94,8 @@ def _standard_library() -> list[Path]:
 def _matching(pattern: str) -> list[Path]:
     if local_path(pattern).is_file():  # whatever its name means as a glob
         return [local_path(pattern)]
-    found = glob.glob(str(local_path(pattern)), recursive=True)
-    paths = sorted(path for path in map(Path, found) if path.is_file())
+    matches = glob.glob(str(local_path(pattern)), recursive=True)
+    paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         raise ConfigError(
             explain(
@@ -111,6 +112,7 @@ def _matching(pattern: str) -> list[Path]:
 def _weight(word: str) -> Fraction | None:
     """The exact number that `word` spells; None if it spells none."""
     try:
+        # Exact: shares of a blend are compared and summed as fractions.
         return Fraction(word)
     except (ValueError, ZeroDivisionError):
         return None

@@ -73,9 +73,9 @@ class Fingerprint:
         Raises:
             KeyError, TypeError, ValueError: the text is no fingerprint.
         """
-        found = json.loads(text)
-        sources = tuple(SourceFingerprint(**source) for source in found["sources"])
-        return cls(found["vocab_size"], found["tokenizer"], sources)
+        content = json.loads(text)
+        sources = tuple(SourceFingerprint(**source) for source in content["sources"])
+        return cls(content["vocab_size"], content["tokenizer"], sources)
 
 
 def fingerprint(
@@ -97,7 +97,7 @@ def fingerprint(
         ('1', 9)
     """
     total = sum(weights.values())
-    found = tuple(
+    of_sources = tuple(
         SourceFingerprint(
             name,
             str(weights[name] / total),
@@ -107,7 +107,7 @@ def fingerprint(
         )
         for name, tokens in sources.items()
     )
-    return Fingerprint(tokenizer.vocab_size, tokenizer.identity, found)
+    return Fingerprint(tokenizer.vocab_size, tokenizer.identity, of_sources)
 
 
 def differences(one: Fingerprint, other: Fingerprint) -> list[tuple[str, str]]:
@@ -121,28 +121,31 @@ def differences(one: Fingerprint, other: Fingerprint) -> list[tuple[str, str]]:
 
 
 def _agree(one: SourceFingerprint | None, other: SourceFingerprint | None) -> bool:
+    # An old run's fingerprint says nothing of documents, and so contradicts none.
     if one and other and None in (one.documents, other.documents):
         return replace(one, documents=None) == replace(other, documents=None)
     return one == other
 
 
-def _format_tokenizer(found: Fingerprint) -> str:
-    return f"tokenizer: {found.vocab_size:,} tokens, {found.tokenizer}"
+def _format_tokenizer(fingerprint: Fingerprint) -> str:
+    return f"tokenizer: {fingerprint.vocab_size:,} tokens, {fingerprint.tokenizer}"
 
 
 def _crc32(tokens: Tokens) -> int:
     learned = tokens.learned if isinstance(tokens, Documents) else None
+    # Without `learned` nothing is added, so that fingerprints of older runs stay equal.
     return _crc32_from(_crc32_from(0, tokens), learned) if learned is not None else _crc32_from(0, tokens)
 
 
 def _crc32_of_spans(documents: Documents) -> str:
-    starts, ends = (each.astype("<i8").tobytes() for each in documents.spans)
+    starts, ends = (bounds.astype("<i8").tobytes() for bounds in documents.spans)
     return f"{zlib.crc32(ends, zlib.crc32(starts)):08x}"
 
 
 def _crc32_from(crc: int, tokens: Tokens) -> int:
     for start in _block_starts(len(tokens)):
         block = tokens[np.arange(start, min(start + BLOCK_TOKENS, len(tokens)))]
+        # As int32 whatever the file's type: the same tokens have the same checksum.
         crc = zlib.crc32(block.astype("<i4").tobytes(), crc)
     return crc
 
@@ -153,4 +156,5 @@ def _block_starts(num_tokens: int) -> Iterator[int]:
         yield from range(0, num_tokens, BLOCK_TOKENS)
         return
     for block in range(NUM_BLOCKS):
+        # - 1: the last block ends with the source.
         yield block * (num_tokens - BLOCK_TOKENS) // (NUM_BLOCKS - 1)

@@ -16,7 +16,7 @@ PREFIX.bin contains only the tokens of all sequences, concatenated. PREFIX.idx i
       8 E  int64   ends of documents, counted in sequences: 0, the end of the first document, ..., S
 
 PREFIX.loss.bin and PREFIX.loss.idx, if there are any, have the same form: for each token 1 if a model learns to predict
-it, 0 if it only reads it. They are jaxpipe's own; Megatron-LM reads the other two without them.
+it, 0 if it only reads it. Both are jaxpipe's own; Megatron-LM reads the other two without them.
 
 Multimodal data have S bytes more, a mode for each sequence; jaxpipe does not read these.
 
@@ -38,9 +38,12 @@ from jaxpipe.files import local_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-TOKENIZER, LOSS = ".tokenizer.json", ".loss"
+TOKENIZER = ".tokenizer.json"
+LOSS = ".loss"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code, sequences, document ends
-LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
+LENGTH = np.dtype("<i4")
+POINTER = np.dtype("<i8")
+END = np.dtype("<i8")
 
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 DTYPES = {code: np.dtype(name).newbyteorder("<") for code, name in CODES.items()}
@@ -56,7 +59,7 @@ def dtype_code(vocab_size: int) -> int:
         ('uint16', 'int32')
     """
     name = "uint16" if vocab_size < VOCAB_SIZE_OF_INT32 else "int32"
-    return next(code for code, found in CODES.items() if found == name)
+    return next(code for code, known in CODES.items() if known == name)
 
 
 def tokens_path(prefix: str) -> Path:
@@ -103,8 +106,10 @@ class IndexedTokens:
         Raises:
             DataError: a file is missing, is damaged, or contains no tokens.
         """
-        tokens_file, index_file = tokens_path(prefix), index_path(prefix)
+        tokens_file = tokens_path(prefix)
+        index_file = index_path(prefix)
         check_files(prefix, tokens_file, index_file)
+        # Without a buffer: `StoredArray` reads at positions of its own.
         index = index_file.open("rb", buffering=0)
         code, num_sequences, num_ends = read_header(index.read(HEADER.size), index_file)
         dtype = DTYPES[code]
@@ -132,6 +137,7 @@ class IndexedTokens:
 
     def ends(self) -> np.ndarray:
         """Returns where each document ends, "document", int64, counted in tokens; reads the whole index."""
+        # The sum in int64, since a file may have more tokens than int32 counts. [1:]: the first end is the 0.
         return np.concatenate([[0], np.cumsum(self.lengths[:], dtype=np.int64)])[self.documents[1:]]
 
     @property
@@ -229,21 +235,22 @@ def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
 
 def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
     """Raises DataError if the index is not as long as its own header says."""
-    found = path.stat().st_size
-    if found < needed_bytes:
-        raise _truncated(path, f"an index of {num_sequences} sequences", needed_bytes, found)
-    if found == needed_bytes + num_sequences:
+    num_bytes = path.stat().st_size
+    if num_bytes < needed_bytes:
+        raise _truncated(path, f"an index of {num_sequences} sequences", needed_bytes, num_bytes)
+    # The modes of multimodal data are one byte for each sequence, behind all else.
+    if num_bytes == needed_bytes + num_sequences:
         raise _damaged(
             f"{path} is the index of multimodal data",
             rule="indexed-text: sequences are text and have no modes",
             picture=f"found {num_sequences} bytes after the ends of the documents, one for each sequence",
             repair="name data that Megatron-LM wrote without multimodal=True",
         )
-    if found > needed_bytes:
+    if num_bytes > needed_bytes:
         raise _damaged(
             f"{path} is too long",
             rule=f"indexed-size: an index of {num_sequences} sequences is as long as its header says",
-            picture=f"needed {needed_bytes} bytes\nfound  {found} bytes",
+            picture=f"needed {needed_bytes} bytes\nfound  {num_bytes} bytes",
         )
 
 
@@ -261,6 +268,7 @@ def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dty
     """
     num_tokens = 0
     for start in range(0, len(lengths), BLOCK_SEQUENCES):
+        # int64 for the sums, see `ends`.
         block, begins = (array[start : start + BLOCK_SEQUENCES].astype(np.int64) for array in (lengths, pointers))
         ends = num_tokens + np.cumsum(block)
         is_wrong = (block < 0) | (begins != (ends - block) * dtype.itemsize)
@@ -284,6 +292,7 @@ def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dty
 
 def check_documents(path: Path, documents: StoredArray, num_sequences: int) -> None:
     """Raises DataError if the ends of documents do not ascend from 0 to the number of sequences."""
+    # Slices: a `StoredArray` takes no single position.
     is_whole = len(documents) > 1 and documents[:1] == 0 and documents[-1:] == num_sequences
     # Neighbouring blocks share an end, so that every pair of ends is compared.
     blocks = (documents[start : start + BLOCK_SEQUENCES + 1] for start in range(0, len(documents), BLOCK_SEQUENCES))
@@ -298,12 +307,13 @@ def check_documents(path: Path, documents: StoredArray, num_sequences: int) -> N
 
 def check_tokens_size(path: Path, num_tokens: int, dtype: np.dtype) -> None:
     """Raises DataError if the file of tokens is shorter or longer than its index says."""
-    needed, found = num_tokens * dtype.itemsize, path.stat().st_size
-    if needed != found:
+    needed = num_tokens * dtype.itemsize
+    num_bytes = path.stat().st_size
+    if needed != num_bytes:
         raise _damaged(
-            f"{path} is {'shorter' if found < needed else 'longer'} than its index says",
+            f"{path} is {'shorter' if num_bytes < needed else 'longer'} than its index says",
             rule=f"indexed-size: {num_tokens} tokens of {dtype.name} take {needed} bytes",
-            picture=f"needed {needed} bytes\nfound  {found} bytes",
+            picture=f"needed {needed} bytes\nfound  {num_bytes} bytes",
         )
 
 

@@ -82,6 +82,7 @@ class IndexedWriter:
         assert lengths.sum() == len(tokens)
         assert (learned is None) == (self._loss is None)
         if self._loss is not None and learned is not None and self.num_learned is not None:
+            # A copy: the lengths are changed below, once for each writer.
             self._loss.add(learned, lengths.copy(), is_open=is_open)
             self.num_learned += int(learned.sum())
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
@@ -97,14 +98,17 @@ class IndexedWriter:
         self.num_tokens += len(tokens)
         if not len(lengths):
             return
+        # The first document may have begun in an earlier call.
         lengths[0] += self._open_tokens
         self._open_tokens = int(lengths[-1]) if is_open else 0
         self._end(lengths[:-1] if is_open else lengths)
 
     def _end(self, documents: np.ndarray) -> None:
         """Notes the lengths of `documents` "document", each cut into sequences of at most MAX_LENGTH tokens."""
+        # At least one sequence also for a document without tokens, since document ends count sequences.
         num_sequences = np.maximum(1, -(-documents // MAX_LENGTH))
         lengths = np.full(num_sequences.sum(), MAX_LENGTH)
+        # - 1: the last sequence of each document has what the full ones leave.
         lengths[np.cumsum(num_sequences) - 1] = documents - (num_sequences - 1) * MAX_LENGTH
         self._lengths.append(lengths.astype(LENGTH))
         self._num_sequences.append(num_sequences.astype(np.int32))
@@ -114,12 +118,15 @@ class IndexedWriter:
         if self._open_tokens:
             self._end(np.array([self._open_tokens]))
             self._open_tokens = 0
-        num_documents, num_sequences = self.num_documents, sum(map(len, self._lengths))
+        num_documents = self.num_documents
+        num_sequences = sum(map(len, self._lengths))
+        # + 1: the 0 before the first end.
         file.write(HEADER.pack(MAGIC, VERSION, self._code, num_sequences, num_documents + 1))
         for lengths in _blocks(self._lengths):
             file.write(lengths.data)
         first_byte = 0
         for lengths in _blocks(self._lengths):
+            # int64 before the product: bytes are more than int32 counts.
             ends = first_byte + np.cumsum(lengths, dtype=POINTER) * self.dtype.itemsize
             file.write((ends - lengths.astype(POINTER) * self.dtype.itemsize).data)
             first_byte = ends[-1]
@@ -158,6 +165,7 @@ def write_indexed(
     """
     others = {local_path(f"{prefix}{suffix}"): content for suffix, content in (beside or {}).items()}
     loss_paths = [tokens_path(f"{prefix}{LOSS}"), index_path(f"{prefix}{LOSS}")] if has_loss else []
+    # The index last: without it nothing is read, so a file that is there has all its companions.
     paths = [tokens_path(prefix), *loss_paths, *others, index_path(prefix)]
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +175,7 @@ def write_indexed(
             yield writer
             if loss is not None:
                 loss.write_index(rest.pop(0))
+            # The index stays, as the last of `rest`.
             for file, content in zip(rest, [*others.values()], strict=False):
                 file.write(content)
             writer.write_index(rest[-1])

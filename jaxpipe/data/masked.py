@@ -3,9 +3,9 @@
 A sequence is [CLS] A [SEP] B [SEP] and padding, with segments A and B in order or swapped. Goes in: a source of tokens.
 Comes out: rows for `Batches`. Left to others: which tokens may be masked (`MaskedVocabulary`).
 
-Random numbers are addressed by (seed, epoch, sequence), so that no sequence depends on another. They are the same on
-every machine and with every version of NumPy, which guarantees the raw stream of a bit generator, but not what its
-Generator makes of the stream.
+Random numbers are addressed by (seed, epoch, sequence), so that no sequence depends on another. The numbers are the
+same on every machine and with every version of NumPy, which guarantees the raw stream of a bit generator, but not what
+its Generator makes of the stream.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class Segments:
 
     def window_positions(self) -> np.ndarray:
         """Position in its window of each token of a text, "sequence window"; arbitrary after the last token."""
+        # Swapped, A stands behind B: its first token is as far on as B is long.
         shift = np.where(self.is_swapped, self.num_tokens - self.num_first, 0)
         return self.begin[:, None] + (np.arange(self.window) + shift[:, None]) % self.num_tokens[:, None]
 
     def sequence_positions(self) -> np.ndarray:
         """Position in its sequence of each token of a text, "sequence window"; past the end after the last token."""
         text = np.arange(self.window)
+        # + 1 for [CLS], and another from B on for the [SEP] between.
         return np.where(self.is_text(), text + 1 + (text >= self.num_first[:, None]), self.window + NUM_SPECIAL)
 
     def arrange(self, text: np.ndarray, vocabulary: MaskedVocabulary) -> dict[str, np.ndarray]:
@@ -60,7 +62,8 @@ class Segments:
             text: "sequence window", the tokens; those after the end of a text are ignored.
             vocabulary: gives the special tokens.
         """
-        rows, position = np.arange(len(text)), np.arange(self.window + NUM_SPECIAL)
+        rows = np.arange(len(text))
+        position = np.arange(self.window + NUM_SPECIAL)
         # An extra column takes the tokens that have no position.
         tokens = np.full((len(text), len(position) + 1), vocabulary.padding, np.int32)
         np.put_along_axis(tokens, self.sequence_positions(), text, axis=1)
@@ -91,9 +94,10 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2, and create_pretraining_data.py of google-research/bert
     for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as in
-    Megatron-LM's BertDataset. These cut between sentences; here the text has no sentences, so the cut is anywhere.
+    Megatron-LM's BertDataset. The sources cut between sentences; text here has no sentences, so the cut is anywhere.
     """
     short, num_short, begin, cut, swap = bits.T
+    # Every number is drawn, used or not, so that the others stay the same.
     num_tokens = np.where(uniform(short) < short_fraction, integers(num_short, MIN_TOKENS, window), window)
     return Segments(
         window,
@@ -105,7 +109,9 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
 
 
 MIN_SEQ_LEN = MIN_TOKENS + NUM_SPECIAL
-MASKED, RANDOM = 0.8, 0.1  # fractions of the predicted tokens that become [MASK] and a random token; the rest stay
+# Fractions of the predicted tokens that become [MASK] and a random token; the rest stay.
+MASKED = 0.8
+RANDOM = 0.1
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ class MaskedSequences:
             of_segments, window=self._window, short_fraction=self.short_fraction, may_swap=self.sentence_order
         )
         text = self.tokens[indices[:, None] * self._window + segments.window_positions()].astype(np.int32)
+        # A special token of the text is never predicted, nor is what follows the text's end.
         is_maskable = self.vocabulary.is_maskable[text] & segments.is_text()
         chosen = choose_predicted(of_choice, is_maskable, self.mask_fraction)
         is_chosen = chosen < self._window
@@ -184,6 +191,7 @@ class MaskedSequences:
         return {
             **segments.arrange(text[:, :-1], self.vocabulary),
             "predicted": predicted.astype(np.int32),
+            # -1 is no target; such a choice stands in the extra column.
             "targets": np.where(is_chosen, targets, -1),
             **self._order(segments.is_swapped.astype(np.int32)),
         }
@@ -228,9 +236,11 @@ def choose_predicted(bits: np.ndarray, is_maskable: np.ndarray, mask_fraction: f
     window = is_maskable.shape[1]
     # The column in the lower bits makes all keys different, so that every sorting algorithm gives the same order.
     lower = np.uint64((1 << window.bit_length()) - 1)
+    # Tokens that may not be masked have the largest keys, and come last.
     keys = np.where(is_maskable, bits & ~lower, ~lower) | np.arange(window, dtype=np.uint64)
     shuffled = (np.sort(keys, axis=1)[:, : num_predicted(window, mask_fraction)] & lower).astype(np.int64)
     num_maskable = is_maskable.sum(axis=1)
+    # At least one, as far as a text has a token that may be masked.
     num_chosen = np.minimum(np.maximum(1, np.rint(mask_fraction * num_maskable)), num_maskable)
     return np.sort(np.where(np.arange(shuffled.shape[1]) < num_chosen[:, None], shuffled, window), axis=1)
 
@@ -265,6 +275,7 @@ def random_bits(seed: int, epoch: int, sequences: np.ndarray, *, num_per_sequenc
     Source: Philox4x64 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", as implemented by NumPy.
     """
     key = np.array([seed, epoch], np.uint64)
+    # Raw bits of Philox: NumPy may change what `Generator` makes of them between versions.
     bits = np.empty((len(sequences), num_per_sequence), np.uint64)
     for row, sequence in zip(bits, sequences, strict=True):
         generator = np.random.Philox(key=key, counter=np.array([0, sequence, 0, 0], np.uint64))

@@ -39,17 +39,19 @@ class CausalSequences:
 
     @property
     def learned(self) -> Tokens | None:
-        """What of the source is learned; None: all of it."""
+        """For each token of the source 1 if it is learned, else 0; None: all are."""
         return self.tokens.learned if isinstance(self.tokens, Documents) else None
 
     @property
     def num_sequences(self) -> int:
         """Sequences of one epoch; each needs one token more, the target of its last one."""
+        # - 1: the last token is a target alone.
         return (len(self.tokens) - 1) // self.seq_len
 
     def take(self, indices: np.ndarray, *, epoch: int) -> Batch:
         """Returns the arrays "tokens" and "targets", the next tokens, each "sequence seq", int32."""
         del epoch
+        # + 1: the target of the last token.
         positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         window = self.tokens[positions].astype(np.int32)
         targets = window[:, 1:]
@@ -58,7 +60,8 @@ class CausalSequences:
         return {"tokens": window[:, :-1], "targets": targets}
 
 
-NONE, WINDOWS, DOCUMENTS = PACKING = ("none", "windows", "documents")  # what a row is, `data.packing` of a config
+PACKING = ("none", "windows", "documents")  # what a row is, `data.packing` of a config
+NONE, WINDOWS, DOCUMENTS = PACKING
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +90,7 @@ class PackedSequences:
 
     @property
     def learned(self) -> Tokens | None:
-        """What of the source is learned; None: all of it."""
+        """For each token of the source 1 if it is learned, else 0; None: all are."""
         return self.documents.learned
 
     @property
@@ -98,6 +101,7 @@ class PackedSequences:
     @property
     def padding(self) -> float:
         """The fraction of all columns that hold no document."""
+        # At least 1: without a row there is no fraction.
         return 1 - self._lengths.sum() / max(1, self.num_sequences * self.seq_len)
 
     @property
@@ -119,7 +123,8 @@ class PackedSequences:
         """
         del epoch
         batch = self._empty(len(indices))
-        first, end = self._first_pieces[indices], self._first_pieces[indices + 1]
+        first = self._first_pieces[indices]
+        end = self._first_pieces[indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
         pieces = self._by_row[ranges(first, end - first)]
         lengths = self._lengths[pieces]
@@ -127,6 +132,8 @@ class PackedSequences:
         source = np.repeat(self._starts[pieces], lengths) + position
         before = np.cumsum(lengths) - lengths  # columns of all rows before a piece
         num_before_row = before[np.searchsorted(row, np.arange(len(indices)))]
+        # Columns before a piece are counted over all rows; less those of the rows before, the count is of its own
+        # row.
         place = np.repeat(row, lengths), np.repeat(before - num_before_row[row], lengths) + position
         batch["tokens"][place] = self.documents[source]
         batch["targets"][place] = self.documents.targets(source + 1)
@@ -134,7 +141,8 @@ class PackedSequences:
             batch["is_token"][place] = 1
         if not self.one_each:
             num_filled = np.bincount(row, lengths, len(indices)).astype(np.int64)
-            batch["positions"] -= num_filled[:, None].astype(np.int32)  # of the padding
+            # Padding counts from 0 again, and so sees itself alone.
+            batch["positions"] -= num_filled[:, None].astype(np.int32)
             batch["positions"][place] = position
         return batch
 
@@ -167,6 +175,7 @@ class PackedSequences:
         lengths = self._lengths
         row = np.arange(len(lengths)) if self.one_each else best_fit(lengths, self.seq_len)
         by_row = np.argsort(row, kind="stable")
+        # + 2: where each row begins, and behind the last one the end; -1 if there is no row.
         return by_row, np.searchsorted(row[by_row], np.arange(row.max(initial=-1) + 2))
 
     @property
@@ -194,6 +203,7 @@ def cut_documents(starts: np.ndarray, ends: np.ndarray, seq_len: int) -> tuple[n
         >>> cut_documents(np.array([0, 6, 7]), np.array([6, 7, 20]), 5)
         (array([ 0,  7, 12, 17]), array([5, 5, 5, 2]))
     """
+    # A document without tokens has nothing to predict, and not less.
     to_predict = np.maximum(ends - starts - 1, 0)
     num_pieces = -(-to_predict // seq_len)
     begun = ranges(np.zeros_like(num_pieces), num_pieces) * seq_len  # columns of the pieces before, of one document
@@ -218,20 +228,24 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
         array([1, 1, 0, 0, 2])
     """
     rows = np.empty(len(lengths), np.int64)
+    # Stable, so that rows do not depend on the sorting algorithm.
     order = np.argsort(-lengths, kind="stable")
     by_room: dict[int, list[np.ndarray]] = {}  # rows, by the columns that are left in them
     num_rows = first = 0
+    # Negative, because `searchsorted` takes ascending numbers.
     falling = -lengths[order]
     while first < len(order):
         length = -int(falling[first])
         end = int(np.searchsorted(falling, -length, side="right"))
-        pieces, first = order[first:end], end
+        pieces = order[first:end]
+        first = end
         for room in sorted(room for room in by_room if room >= length):
-            found = np.concatenate(by_room.pop(room))
-            pieces = _place(pieces, found, room, length, rows, by_room)
+            open_rows = np.concatenate(by_room.pop(room))
+            pieces = _place(pieces, open_rows, room, length, rows, by_room)
             if not len(pieces):
                 break
         if len(pieces):
+            # Rounded up: the last new row may not be full.
             new = num_rows + np.arange(-(-len(pieces) // (capacity // length)))
             num_rows += len(new)
             _place(pieces, new, capacity, length, rows, by_room)
@@ -240,30 +254,31 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 def _place(
     pieces: np.ndarray,
-    found: np.ndarray,
+    open_rows: np.ndarray,
     room: int,
     length: int,
     rows: np.ndarray,
     by_room: dict[int, list[np.ndarray]],
 ) -> np.ndarray:
-    """Fills the rows `found`, one after the other, with `pieces` of one length; returns the pieces that are left.
+    """Fills the rows `open_rows`, one after the other, with `pieces` of one length; returns the pieces that are left.
 
     Args:
         pieces: "piece".
-        found: rows with `room` columns left.
+        open_rows: rows with `room` columns left.
         room: at least `length`.
         length: of each piece.
         rows: the row of each piece, to be written.
         by_room: rows by the columns that are left in them, to be added to.
     """
     in_each = room // length
-    placed = min(len(pieces), len(found) * in_each)
-    rows[pieces[:placed]] = np.repeat(found, in_each)[:placed]
+    placed = min(len(pieces), len(open_rows) * in_each)
+    rows[pieces[:placed]] = np.repeat(open_rows, in_each)[:placed]
     num_full, in_last = divmod(placed, in_each)
+    # Filled rows, the row in which the pieces end, and rows that stay as they were.
     for some, num_placed in (
-        (found[:num_full], in_each),
-        (found[num_full : num_full + 1], in_last),
-        (found[num_full + 1 :], 0),
+        (open_rows[:num_full], in_each),
+        (open_rows[num_full : num_full + 1], in_last),
+        (open_rows[num_full + 1 :], 0),
     ):
         if len(some):
             by_room.setdefault(room - num_placed * length, []).append(some)

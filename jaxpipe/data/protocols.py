@@ -68,6 +68,7 @@ class Documents:
 
     def __len__(self) -> int:
         """Tokens of all documents."""
+        # Ends less starts: what lies between documents does not count.
         return int(np.subtract(*self.spans[::-1]).sum()) if self.are_some else len(self.tokens)
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
@@ -129,7 +130,7 @@ class Tokenizer(Protocol):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What files beside the tokenizer's own say, as one tokenizer_config.json; empty if they say nothing."""
+        """The contents of files beside the tokenizer's own, as one tokenizer_config.json; empty if they say nothing."""
         ...
 
     @property

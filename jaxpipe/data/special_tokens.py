@@ -16,21 +16,25 @@ from typing import Any
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.files import read_whole
 
-FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+FILE = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"  # name of a template that has none
 TOKENS_MAP = "special_tokens_map.json"
 # The first that has the field counts: transformers makes generation_config.json of config.json where there is none, and
 # jaxpipe.prepare writes tokenizer_config.json alone.
 WITH_END_IDS = ("generation_config.json", "config.json", TOKENIZER_CONFIG)
-END, END_ID = "eos_token", "eos_token_id"
+END = "eos_token"
+END_ID = "eos_token_id"
 _TEMPLATE = "chat_template"
-_ADDED, _LISTS = "added_tokens_decoder", ("additional_special_tokens", "extra_special_tokens")
+_ADDED = "added_tokens_decoder"
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What the files beside a tokenizer.json say of its special tokens.
+    """The special tokens, ends and templates that the files beside a tokenizer.json name.
 
     Attributes:
         named: the text of each token by its name, as "eos_token".
@@ -70,6 +74,7 @@ def beside(path: Path, name: str) -> Path:
         >>> beside(Path("data/all.tokenizer.json"), "tokenizer_config.json")
         PosixPath('data/all.tokenizer_config.json')
     """
+    # PREFIX.tokenizer.json has its companions under the same PREFIX.
     return path.with_name((path.name.removesuffix(FILE) if path.name.endswith(FILE) else "") + name)
 
 
@@ -111,7 +116,7 @@ def _templates(path: Path, in_config: Any) -> tuple[dict[str, str], dict[str, Pa
         return {name: _read(file) for name, file in files.items()}, files
     config = beside(path, TOKENIZER_CONFIG)
     several = in_config if isinstance(in_config, list) else [{"name": DEFAULT, "template": in_config}]
-    named: list[Any] = [(one.get("name"), one.get("template")) for one in several if isinstance(one, dict)]
+    named: list[Any] = [(entry.get("name"), entry.get("template")) for entry in several if isinstance(entry, dict)]
     if in_config and (len(named) < len(several) or not all(isinstance(text, str) for pair in named for text in pair)):
         raise ConfigError(
             explain(
@@ -142,7 +147,8 @@ def _is_special(token: Any) -> bool:
 def _end_ids(path: Path) -> tuple[tuple[int, ...], str]:
     for name in WITH_END_IDS:
         value = _read_json(beside(path, name)).get(END_ID)
-        ids = tuple(one for one in (value if isinstance(value, list) else [value]) if type(one) is int)
+        # Not `isinstance`, for which true and false are numbers.
+        ids = tuple(number for number in (value if isinstance(value, list) else [value]) if type(number) is int)
         if ids:
             return ids, name
     return (), ""
@@ -157,6 +163,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read(path: Path, parse: Callable[[str], Any] = str) -> Any:
     try:
         return parse(read_whole(path))
+    # JSON nested too deep is an error of recursion and no ValueError.
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             explain(

@@ -1,7 +1,7 @@
 """An array in a file, of which only what is indexed is read: a file may be of any size.
 
-It is read, and not mapped to memory: where a mapped file is cut short under a run, or its disk fails, the system ends
-the process without a word (SIGBUS).
+The file is read, and not mapped to memory: where a mapped file is cut short under a run, or its disk fails, the system
+ends the process without a word (SIGBUS).
 """
 
 from __future__ import annotations
@@ -46,31 +46,35 @@ class StoredArray:
         """
         if isinstance(positions, slice):
             first, end, _ = positions.indices(self.num)
-            found = np.empty(max(0, end - first), self.dtype)
-            self._read(found, first)
-            return found
+            numbers = np.empty(max(0, end - first), self.dtype)
+            self._read(numbers, first)
+            return numbers
         flat = positions.ravel()
-        found = np.empty(flat.size, self.dtype)
+        numbers = np.empty(flat.size, self.dtype)
         # Windows of text are runs of neighbours, each of which is read at once.
+        # + 1: a border stands before the number that does not follow its neighbour.
         borders = np.concatenate([[0], np.flatnonzero(np.diff(flat) != 1) + 1, [flat.size]])
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             if begin < end:
-                self._read(found[begin:end], int(flat[begin]))
-        return found.reshape(positions.shape)
+                self._read(numbers[begin:end], int(flat[begin]))
+        return numbers.reshape(positions.shape)
 
-    def _read(self, found: np.ndarray, first: int) -> None:
-        """Fills `found` with the numbers from position `first` on."""
-        if not 0 <= first <= first + len(found) <= self.num:
-            raise IndexError(f"positions {first} .. {first + len(found) - 1} of {self.num} numbers of {self.path}")
-        left, offset = found.view(np.uint8).data, self.first_byte + first * self.dtype.itemsize
+    def _read(self, numbers: np.ndarray, first: int) -> None:
+        """Fills `numbers` with the numbers from position `first` on."""
+        if not 0 <= first <= first + len(numbers) <= self.num:
+            raise IndexError(f"positions {first} .. {first + len(numbers) - 1} of {self.num} numbers of {self.path}")
+        left = numbers.view(np.uint8).data
+        offset = self.first_byte + first * self.dtype.itemsize
         while left:
+            # Again until all is there: the system may return fewer bytes than asked for.
             try:
                 num_read = os.preadv(self.file.fileno(), [left], offset)
             except OSError as error:
                 raise self._changed(f"cannot be read: {error.strerror}") from error
             if num_read == 0:
                 raise self._changed("has become shorter since the run began")
-            left, offset = left[num_read:], offset + num_read
+            left = left[num_read:]
+            offset += num_read
 
     def _changed(self, what: str) -> DataError:
         needed = self.first_byte + self.num * self.dtype.itemsize

@@ -1,4 +1,4 @@
-"""What makes gloo quick, over which processes on CPUs exchange arrays. It has no options for either (jax 0.10.2).
+"""Makes gloo quick, over which processes on CPUs exchange arrays; neither setting is an option of its (jax 0.10.2).
 
 Its connections have send buffers of 64 KiB. Of a larger message the rest waits until the receiver has acknowledged
 the first part, which Linux puts off by up to 40 ms: of a step of BitPipe with messages of 64 KiB, two processes, that
@@ -18,7 +18,8 @@ import socket
 import jax
 
 NUM_BYTES = 4 << 20
-_OPEN_FILES, _THREADS = "/proc/self/fd", "/proc/self/task"
+_OPEN_FILES = "/proc/self/fd"
+_THREADS = "/proc/self/task"
 
 
 def tune_gloo() -> None:
@@ -56,7 +57,7 @@ def widen_send_buffers(num_bytes: int = NUM_BYTES) -> int:
 def let_threads_end_their_turns() -> int:
     """Makes this process's threads wait for a core until its thread's turn ends; returns how many did not.
 
-    They get the policy SCHED_BATCH, and so do all that they start. Threads with a policy of their own keep it.
+    The threads get the policy SCHED_BATCH, and so do all that they start. Threads with a policy of their own keep it.
     """
     num_changed = 0
     for name in os.listdir(_THREADS) if os.path.isdir(_THREADS) else ():

@@ -115,12 +115,13 @@ def has_others() -> bool:
     JAX gives a process under SLURM or Open MPI one GPU; the only one, as in an interactive shell of srun, takes all.
     """
     kinds = clusters.ClusterEnv._cluster_types
-    found = next((kind for kind in kinds if not kind.opt_in_only_method and kind.is_env_present()), None)
-    return found is not None and not (found.name in _COUNT_IN_ENVIRONMENT and found.get_process_count() == 1)
+    launcher = next((kind for kind in kinds if not kind.opt_in_only_method and kind.is_env_present()), None)
+    return launcher is not None and not (launcher.name in _COUNT_IN_ENVIRONMENT and launcher.get_process_count() == 1)
 
 
 def reaches_first() -> bool:
     """Whether the address of process 0 accepts connections."""
+    # From the right: an address of IPv6 has colons itself, in brackets.
     host, _, port = (distributed.global_state.coordinator_address or "").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S):
@@ -136,7 +137,7 @@ def exit_now(status: int) -> None:
     os._exit(status)
 
 
-# ---- The key-value store that all processes of a run read and write. It is JAX's own coordination service, held by
+# ---- The key-value store that all processes of a run read and write: JAX's own coordination service, held by
 # process 0. JAX has no public way to it, so only this file uses the private one. With one process it is a dict.
 
 PREFIX = "jaxpipe/"
@@ -169,5 +170,5 @@ class Store:
         """The entries whose keys begin with `folder`, with that prefix removed."""
         if self._client is None:
             return {key.removeprefix(folder): text for key, text in self._own.items() if key.startswith(folder)}
-        found = self._client.key_value_dir_get(PREFIX + folder)
-        return {key.partition(folder)[2]: text for key, text in found}
+        entries = self._client.key_value_dir_get(PREFIX + folder)
+        return {key.partition(folder)[2]: text for key, text in entries}

@@ -90,7 +90,8 @@ class Liveness:
             now: the time.
         """
         self.own = own
-        self._index, self._limit_s = index, limit_s
+        self._index = index
+        self._limit_s = limit_s
         self._known: dict[int, Heartbeat] = {}
         # Silence counts from the start: a process may be lost before its first heartbeat.
         self._changed_s = {process: now for process in range(count) if process != index}
@@ -100,6 +101,7 @@ class Liveness:
 
     def begin(self, doing: str, now: float, *, is_step: bool = True, waits_for_files: bool = False) -> None:
         """Notes that this process begins an activity in which it may wait for others."""
+        # Of steps alone: how long another activity takes says nothing of a step.
         with self._lock:
             if self.own.is_step:
                 self._longest_s = max(self._longest_s or 0.0, now - self._began_s)
@@ -111,8 +113,10 @@ class Liveness:
         with self._lock:
             self._answered_s = now
             for process, heartbeat in heartbeats.items():
+                # A heartbeat without news has a new number, so that equal ones mean silence.
                 if process != self._index and heartbeat != self._known.get(process):
-                    self._known[process], self._changed_s[process] = heartbeat, now
+                    self._known[process] = heartbeat
+                    self._changed_s[process] = now
 
     def start_anew(self, now: float) -> None:
         """Forgets the times so far, after a pause in which this process could hear nothing."""
@@ -133,7 +137,8 @@ class Liveness:
             patience: multiplies the limit.
         """
         with self._lock:
-            limit_s, silent_s = patience * self._limit_s, now - self._answered_s
+            limit_s = patience * self._limit_s
+            silent_s = now - self._answered_s
             if silent_s > limit_s:
                 return Failure(0, f"the store that it holds has not answered for {silent_s:.0f} s")
             return self._ended_or_silent(limit_s) or self._stuck(now, limit_s)

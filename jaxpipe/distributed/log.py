@@ -50,7 +50,8 @@ def logging_to(path: Path, *, process: int) -> Iterator[None]:
     try:
         yield
     finally:
-        warnings.showwarning, LOGGER.propagate = show, True
+        warnings.showwarning = show
+        LOGGER.propagate = True
         LOGGER.removeHandler(handler)
         handler.close()
 

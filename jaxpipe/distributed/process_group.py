@@ -32,9 +32,11 @@ class Stop:
     def __init__(self, store: Store, *, process: int):
         """Listens for signals to the process with number `process`, once entered."""
         self.reason = ""
-        self._store, self._process = store, process
+        self._store = store
+        self._process = process
         self._position = 0
-        self._got, self._has_told = "", False
+        self._got = ""
+        self._has_told = False
         self._before: dict[int, object] = {}
 
     def begin(self) -> None:
@@ -106,7 +108,8 @@ class ProcessGroup:
             LostProcess: not all processes have joined in time.
         """
         processes = join(coordinator_address, num_processes, process_id)
-        self.index, self.count = processes.index, processes.count
+        self.index = processes.index
+        self.count = processes.count
         self._store = Store()
         self.stop = Stop(self._store, process=self.index)
         self._watch = Watch(self._store, processes, lost_after_s=lost_after_s)

@@ -69,7 +69,9 @@ class Group:
             grace_s: seconds from SIGTERM to SIGKILL for processes that still run after one has failed.
             outputs: streams for stdout and stderr of all processes; by default this process's own.
         """
-        self._commands, self._environments, self._grace_s = commands, environments, grace_s
+        self._commands = commands
+        self._environments = environments
+        self._grace_s = grace_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._streams = selectors.DefaultSelector()
@@ -127,6 +129,7 @@ class Group:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._say(f"killed {_in_words(self._running)}, which still ran {self._grace_s:g} s later")
                 self._kill()
+                # Once: those that are killed may take a while to end.
                 self._kill_at = float("inf")
         while self._streams.get_map() and self._print_available(_LAST_OUTPUT_S):
             pass
@@ -263,7 +266,8 @@ class Lines:
 
     def end(self) -> bytes:
         """The last line, if the stream ends without a newline."""
-        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        rest = self._rest.rstrip(b"\r")
+        self._rest = b""
         return self._prefix + rest + b"\n" if rest.strip() else b""
 
 
@@ -281,7 +285,9 @@ def end_with_parent() -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here, since a forked process should do little
+    # Looked up here, since a forked process should do little.
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
 
     def call() -> None:
         prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))

@@ -28,7 +28,8 @@ DECIDED_AT = 0.75  # fraction of the bound; the rest is for the message and the 
 SUSPECTED_AT = 0.5  # fraction of the time after which a process counts as lost
 READ_WITHIN_PERIODS = 4
 COLLECTIVE_ERRORS = ("Gloo", "gloo", "NCCL", "onnection", "ollective")
-HEARTBEATS, VERDICT = "lives/", "verdict/"
+HEARTBEATS = "lives/"
+VERDICT = "verdict/"
 
 
 class Watch:
@@ -42,13 +43,16 @@ class Watch:
             processes: the rank of this process.
             lost_after_s: seconds within which all others end after a process is lost or stuck.
         """
-        self._store, self._processes, self._lost_after_s = store, processes, lost_after_s
+        self._store = store
+        self._processes = processes
+        self._lost_after_s = lost_after_s
         self._period_s = min(1.0, lost_after_s / 20)
         own = Heartbeat(position=0, doing="its start", where=f"host {socket.gethostname()}, pid {os.getpid()}")
         self._liveness = Liveness(
             own, index=processes.index, count=processes.count, limit_s=DECIDED_AT * lost_after_s, now=time.monotonic()
         )
-        self._ended, self._telling = threading.Event(), threading.Lock()
+        self._ended = threading.Event()
+        self._telling = threading.Lock()
 
     def begin(self, doing: str, *, is_step: bool, waits_for_files: bool) -> None:
         """Announces the next activity, in which this process may wait for others; all begin the same ones in turn."""
@@ -104,7 +108,8 @@ class Watch:
             number += 1
             try:
                 self._send(replace(self._liveness.own, number=number))
-                lines, verdict = self._store.under(HEARTBEATS), self._store.under(VERDICT)
+                lines = self._store.under(HEARTBEATS)
+                verdict = self._store.under(VERDICT)
             except Exception as error:  # whatever JAX's client raises; `_judge` sees that no heartbeats come
                 log(f"the store does not answer: {error}")
                 continue
@@ -118,6 +123,7 @@ class Watch:
         last = time.monotonic()
         while not self._ended.wait(self._period_s):
             now = time.monotonic()
+            # No pause of this thread is so long: the process was stopped, or its machine slept.
             if now - last > 10 * self._period_s:
                 self._liveness.start_anew(now)  # this process itself was stopped
             last = now
@@ -137,11 +143,15 @@ class Watch:
             _end(self._message(suspect), suspect.status)
 
     def _message(self, failure: Failure) -> str:
-        count, process = self._processes.count, failure.process
+        count = self._processes.count
+        process = failure.process
         if process is None:
-            what, where, repair = f"all {count} processes hang", "", "look at the network; if steps take that long, "
+            what = f"all {count} processes hang"
+            where = ""
+            repair = "look at the network; if steps take that long, "
         else:
-            what, where = f"process {process} of {count} is lost", self._liveness.where(process)
+            what = f"process {process} of {count} is lost"
+            where = self._liveness.where(process)
             repair = f"look into logs/process_{process:04}.log and at its machine; if steps take that long, "
         return explain(
             f"{what}: {failure.why}",

@@ -25,7 +25,10 @@ from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
 from jaxpipe.huggingface.mixture import MIXTRAL, QWEN3_MOE
 from jaxpipe.models import Family, family_named
 
-ARCHITECTURES = {one.name: one for one in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, PRETRAINING, MASKED)}
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, PRETRAINING, MASKED)
+}
 CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
 
@@ -53,6 +56,7 @@ def load_config(folder: Path) -> dict[str, Any]:
         )
     try:
         theirs = json.loads(read_whole(path))
+        # A list or a number is JSON too, and has no keys.
         theirs.keys()
     except (AttributeError, OSError, RecursionError, ValueError) as error:
         raise ConfigError(
@@ -69,6 +73,7 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
     Raises:
         ConfigError: jaxpipe does not have that class.
     """
+    # Base models have no head here; their class is not among the names.
     names = theirs.get("architectures") or ["none"]
     name, *others = map(str, names if isinstance(names, list) else [names])
     if others or name not in ARCHITECTURES:
@@ -113,9 +118,11 @@ def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: s
     config = base_config(architecture.family)
     family = family_named(architecture.family)
     defaults = family.fields
+    # A field by itself, so that an error names the field of their file.
     for name, value in _to_section(ours, family).items():
         config.model[name] = _of_type(defaults[name], value, path=f"model.{name}", where=where)
     longest = read_fields(theirs, (architecture.longest,), where=where)["seq_len"]
+    # No longer: with sequences of 128k tokens a first try would need too much memory.
     config.data.seq_len = min(_of_type(MAX_SEQ_LEN, longest, path="data.seq_len", where=where), MAX_SEQ_LEN)
     config.mesh.pipe = 1  # so that it runs on one device; --config.mesh.pipe=N makes a pipeline
     check_model(config, name=where)
@@ -134,23 +141,24 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
     """
     ours = model_config(config)
     wanted = defining_fields(config)
-    found: list[tuple[str, list[str]]] = []
+    misfits: list[tuple[str, list[str]]] = []
     for architecture in ARCHITECTURES.values():
         if architecture.family != config.model.family:
             continue
         theirs = _write_config(architecture, ours, seq_len=config.data.seq_len, dtype=dtype)
+        # Read back by the same code, so that what transformers would make of it is what is compared.
         back = defining_fields(read_config(theirs, where=CONFIG))
         different = [f"model.{name}={wanted[name]!r}" for name in wanted if wanted[name] != back[name]]
         if architecture.heads_divide_hidden and ours.anatomy.hidden % ours.anatomy.num_heads:
             different.append(f"model.num_heads={ours.anatomy.num_heads} for model.hidden={ours.anatomy.hidden}")
         if not different:
             return theirs
-        found.append((architecture.name, different))
+        misfits.append((architecture.name, different))
     raise ConfigError(
         explain(
             f"no class of transformers can express this model of family {config.model.family!r}",
             rule="huggingface-export: some class has a field for every property of the model",
-            picture="\n".join(f"{name} has no {', '.join(different)}" for name, different in found),
+            picture="\n".join(f"{name} has no {', '.join(different)}" for name, different in misfits),
             repair="train a model without these; a dropout may be changed in the run's config.json",
         )
     )
@@ -160,7 +168,9 @@ def _write_config(architecture: Architecture, ours: Any, *, seq_len: int, dtype:
     return {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
+        # Version 4's name, which version 5 reads too.
         "torch_dtype": dtype,
+        # Null and not left out: a class has defaults of its own, which are tokens of another vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -180,6 +190,7 @@ def defining_fields(config: ConfigDict, *, dropouts: bool = True) -> dict[str, A
     fields = _resolved(model_config(config))
     scaling = fields.get("rope_scaling")
     if scaling is not None:
+        # As numbers that have an effect: two scalings that differ in others alone are equal.
         fields["rope_scaling"] = tuple(_scaling_fields(scaling).values())
     left_out = _NOT_THE_MODEL if dropouts else (*_NOT_THE_MODEL, *_DROPOUTS)
     return {name: value for name, value in fields.items() if name not in left_out}
@@ -203,6 +214,7 @@ def _to_section(ours: dict[str, Any], family: Family) -> dict[str, Any]:
         ours |= _scaling_fields(scaling)
     if "num_kv_heads" in ours and ours["num_kv_heads"] is None:
         ours["num_kv_heads"] = ours["num_heads"]
+    # Where a head's size follows from the others it is "auto", so that a changed `hidden` changes it.
     if ours.get("head_size") is not None and ours["head_size"] * ours["num_heads"] == ours["hidden"]:
         ours["head_size"] = None
     return {name: family.words.get(name) if value is None else value for name, value in ours.items()}
@@ -221,8 +233,10 @@ def _scaling_fields(scaling: Any) -> dict[str, Any]:
 
 def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:
     """Returns `value` as the type of `default`; a number as text if the field is text."""
+    # A bool is no number here, hence `type` and not `isinstance`.
     if type(default) is str and type(value) is int:
         return str(value)
+    # JSON writes 10000.0 as 10000, too.
     if type(default) is float and type(value) is int:
         return float(value)
     if type(value) is not type(default):
@@ -245,10 +259,13 @@ def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where:
         run: the run's folder, for messages.
         where: path of that config.json, for messages.
     """
-    own, kept = defining_fields(config, dropouts=False), defining_fields(theirs, dropouts=False)
-    different = [name for name in sorted(own.keys() | kept.keys()) if own.get(name) != kept.get(name)]
+    of_run = defining_fields(config, dropouts=False)
+    of_file = defining_fields(theirs, dropouts=False)
+    different = [name for name in sorted(of_run.keys() | of_file.keys()) if of_run.get(name) != of_file.get(name)]
     if different:
-        lines = [f"model.{name}: {own.get(name)!r} in the run, {kept.get(name)!r} by {where}" for name in different]
+        lines = [
+            f"model.{name}: {of_run.get(name)!r} in the run, {of_file.get(name)!r} by {where}" for name in different
+        ]
         raise ConfigError(
             explain(
                 f"{run} is no longer the model that it started from",

@@ -1,6 +1,6 @@
 """LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM: one table of tensors, four configs.
 
-They differ in which linear layers have biases, in norms of queries and keys, in sliding windows and in defaults.
+The four differ in which linear layers have biases, in norms of queries and keys, in sliding windows and in defaults.
 Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and configuration_*.py.
 """
 
@@ -31,6 +31,8 @@ LAYER = "model.layers.{layer}"
 
 ORIGINAL = "original_max_position_embeddings"
 # Fields that each kind of scaling needs, in the order of RotaryScaling's fields.
+# Not "yarn", which also scales the scores, nor "dynamic" and "longrope", whose frequencies depend on the length of a
+# sequence.
 ROPE_FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -61,6 +63,7 @@ PARAMETERS = (
 
 SUPPORTED = (
     Supported("hidden_act", ("silu", "swish")),
+    # Some files have null for no dropout.
     Supported("attention_dropout", (0.0, None)),
 )
 
@@ -90,6 +93,7 @@ def _write_common(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _read_llama(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    # One flag of theirs for both; ours are two, since Qwen2 has biases on queries, keys and values alone.
     has_bias = theirs.get("attention_bias", False)
     return {
         "query_key_value_bias": has_bias,
@@ -108,6 +112,7 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _read_mistral(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    # A missing field is Mistral's first window; null is none.
     return {"sliding_window": theirs.get("sliding_window", 4096), **read_rope(theirs, where=where)}
 
 
@@ -135,13 +140,16 @@ def _read_qwen3(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
     """Returns the window of all layers, or None; refuses one that only some layers have."""
+    # A window stands in the file also where it is not used.
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
-    num_layers, first = theirs.get("num_hidden_layers", 32), theirs.get("max_window_layers", 28)
+    num_layers = theirs.get("num_hidden_layers", 32)
+    first = theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
     if kinds is None:
         # No list of all layers: their number is not checked yet.
         there = {"full_attention": not window or first > 0, "sliding_attention": window and first < num_layers}
         kinds = [kind for kind, is_there in there.items() if is_there]
+    # Without a window all layers attend fully, whatever their kinds are called.
     if set(kinds) == {"full_attention"} or window is None:
         return None
     if set(kinds) != {"sliding_attention"}:
@@ -155,6 +163,7 @@ def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
     return {
         "use_sliding_window": has_window,
         "sliding_window": config.sliding_window,
+        # So many first layers have no window: 0 gives it to all.
         "max_window_layers": 0 if has_window else config.num_layers,
         **_write_common(config),
     }
@@ -178,17 +187,20 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
     Raises:
         ConfigError: a kind of scaling that jaxpipe does not support, or rotary positions for a part of each head.
     """
+    # Version 5 may have both, of which `rope_scaling` is empty then.
     name = "rope_scaling" if theirs.get("rope_scaling") else "rope_parameters"
     rope = theirs.get(name) or {}
     for key, value in rope.items():
         if isinstance(value, dict):  # parameters for each kind of layer
             raise not_supported(where, f"{name}.{key}", value, ())
     part = rope.get("partial_rotary_factor", theirs.get("partial_rotary_factor", 1.0))
+    # None is a field that is there and says nothing.
     if part not in (None, 1.0):
         raise not_supported(where, "partial_rotary_factor", part, (1.0,))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_FIELDS:
         raise not_supported(where, f"{name}.rope_type", kind, tuple(ROPE_FIELDS))
+    # Inside in version 5, at the top in version 4.
     theta = rope.get("rope_theta", theirs.get("rope_theta", default_theta))
     # transformers 5 uses the longest sequence if the original one is missing.
     rope = {ORIGINAL: theirs.get("max_position_embeddings"), **rope}
@@ -208,6 +220,7 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
 
 
 def _scaling(kind: str, numbers: Sequence[Any]) -> RotaryScaling | None:
+    # A factor of 1.0 scales nothing; None makes two such models equal.
     return None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
 
 
@@ -215,6 +228,7 @@ def write_rope(rope_theta: float, scaling: RotaryScaling | None) -> dict[str, An
     """Returns their rope_theta and rope_scaling, as version 4 writes them; version 5 reads these too."""
     if scaling is None:
         return {"rope_theta": rope_theta, "rope_scaling": None}
+    # "linear" has a factor alone: the fields that follow have no effect and are left out.
     numbers = zip(ROPE_FIELDS[scaling.kind], astuple(scaling)[1:], strict=False)
     rope = {"rope_type": scaling.kind, **dict(numbers)}
     return {"rope_theta": rope_theta, "rope_scaling": rope}

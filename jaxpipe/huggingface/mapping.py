@@ -76,15 +76,16 @@ def read_fields(theirs: Mapping[str, Any], fields: Sequence[Field], *, where: st
     Raises:
         ConfigError: a field has a value that jaxpipe does not support.
     """
-    found = {}
+    ours = {}
     for field in fields:
+        # The alias only where the name itself is missing, as in transformers.
         value = theirs.get(field.theirs, theirs.get(field.alias, field.default))
         if field.choices is not None:
             if value not in field.choices:
                 raise not_supported(where, field.theirs, value, tuple(field.choices))
             value = field.choices[value]
-        found[field.ours] = value
-    return found
+        ours[field.ours] = value
+    return ours
 
 
 def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
@@ -92,7 +93,8 @@ def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
 
     def theirs(field: Field) -> Any:
         value = ours[field.ours]
-        return value if field.choices is None else next(name for name, own in field.choices.items() if own == value)
+        # The first of several names for one meaning.
+        return value if field.choices is None else next(name for name, known in field.choices.items() if known == value)
 
     return {field.theirs: theirs(field) for field in fields}
 
@@ -100,6 +102,7 @@ def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
 def check_supported(theirs: Mapping[str, Any], supported: Sequence[Supported], *, where: str) -> None:
     """Raises ConfigError if a field of theirs has a value that jaxpipe does not support."""
     for field in (*supported, *SUPPORTED):
+        # A missing field has the first of the values, and so passes.
         value = theirs.get(field.theirs, field.values[0])
         if value not in field.values:
             raise not_supported(where, field.theirs, value, field.values)
@@ -210,6 +213,7 @@ def linear(path: str, name: str, transform: Transform) -> tuple[Parameter, Param
 
 def _pad_rows(tensor: Array, anatomy: Anatomy) -> Array:
     """Appends rows of zeros, up to the rows of our token table."""
+    # The array's own library: NumPy for numbers, JAX where only shapes are asked for.
     xp = tensor.__array_namespace__()
     zeros = xp.zeros((anatomy.num_rows - anatomy.vocab_size, *tensor.shape[1:]), dtype=tensor.dtype)
     return xp.concat([tensor, zeros])
@@ -230,6 +234,7 @@ def _ungroup(columns: Array, anatomy: Anatomy) -> tuple[Array, ...]:
     """The inverse of `_group`: the columns of all queries, of all keys and of all values."""
     leading = columns.shape[:-1]
     by_group = columns.reshape(*leading, anatomy.num_kv_heads, -1, anatomy.head_size)
+    # The last two of a group are its key and its value.
     parts = by_group[..., :-2, :], by_group[..., -2:-1, :], by_group[..., -1:, :]
     return tuple(part.reshape(*leading, -1) for part in parts)
 
@@ -250,6 +255,7 @@ def _transpose(tensors: tuple[Array, ...]) -> tuple[Array, ...]:
 
 SAME = Transform(lambda tensors, _: tensors[0], lambda array, _: (array,))
 
+# A view: nothing is copied before the numbers are written.
 TRANSPOSED = Transform(lambda tensors, _: tensors[0].T, lambda array, _: (array.T,))
 
 # Weights of all experts, each "out in".

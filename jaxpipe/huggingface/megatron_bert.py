@@ -53,6 +53,7 @@ PARAMETERS = (
     *linear("shared.head.transform", f"{PREDICTIONS}.transform.dense", TRANSPOSED),
     *norm("shared.head.transform_norm", f"{PREDICTIONS}.transform.LayerNorm"),
     Parameter("shared.head.kernel", (f"{PREDICTIONS}.decoder.weight",), TOKEN_ROWS),
+    # A file may have the bias under two names, with the same numbers.
     Parameter("shared.head.bias", (f"{PREDICTIONS}.bias",), TOKEN_ROWS, also=(f"{PREDICTIONS}.decoder.bias",)),
     *linear("shared.head.pooler", "bert.pooler.dense", TRANSPOSED),
     *linear("shared.head.sentence_order", "cls.seq_relationship", TRANSPOSED),
@@ -69,6 +70,7 @@ FIELDS = (
     Field("activation", "hidden_act", "gelu", ACTIVATIONS),
     Field("norm_epsilon", "layer_norm_eps", 1e-12),
     Field("tie_embeddings", "tie_word_embeddings", True),
+    # One rate of theirs for two of ours; where ours differ, no config of theirs gives them back, and export says so.
     Field("embedding_dropout", "hidden_dropout_prob", 0.1),
     Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
     Field("hidden_dropout", "hidden_dropout_prob", 0.1),

@@ -21,12 +21,15 @@ _DENSE = "layers.feed_forward."
 def _parameters(block: str, gate: str, up: str, down: str) -> tuple[Parameter, ...]:
     """LLaMA's, with the router and the experts of a `block` in place of the feed forward's kernels."""
     outside = tuple(
-        each for each in LLAMA.parameters if not each.path.startswith(_DENSE) or each.path.startswith(f"{_DENSE}norm.")
+        parameter
+        for parameter in LLAMA.parameters
+        if not parameter.path.startswith(_DENSE) or parameter.path.startswith(f"{_DENSE}norm.")
     )
     return (
         *outside,
         Parameter(f"{_DENSE}router.kernel", (f"{LAYER}.{block}.gate.weight",), TRANSPOSED),
         *(
+            # In the order of our `Experts`, since Mixtral's w1, w3 and w2 are gate, up and down.
             Parameter(f"{_DENSE}{ours}.kernel", (f"{LAYER}.{block}.experts.{EXPERT}.{theirs}.weight",), STACKED)
             for ours, theirs in (("gate", gate), ("up", up), ("down", down))
         ),
@@ -36,7 +39,7 @@ def _parameters(block: str, gate: str, up: str, down: str) -> tuple[Parameter, .
 def _fields(fields: tuple[Field, ...], *, num_chosen: int, **changed: Field) -> tuple[Field, ...]:
     """`fields` with some of ours read from other ones of theirs, and those of routers."""
     return (
-        *(changed.get(each.ours, each) for each in fields),
+        *(changed.get(field.ours, field) for field in fields),
         Field("experts_per_token", "num_experts_per_tok", num_chosen),
         Field("balance_loss", "router_aux_loss_coef", 0.001),
     )
@@ -44,14 +47,17 @@ def _fields(fields: tuple[Field, ...], *, num_chosen: int, **changed: Field) -> 
 
 def _read_mixtral(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {
+        # transformers 5 reads both names.
         "num_experts": theirs.get("num_local_experts", theirs.get("num_experts", 8)),
         "normalize_weights": True,
+        # Null or missing is none, unlike Mistral's default.
         "sliding_window": theirs.get("sliding_window"),
         **read_rope(theirs, where=where, default_theta=1e6),
     }
 
 
 def _write_mixtral(config: MixtureConfig) -> dict[str, Any]:
+    # Jitter is noise of training alone; ours has none.
     return {"num_local_experts": config.num_experts, "router_jitter_noise": 0.0, **MISTRAL.write(config)}
 
 
@@ -74,6 +80,7 @@ def _write_qwen3_moe(config: MixtureConfig) -> dict[str, Any]:
         "num_experts": config.num_experts,
         "norm_topk_prob": config.normalize_weights,
         "intermediate_size": config.feed_forward,  # of dense layers, of which there are none
+        # Every layer has experts: a step of 1, and no layer that is an exception.
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }

@@ -86,6 +86,7 @@ def save_source_model(
     folder.mkdir()
     copied = copy_companions(source, folder)
     if theirs != load_config(source):
+        # The config in force differs where --dtype or more tokens changed it.
         save_config(folder, theirs)
     if files.index is not None:
         (folder / INDEX).write_text(files.index)
@@ -105,8 +106,10 @@ def read_source_model(workdir: Path) -> SourceModel | None:
         return None
     try:
         record = json.loads(read_whole(folder / RECORD))
-        headers, left_out = dict(record["headers"]), tuple(record["left_out"])
+        headers = dict(record["headers"])
+        left_out = tuple(record["left_out"])
         for header in headers.values():
+            # Read now and thrown away, so that a damaged header is told before an export begins.
             entries(header)
         index = read_whole(folder / INDEX) if (folder / INDEX).is_file() else None
     except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
@@ -123,7 +126,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
 def check_vocabulary(config: ConfigDict) -> None:
     """Raises ConfigError if a new run starts from a converted model and has another vocabulary size than that.
 
-    It would train in rows of padding, and could not be exported as that model.
+    Such a run would train in rows of padding, and could not be exported as that model.
     """
     path = local_path(config.checkpoint.init_from) / FOLDER / CONFIG
     if not config.checkpoint.init_from or not path.is_file():
@@ -144,6 +147,7 @@ def copy_source_model(source: Path, target: Path) -> None:
     """Copies the folder `hf/` of the run in `source`, if there is one, to the run in `target`, whole or not at all."""
     if (source / FOLDER).is_dir() and not (target / FOLDER).exists():
         partial = target / f"{FOLDER}.partial"
+        # Under another name first: a run that is killed here leaves no half of a folder under its own.
         shutil.copytree(source / FOLDER, partial, dirs_exist_ok=True)
         partial.rename(target / FOLDER)
 
@@ -159,9 +163,10 @@ def own_path(name: str, workdir: Path) -> str:
 
     A file in the run's `hf/` has a path from there, or one in the folder that the run had when it was written.
     """
-    own = workdir / FOLDER / Path(name).name
+    beside_run = workdir / FOLDER / Path(name).name
     was_own = Path(name).parent == Path(FOLDER) or (Path(name).parent.name == FOLDER and not Path(name).exists())
-    return str(own) if was_own and own.is_file() else name
+    # The old folder's file may still be there, of another run, hence `not exists`.
+    return str(beside_run) if was_own and beside_run.is_file() else name
 
 
 def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
@@ -177,6 +182,7 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
     if path is None:
         return []
     shutil.copyfile(path, target / FILE)
+    # See above: without the class, transformers takes the one of the model's type.
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     tokenizer = tokenizer_of(config)
     if tokenizer.masked is None:
@@ -187,10 +193,14 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
 
 def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
     """Whether `data.tokenizer` names a file with other tokens than the one in `source`, or there is none."""
-    path, own = _file_of(config), source / FILE
+    path = _file_of(config)
+    of_source = source / FILE
     if path is None:
         return False
-    is_same = own.is_file() and (own.read_bytes() == path.read_bytes() or identity_of(own) == identity_of(path))
+    # By its bytes first, since loading a large vocabulary takes a second.
+    is_same = of_source.is_file() and (
+        of_source.read_bytes() == path.read_bytes() or identity_of(of_source) == identity_of(path)
+    )
     return not is_same
 
 
@@ -219,11 +229,14 @@ def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
     tokenizer = tokenizer_of(config)
     path = target / GENERATION
     of_config = load_config(target)
+    # Without this file transformers takes the numbers from config.json; once it is there, it must have them.
     theirs = json.loads(path.read_text()) if path.is_file() else {key: of_config.get(key) for key in _TOKEN_IDS}
     before = theirs.get(END_ID)
     before = before if isinstance(before, list) else [] if before is None else [before]
     after = ends_of_text(tokenizer, read_templates(config.data.tokenizer))
+    # Old numbers mean other tokens in a new vocabulary.
     ends = [*dict.fromkeys([*([] if is_new else before), *after])]
+    # A masked model generates no text.
     if ends == before or tokenizer.masked is not None:
         return []
     theirs = {key: value for key, value in theirs.items() if not (is_new and key in _TOKEN_IDS)}
@@ -234,7 +247,7 @@ def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
 def copy_companions(source: Path, target: Path, *, has_tokenizer: bool = True) -> list[str]:
     """Copies the companion files in `source` to `target`, the tokenizer's only if asked; returns their names."""
     names = [name for name in COMPANIONS if has_tokenizer or name not in OF_TOKENIZER]
-    found = [name for name in names if (source / name).is_file()]
-    for name in found:
+    companions = [name for name in names if (source / name).is_file()]
+    for name in companions:
         shutil.copyfile(source / name, target / name)
-    return found
+    return companions

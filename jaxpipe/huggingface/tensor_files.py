@@ -53,6 +53,7 @@ class TensorFiles:
             ConfigError: a file is missing or damaged, or a tensor is in two files or in another than the index says.
         """
         self._folder = folder
+        # A single file comes before an index that lies beside it, as in transformers.
         self.index = None if (folder / SINGLE).is_file() else _read_index(folder)
         names = [SINGLE] if self.index is None else _shards(folder, self.index)
         self._open = {name: _open(folder / name) for name in names}
@@ -60,7 +61,7 @@ class TensorFiles:
         in_file = {name: entries(header) for name, header in self.headers.items()}
         self._check_once(in_file)
         self.entries: dict[str, Entry] = {name: entry for file in in_file.values() for name, entry in file.items()}
-        self._file_of = {name: file for file, found in in_file.items() for name in found}
+        self._file_of = {name: file for file, of_file in in_file.items() for name in of_file}
         if self.index is not None:
             self._check_index(json.loads(self.index)["weight_map"])
 
@@ -79,6 +80,7 @@ class TensorFiles:
                     repair="convert a model that is not quantized",
                 )
             )
+        # Every dtype of a parameter is exact in float32; an array that is one already is not copied.
         return self._open[self._file_of[name]].get_tensor(name).astype(np.float32, copy=False)
 
     def _check_once(self, in_file: dict[str, dict[str, Entry]]) -> None:
@@ -135,13 +137,16 @@ class GrownFiles:
             names: the tensors that grow.
             num_rows: rows of each of these.
         """
-        self._files, self._names, self._num_rows = files, names, num_rows
+        self._files = files
+        self._names = names
+        self._num_rows = num_rows
         self.headers = {file: self._grown(header) for file, header in files.headers.items()}
         self.entries = {name: entry for header in self.headers.values() for name, entry in entries(header).items()}
         self.index = files.index
         if files.index is not None:
             index = json.loads(files.index)
             size = sum(entry.end - entry.start for entry in self.entries.values())
+            # The metadata may be null.
             index["metadata"] = (index.get("metadata") or {}) | {"total_size": size}
             self.index = json.dumps(index, indent=2, sort_keys=True) + "\n"
 
@@ -150,6 +155,7 @@ class GrownFiles:
         numbers = self._files.read(name)
         if name not in self._names:
             return numbers
+        # In float64: a float32 sum over all rows of a table loses digits.
         mean = numbers.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
         return np.concatenate([numbers, np.repeat(mean, self._num_rows - len(numbers), axis=0)])
 
@@ -194,6 +200,7 @@ def _read_index(folder: Path) -> str:
 def _shards(folder: Path, index: str) -> list[str]:
     """Returns the files of an index, in its order."""
     names = list(dict.fromkeys(json.loads(index)["weight_map"].values()))
+    # A name with a folder in it would lead out of the model's folder.
     missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if missing:
         raise ConfigError(
@@ -241,18 +248,20 @@ class Entry:
 def read_header(path: Path) -> str:
     """Returns the header of the file at `path`, unchanged."""
     with path.open("rb") as file:
+        # Eight bytes, little-endian: the length of the header.
         (num_bytes,) = struct.unpack("<Q", file.read(8))
         return file.read(num_bytes).decode()
 
 
 def entries(header: str) -> dict[str, Entry]:
     """Returns the tensors of a header by name, in the order of their numbers in the file."""
-    found = {
-        name: Entry(one["dtype"], tuple(one["shape"]), *one["data_offsets"])
-        for name, one in json.loads(header).items()
+    by_name = {
+        name: Entry(fields["dtype"], tuple(fields["shape"]), *fields["data_offsets"])
+        for name, fields in json.loads(header).items()
         if name != _METADATA
     }
-    return dict(sorted(found.items(), key=lambda item: item[1].start))
+    # A header may name tensors in another order than that of their numbers.
+    return dict(sorted(by_name.items(), key=lambda item: item[1].start))
 
 
 def metadata(header: str) -> dict[str, str]:
@@ -278,6 +287,7 @@ def new_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], file_metadata
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+    # Spaces at the end are JSON too; the format asks for numbers that begin at a multiple of eight.
     return text + " " * (-len(text.encode()) % _ALIGNMENT_BYTES)
 
 
@@ -285,17 +295,20 @@ class TensorWriter:
     """Writes a safetensors file tensor by tensor, in any order."""
 
     def __init__(self, path: Path, header: str):
-        self._entries, encoded = entries(header), header.encode()
+        self._entries = entries(header)
+        encoded = header.encode()
         self._first = 8 + len(encoded)
         self._file = path.open("wb")
         self._file.write(struct.pack("<Q", len(encoded)) + encoded)
-        self._file.truncate(self._first + max((one.end for one in self._entries.values()), default=0))
+        # The whole size at once, since tensors are written in any order.
+        self._file.truncate(self._first + max((entry.end for entry in self._entries.values()), default=0))
 
     def write(self, name: str, tensor: np.ndarray) -> None:
         """Writes `tensor`, whose shape and dtype are those of `name` in the header."""
         entry = self._entries[name]
         assert (tensor.shape, tensor.dtype) == (entry.shape, DTYPES[entry.code])
         self._file.seek(self._first + entry.start)
+        # Through bytes: NumPy has no buffer of bfloat16.
         self._file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
 
     def close(self) -> None:

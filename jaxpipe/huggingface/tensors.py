@@ -64,18 +64,22 @@ class TensorMap:
     """
 
     def __init__(self, architecture: Architecture, config: Any, *, has_prefix: bool = True):
-        self.architecture, self._config, self._has_prefix = architecture, config, has_prefix
+        self.architecture = architecture
+        self._config = config
+        self._has_prefix = has_prefix
         shapes = jax.eval_shape(LanguageModel(config).init, jax.random.key(0))
         leaves = jax.tree_util.tree_leaves_with_path(shapes)
         self.shapes = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
         self._structure = jax.tree.structure(shapes)
         unmapped = self.shapes.keys() - {parameter.path for parameter in architecture.parameters}
+        # A fault of the table and not of a file, so no error for users.
         assert not unmapped, f"{architecture.name} has no tensors for {sorted(unmapped)}"
 
     @classmethod
     def of_names(cls, architecture: Architecture, config: Any, names: Iterable[str]) -> TensorMap:
         """Returns the map for files whose tensors have these `names`."""
         prefix = architecture.prefix
+        # Files of a base model leave the prefix out, all or none.
         return cls(architecture, config, has_prefix=not prefix or any(name.startswith(prefix) for name in names))
 
     @cached_property
@@ -110,6 +114,7 @@ class TensorMap:
         tensors = [tensor for group in self.groups for tensor in group.tensors]
         known = {name: tensor for tensor in tensors for name in tensor.names}
         missing = [tensor.names[0] for tensor in tensors if not any(name in entries for name in tensor.names)]
+        # A name of a parameter is one, even if it also looks like a buffer's.
         buffers = [name for name in entries if name not in known and self._is_buffer(name)]
         extra = [name for name in entries if name not in known and not self._is_buffer(name)]
         wrong = [
@@ -137,12 +142,13 @@ class TensorMap:
         Raises:
             ConfigError: two tensors of one parameter have different numbers.
         """
+        # Whole parameters, filled layer by layer: stacking a list of layers would hold all of it twice.
         arrays = {path: np.empty(shape, np.float32) for path, shape in self.shapes.items()}
         for group in self.groups:
             tensors = tuple(_read(files, tensor, where=where) for tensor in group.tensors)
             array = arrays[group.parameter.path]
-            own = array if group.layer is None else array[group.layer]
-            own[...] = group.parameter.transform.to_ours(tensors, self._config.anatomy)
+            slot = array if group.layer is None else array[group.layer]
+            slot[...] = group.parameter.transform.to_ours(tensors, self._config.anatomy)
         return jax.tree.unflatten(self._structure, arrays.values())
 
     def tensors(self, read: Callable[[str], np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
@@ -156,13 +162,17 @@ class TensorMap:
                 continue
             array = read(parameter.path)
             for group in self._groups_of(parameter):
-                own = array if group.layer is None else array[group.layer]
-                yield from zip(group.tensors, parameter.transform.to_theirs(own, self._config.anatomy), strict=True)
+                of_layer = array if group.layer is None else array[group.layer]
+                yield from zip(
+                    group.tensors, parameter.transform.to_theirs(of_layer, self._config.anatomy), strict=True
+                )
 
     def _groups_of(self, parameter: Parameter) -> Iterator[LayerTensors]:
+        # Parameters of layers have an axis of layers in front, which no tensor of theirs has.
         is_stacked = parameter.path.startswith(_LAYERS)
         shape = self.shapes[parameter.path][1:] if is_stacked else self.shapes[parameter.path]
         ours = jax.ShapeDtypeStruct(shape, np.float32)
+        # The shapes of their tensors by tracing, so that the transforms alone say how ours are cut.
         theirs = jax.eval_shape(lambda array: parameter.transform.to_theirs(array, self._config.anatomy), ours)
         for layer in range(self._config.num_layers) if is_stacked else (None,):
             tensors = (
@@ -178,8 +188,8 @@ class TensorMap:
         names, new_names = ((*same, *parameter.also_tied), (name,)) if is_tied else (same, same)
         prefix = "" if self._has_prefix else self.architecture.prefix
         return Tensor(
-            tuple(one.format(layer=layer).removeprefix(prefix) for one in names),
-            tuple(one.format(layer=layer).removeprefix(prefix) for one in new_names),
+            tuple(candidate.format(layer=layer).removeprefix(prefix) for candidate in names),
+            tuple(candidate.format(layer=layer).removeprefix(prefix) for candidate in new_names),
             shape,
         )
 
@@ -191,6 +201,7 @@ def _read(files: TensorFiles | GrownFiles, tensor: Tensor, *, where: str) -> np.
     first, *others = (name for name in tensor.names if name in files.entries)
     numbers = files.read(first)
     for other in others:
+        # NaN equals NaN here: the same damaged weight under two names is still one parameter.
         if not np.array_equal(numbers, files.read(other), equal_nan=True):
             raise ConfigError(
                 explain(

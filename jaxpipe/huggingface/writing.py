@@ -70,6 +70,7 @@ class ModelFiles:
                 places |= {name: (writer, DTYPES[entry.code]) for name, entry in entries(header).items()}
             for names, numbers in tensors:
                 for name in names:
+                    # A tensor under a name that the source's files lack: tied embeddings, which they have once.
                     if name in places:
                         writer, dtype = places[name]
                         writer.write(name, _cast(numbers, dtype, name=name))
@@ -85,10 +86,12 @@ def files_of_source(source: SourceModel, *, dtype: str) -> ModelFiles:
         dtype: dtype of all tensors; "" keeps each tensor's own.
     """
     headers = {file: _rewrite(header, source.left_out, dtype) for file, header in source.headers.items()}
+    # Byte for byte the same index if no header changes.
     if source.index is None or headers == source.headers:
         return ModelFiles(headers, source.index)
     index = json.loads(source.index)
     index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name not in source.left_out}
+    # The size counts numbers, not headers.
     index["metadata"] = (index.get("metadata") or {}) | {"total_size": sum(map(_num_bytes, headers.values()))}
     return ModelFiles(headers, _index_text(index))
 
@@ -106,6 +109,7 @@ def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: 
     left = max_bytes
     for name, shape in tensors.items():
         num_bytes = DTYPES[code].itemsize * prod(shape)
+        # A first tensor that is larger than a file is written all the same, in a file of its own.
         if num_bytes > left and groups[-1]:
             groups.append({})
             left = max_bytes
@@ -114,6 +118,7 @@ def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: 
     if len(groups) == 1:
         return ModelFiles({SINGLE: new_header(groups[0], _METADATA)}, None)
     count = len(groups)
+    # Every name has the number of files, so all tensors are distributed first.
     names = [SINGLE.replace(".", f"-{number:05}-of-{count:05}.") for number in range(1, count + 1)]
     headers = {file: new_header(group, _METADATA) for file, group in zip(names, groups, strict=True)}
     weight_map = {name: file for file, group in zip(names, groups, strict=True) for name in group}
@@ -131,12 +136,12 @@ def check_target(path: Path, *, flag: str) -> None:
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists():
-        found = ", ".join(sorted(one.name for one in path.iterdir())[:5]) if path.is_dir() else "a file"
+        there = ", ".join(sorted(inner.name for inner in path.iterdir())[:5]) if path.is_dir() else "a file"
         raise ConfigError(
             explain(
                 f"{flag} exists already",
                 rule="convert-target: nothing is overwritten",
-                picture=f"found: {found}",
+                picture=f"found: {there}",
                 repair="name a folder that does not exist, or an empty one",
             )
         )
@@ -156,6 +161,7 @@ def whole_folder(target: Path, *, flag: str) -> Iterator[Path]:
     check_target(target, flag=flag)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, on the same disk: renaming to another disk is no rename.
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise _not_written(flag, error) from error
@@ -166,6 +172,7 @@ def whole_folder(target: Path, *, flag: str) -> Iterator[Path]:
     except OSError as error:
         raise _not_written(flag, error) from error
     finally:
+        # After the rename nothing has this name any more.
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -175,8 +182,10 @@ def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
     Raises:
         ConfigError: some exceed its largest number.
     """
+    # A number that is too large is told below, with the tensor's name.
     with np.errstate(over="ignore"):
         cast = numbers.astype(dtype)
+    # Infinities of the tensor itself are not lost.
     lost = np.isfinite(numbers) & ~np.isfinite(cast)
     if lost.any():
         raise ConfigError(
@@ -218,6 +227,7 @@ def _not_written(flag: str, error: OSError) -> ConfigError:
 
 
 def _umask() -> int:
+    # The mask cannot be read without being set.
     mask = os.umask(0)
     os.umask(mask)
     return mask

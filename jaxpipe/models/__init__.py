@@ -8,9 +8,10 @@ from jaxpipe.models.anatomy import Anatomy, ParameterShape
 from jaxpipe.models.bert import BERT, BertConfig
 from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_named, register_family
 from jaxpipe.models.gpt import GPT, GPTConfig
-from jaxpipe.models.language_model import LanguageModel, parameter_shapes
+from jaxpipe.models.language_model import LanguageModel
 from jaxpipe.models.llama import LLAMA, LlamaConfig
 from jaxpipe.models.mixture import MIXTRAL, QWEN3_MOE, MixtureConfig
+from jaxpipe.models.parameters import parameter_shapes
 
 for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE):
     register_family(_family)

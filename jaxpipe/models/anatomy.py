@@ -2,7 +2,7 @@
 
 The estimator, the planner, the checks of a config, Hugging Face's mapping and the bench read an `Anatomy`; none of them
 asks which family a model is of. The shapes of parameters are not written here a second time: they are those that the
-model's own modules have when they are built abstractly (`language_model.parameter_shapes`), without a device.
+model's own modules have when they are built abstractly (`parameters.parameter_shapes`), without a device.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class ParameterShape:
             >>> ParameterShape((128, 24), split=0).local_dims(tensor=4)
             (32, 24)
         """
+        # An axis that splits no dim has no entry here: its devices hold equal copies.
         parts = {dim: {"expert": expert, "tensor": tensor}[axis] for axis, dim in self.splits}
         return tuple(size // parts.get(dim, 1) for dim, size in enumerate(self.dims))
 
@@ -167,13 +168,19 @@ def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | No
 def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | None) -> tuple[int, int]:
     """Multiplications of a forward of one sequence: in a layer, and in the head."""
     anatomy = config.anatomy
-    h, a, d = anatomy.hidden, anatomy.num_heads, anatomy.head_size
+    h = anatomy.hidden
+    a = anatomy.num_heads
+    d = anatomy.head_size
+    # A window that is longer than the sequence hides no key.
     num_keys = min(seq_len, anatomy.window or seq_len)
     num_predicted = seq_len if num_predicted is None else num_predicted
+    # All matrices to the width and the one back; only the chosen experts' are multiplied.
     feed_forward = anatomy.experts_per_token * (anatomy.num_up + 1) * h * anatomy.width
     if anatomy.num_experts > 1:
+        # The router scores every expert, however few are chosen.
         feed_forward += h * anatomy.num_experts
     layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + 2 * num_keys * a * d
+    # `vocab_size`, not `num_rows`: rows that only fill the table up for its split are no work of the model.
     head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
     return seq_len * layer, head
 

@@ -71,7 +71,8 @@ def _xla(
 def _xla_forward(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    num_kv_heads, seq = key.shape[2], query.shape[1]
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
     block = QueryBlock(0, seq, 0, seq)
     scores = visible_scores(
         to_matrices(query, num_kv_heads),
@@ -80,7 +81,10 @@ def _xla_forward(
         block=block,
         product_dtype=query.dtype,
     )
+    # The softmax is in float32, since its sum over the keys loses small terms in bfloat16; what is saved has the
+    # dtype of the queries, in which the next matmul reads it.
     probabilities = checkpoint_name(jax.nn.softmax(scores, axis=-1).astype(query.dtype), KEPT)
+    # Not saved: backward draws the mask again.
     dropped = drop(probabilities, dropout, block=block, seq=seq)
     output = jnp.einsum("bhqk,bhkd->bhqd", dropped, to_matrices(value, num_kv_heads))
     return from_matrices(output, seq), (query, key, value, probabilities, dropout)
@@ -90,7 +94,8 @@ def _xla_backward(
     residuals: tuple[Any, ...], d_output: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, probabilities, dropout = residuals
-    num_kv_heads, seq = key.shape[2], query.shape[1]
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
     gradients = block_gradients(
         to_matrices(query, num_kv_heads),
         to_matrices(key, num_kv_heads),
@@ -104,6 +109,7 @@ def _xla_backward(
         product_dtype=query.dtype,
     )
     d_query, d_key, d_value = (from_matrices(gradient, seq) for gradient in gradients)
+    # A custom vjp owes a gradient for every argument; masks and keys of dropout are integers and have none.
     return d_query, d_key, d_value, None, None
 
 
@@ -140,6 +146,7 @@ def cudnn(
         key,
         value,
         is_causal=visible.causal,
+        # int32, as `dot_product_attention` asks.
         key_value_seq_lengths=None if padding_mask is None else padding_mask.sum(axis=1, dtype=jnp.int32),
         # To the left and right of the query, without itself.
         local_window_size=None if visible.window is None else (visible.window - 1, 0),
@@ -222,6 +229,7 @@ class Cache:
     def followed_by(self, key: jax.Array, value: jax.Array) -> Cache:
         """The cache with the layer's keys and values of further tokens, each "batch token kv_head head_dim"."""
 
+        # An update in another dtype than the cache's is an error of XLA.
         def written(kept: jax.Array, new: jax.Array) -> jax.Array:
             return lax.dynamic_update_slice(
                 kept, new.astype(kept.dtype).transpose(0, 2, 1, 3)[None], (self.layer, 0, 0, self.num_tokens, 0)
@@ -237,11 +245,15 @@ class Cache:
             window: number of last keys that a query sees, itself included; None: all.
         """
         keys, values = (lax.dynamic_index_in_dim(kept, self.layer, keepdims=False) for kept in (self.keys, self.values))
-        num_queries, size = query.shape[1], keys.shape[2]
+        num_queries = query.shape[1]
+        size = keys.shape[2]
         scores = jnp.einsum("bhqd,bhkd->bhqk", to_matrices(query, keys.shape[1]), keys).astype(jnp.float32)
+        # Queries of a group stand one below the other, so positions repeat every `num_queries` rows.
         place = self.num_tokens + jnp.arange(scores.shape[2]) % num_queries
         before = place[:, None] - jnp.arange(size)  # how far a key is before a query
+        # The minimum with `size` changes no mask, and keeps a very large window within int32.
         is_seen = (before >= 0) & (before < min(window or size, size))
+        # -inf cannot make a row of NaN here: every query sees its own key.
         scores = jnp.where(is_seen, scores * query.shape[-1] ** -0.5, -jnp.inf)
         attended = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
         return from_matrices(attended, num_queries)

@@ -75,6 +75,8 @@ class Visible:
             >>> Visible(window=300).block(512, 768, seq=1024, multiple=128)
             QueryBlock(first_query=512, end_query=768, first_key=128, end_key=768)
         """
+        # + 1: the query's own key is one of the window's. Rounded down, so that blocks of keys begin where matmuls
+        # have tiles.
         first_key = 0 if self.window is None else max(0, first_query - self.window + 1) // multiple * multiple
         return QueryBlock(first_query, end_query, first_key, end_query if self.causal else seq)
 
@@ -89,20 +91,24 @@ class Visible:
             block: the block of these queries and keys.
         """
         key = jnp.arange(block.first_key, block.end_key)
+        # Queries of a group stand one below the other, so positions repeat every `num_queries` rows.
         query = block.first_query + jnp.arange(scores.shape[2]) % block.num_queries
         seen = []
         if self.causal:
             seen.append(query[:, None] >= key)
         if self.window is not None:
+            # The minimum changes no mask, and keeps a very large window within int32.
             seen.append(query[:, None] - key < min(self.window, block.end_query))
         if self.padding_mask is not None:
             seen.append(self.padding_mask[:, None, None, block.first_key : block.end_key] != 0)
         if self.positions is not None:
             starts = self.document_starts
+            # Once for each head of the group, in the order of the rows.
             of_query = jnp.tile(starts[:, block.first_query : block.end_query], scores.shape[2] // block.num_queries)
             seen.append((of_query[:, :, None] == starts[:, None, block.first_key : block.end_key])[:, None])
         if not seen:
             return scores
+        # A row of -inf alone is NaN in the softmax. Only padding can make one: else every query sees its own key.
         unseen = -jnp.inf if self.padding_mask is None else jnp.finfo(jnp.float32).min
         return jnp.where(reduce(and_, seen), scores, unseen)
 
@@ -121,6 +127,8 @@ class AttentionDropout(NamedTuple):
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
         """Returns the arrays, and what is static."""
+        # An array must be a leaf; a number or a function must not, since JAX would trace the one and reject the
+        # other.
         is_array = isinstance(self.first_head, jax.Array)
         return (self.random, self.first_head if is_array else None), (
             self.rate,
@@ -162,6 +170,7 @@ def visible_scores(
         product_dtype: dtype of the matmul.
     """
     product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
+    # Scaled after the product in float32: a product in bfloat16 has rounded once already.
     return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
 
 
@@ -180,6 +189,7 @@ def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, s
         return x
     batch, num_kv_heads, num_rows, num_keys = x.shape
     sequence = dropout.random.first_sequence + jnp.arange(batch)
+    # Global indices of sequence, head and position: every device and block draws the same bits for an element.
     head = value_of(dropout.first_head) + jnp.arange(num_kv_heads * num_rows // block.num_queries)
     position = block.first_query + jnp.arange(block.num_queries)
     rows = (sequence[:, None, None] * dropout.num_heads + head[:, None]) * seq + position
@@ -223,12 +233,17 @@ def block_gradients(
     Returns:
         Gradients for queries in their dtype, for keys and values in `product_dtype`.
     """
+    # As forward multiplied them, mask and dtype included.
     dropped = drop(probabilities, dropout, block=block, seq=seq).astype(value.dtype)
     d_value = jnp.einsum("bhqk,bhqd->bhkd", dropped, d_output, preferred_element_type=product_dtype)
     d_dropped = jnp.einsum("bhqd,bhkd->bhqk", d_output, value, preferred_element_type=product_dtype)
+    # Dropout is linear, so its transpose is the same mask.
     d_probabilities = drop(d_dropped, dropout, block=block, seq=seq).astype(jnp.float32)
     p = probabilities.astype(jnp.float32)
+    # The softmax's gradient is p (dp - sum(p dp)). The sum equals the dot of output and its gradient, which has
+    # head_dim terms in place of one for each key (Dao et al., FlashAttention, NeurIPS 2022, appendix B.2).
     mean = (p * d_probabilities).sum(axis=-1) if output_dot is None else output_dot
+    # The two matmuls below read it, so it takes the dtype in which tensor cores multiply.
     d_scores = (query.shape[-1] ** -0.5 * p * (d_probabilities - mean[..., None])).astype(query.dtype)
     d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key)
     d_key = jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, preferred_element_type=product_dtype)

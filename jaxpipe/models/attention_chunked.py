@@ -73,11 +73,15 @@ def _chunked(
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    num_kv_heads, seq = key.shape[2], query.shape[1]
-    keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
+    keys = to_matrices(key, num_kv_heads)
+    values = to_matrices(value, num_kv_heads)
     attended = partial(_attended, visible=visible, dropout=dropout, seq=seq)
-    outputs, log_sums = [], []
+    outputs = []
+    log_sums = []
     for block in blocks(seq, visible):
+        # The wait for the block before keeps the scores of one block at a time in memory; see `_queries_of`.
         query_block = to_matrices(_queries_of(query, block, after=outputs[-1:]), num_kv_heads)
         product, log_sum = _of_seen_keys(attended, block, visible, query_block, keys, values)
         outputs.append(from_matrices(product.astype(query.dtype), block.num_queries))
@@ -100,36 +104,49 @@ def _attended(
     """Output and log-sum-exp of a block of queries, float32 matrices."""
     key_block, value_block = (x[:, :, block.first_key : block.end_key] for x in (keys, values))
     scores = visible_scores(query_block, key_block, visible=visible, block=block, product_dtype=jnp.float32)
+    # Subtracted first, so that no exponential overflows.
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     total = weights.sum(axis=-1, keepdims=True)
+    # `total` is of all weights: dropout acts on probabilities, after the softmax.
     dropped = drop(weights, dropout, block=block, seq=seq).astype(value_block.dtype)
     product = jnp.einsum("bhqk,bhkd->bhqd", dropped, value_block, preferred_element_type=jnp.float32)
+    # The division comes after the matmul, where a row has head_dim elements and not one for each key. With the log-
+    # sum-exp, backward has a probability as one exponential, without maximum and sum.
     return product / total, largest + jnp.log(total)
 
 
 def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, output, log_sum, visible, dropout = residuals
-    num_kv_heads, seq = key.shape[2], query.shape[1]
-    keys, values = to_matrices(key, num_kv_heads), to_matrices(value, num_kv_heads)
-    d_queries, d_keys, d_values = [], [], []
-    d_key_sum, d_value_sum = None, None  # float32, for the keys that the blocks to come also see
+    num_kv_heads = key.shape[2]
+    seq = query.shape[1]
+    keys = to_matrices(key, num_kv_heads)
+    values = to_matrices(value, num_kv_heads)
+    d_queries = []
+    d_keys = []
+    d_values = []
+    # Sums for the keys that blocks still to come also see; float32, as up to `MAX_BLOCKS` terms are added.
+    d_key_sum = None
+    d_value_sum = None
     before: tuple[jax.Array, ...] = ()
     cut = blocks(seq, visible)
     ends_before = [0, *(block.end_key for block in cut[:-1])]  # of the keys that any earlier block sees
+    # From the last block on: the keys that only later blocks see are complete first, and leave the sums.
     for block, end_before in zip(reversed(cut), reversed(ends_before), strict=True):
         of_queries = [to_matrices(_queries_of(x, block, after=before), num_kv_heads) for x in (query, output, d_output)]
         of_queries.append(_queries_of(log_sum, block, after=before, axis=-1).reshape(*keys.shape[:2], -1, 1))
         gradients = partial(_gradients, visible=visible, dropout=dropout, seq=seq, first_key=block.first_key)
         d_query, d_key, d_value = _of_seen_keys(gradients, block, visible, *of_queries, keys, values)
         d_query = from_matrices(d_query, block.num_queries)
-        d_key, d_value = _add_to_last(d_key_sum, d_key), _add_to_last(d_value_sum, d_value)
+        d_key = _add_to_last(d_key_sum, d_key)
+        d_value = _add_to_last(d_value_sum, d_value)
         before = d_query, d_key, d_value
         num_seen_before = end_before - block.first_key
         d_queries.append(d_query)
         d_keys.append(d_key[:, :, num_seen_before:].astype(key.dtype))
         d_values.append(d_value[:, :, num_seen_before:].astype(value.dtype))
-        d_key_sum, d_value_sum = d_key[:, :, :num_seen_before], d_value[:, :, :num_seen_before]
+        d_key_sum = d_key[:, :, :num_seen_before]
+        d_value_sum = d_value[:, :, :num_seen_before]
     d_key, d_value = (from_matrices(jnp.concatenate(parts[::-1], axis=2), seq) for parts in (d_keys, d_values))
     return jnp.concatenate(d_queries[::-1], axis=1), d_key, d_value, None, None
 
@@ -163,6 +180,7 @@ def _gradients(
         seq=seq,
         product_dtype=jnp.float32,
     )
+    # The branches of a switch return equal shapes: gradients begin at the block's first possible key.
     if block.first_key == first_key:
         return d_query, d_key, d_value
     before = ((0, 0), (0, 0), (block.first_key - first_key, 0), (0, 0))
@@ -179,6 +197,7 @@ def first_keys(block: QueryBlock, visible: Visible) -> list[int]:
     if visible.positions is None:
         return [block.first_key]
     size = _size(visible.positions.shape[1])
+    # - 1: the keys at the queries' own positions are the first block of keys.
     places = [block.first_query - (num_blocks - 1) * size for num_blocks in KEY_BLOCKS]
     return [*(place for place in places if place > block.first_key), block.first_key]
 
@@ -189,25 +208,29 @@ def _of_seen_keys(function: Callable[..., Any], block: QueryBlock, visible: Visi
     if len(places) == 1:
         return function(block, *arrays)
     first_seen = visible.document_starts[:, block.first_query].min()  # documents stand in the order of their starts
+    # Counts the places that begin too late. The last one needs no comparison, as it suits every document.
     index = (first_seen < jnp.array(places[:-1])).sum()
     return jax.lax.switch(index, [partial(function, block._replace(first_key=place)) for place in places], *arrays)
 
 
 def _queries_of(x: jax.Array, block: QueryBlock, *, after: Sequence[jax.Array], axis: int = 1) -> jax.Array:
-    """What `x` has for the queries of a block, read when all of `after`, results of the block before, are there.
+    """The rows of `x` for the queries of a block, read when all of `after`, results of the block before, are there.
 
     So only one block has scores, and their gradients, at a time; a GPU's scheduler would begin with the products of
-    all. The place depends on numbers of `after`. It is the block's own for any numbers, which the compiler cannot know.
+    all. The place depends on numbers of `after`, but is the block's for any numbers, which the compiler cannot know.
     """
     place = jnp.int32(block.first_query)
-    for each in after:
-        bits = jax.lax.bitcast_convert_type(each[(0,) * each.ndim].astype(jnp.float32), jnp.int32)
+    for result in after:
+        # Through float32, since a 16-bit number has no bits of an int32; without the sign the integer is never below
+        # 0, so the minimum is 0 for any number, NaN included.
+        bits = jax.lax.bitcast_convert_type(result[(0,) * result.ndim].astype(jnp.float32), jnp.int32)
         place += jnp.minimum(bits & 0x7FFFFFFF, 0)
     return jax.lax.dynamic_slice_in_dim(x, place, block.num_queries, axis)
 
 
 def _size(seq: int) -> int:
     """Queries of a block."""
+    # Rounded up twice at once: at most `MAX_BLOCKS` blocks, of whole multiples.
     return BLOCK_MULTIPLE * -(-seq // (MAX_BLOCKS * BLOCK_MULTIPLE))
 
 

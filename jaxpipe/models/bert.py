@@ -63,13 +63,17 @@ class BertHead(nnx.Module):
             return Linear(hidden, num_outputs, split=None, bias=True, deviation=deviation, rngs=rngs)
 
         self.norm = LayerNorm(hidden, epsilon=norm_epsilon)
-        self.transform, self.transform_norm = linear(hidden), LayerNorm(hidden, epsilon=norm_epsilon)
+        self.transform = linear(hidden)
+        self.transform_norm = LayerNorm(hidden, epsilon=norm_epsilon)
         self.bias = nnx.Param(jnp.zeros(num_rows), split=0)
         if not tie_embeddings:
             self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
         if sentence_order:
-            self.pooler, self.sentence_order = linear(hidden), linear(2)
-        self.vocab_size, self.activation, self.tensor = vocab_size, activation, tensor
+            self.pooler = linear(hidden)
+            self.sentence_order = linear(2)
+        self.vocab_size = vocab_size
+        self.activation = activation
+        self.tensor = tensor
 
     def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The transformed stream "batch predicted hidden" that the kernel multiplies, and the loss of the order if any.
@@ -79,11 +83,13 @@ class BertHead(nnx.Module):
             microbatch: "predicted", positions, int32 "batch predicted"; "sentence_order" int32 "batch"; an order below
                 0 is not valid and counts nothing.
         """
+        # Gathered whole, since a predicted position may lie on any device.
         whole = self.tensor.gather(self._normed(x), 1)
         features = self._transformed(take_positions(whole, microbatch["predicted"]))
         if not hasattr(self, "pooler"):
             return features, {}
         order = _cross_entropy_sum(self._order_logits(whole), microbatch["sentence_order"])
+        # Every device computes the same order's loss; summed gradients would count it once for each.
         return features, {"sentence_order": self.tensor.once(order)}
 
     def losses(self, words: jax.Array, others: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -94,6 +100,7 @@ class BertHead(nnx.Module):
         """Logits of `x` "batch seq hidden": {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2"."""
         whole = self._normed(x)
         kernel = self.kernel[...] if token_table is None else token_table
+        # Rows from `vocab_size` on fill the table up for its split and are no tokens.
         words = logits(self._transformed(whole), kernel, self.bias[...])[..., : self.vocab_size]
         if not hasattr(self, "pooler"):
             return {"masked_lm": words}
@@ -107,12 +114,14 @@ class BertHead(nnx.Module):
 
     def _order_logits(self, whole: jax.Array) -> jax.Array:
         """Float32 logits "batch 2" of the stream "batch seq hidden", whose first position stands for the sequence."""
+        # Float32 before the softmax, whose logarithm bfloat16 gives to three digits.
         return self.sentence_order(jnp.tanh(self.pooler(whole[:, 0]))).astype(jnp.float32)
 
 
 def _cross_entropy_sum(order_logits: jax.Array, targets: jax.Array) -> jax.Array:
     """The sum of -log softmax(order_logits)[target] over the sequences "batch" whose target is not below 0."""
     is_target = targets[:, None] == jnp.arange(order_logits.shape[-1])
+    # A mask in place of an index: a target below 0 hits no column and adds 0.
     return -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
 
 

@@ -21,7 +21,8 @@ from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
 
-Places = dict[str, jax.Array]  # the arrays of a microbatch that layers read, by their names, as far as there are any
+# Arrays of a microbatch that layers read, a number for each token, by their names, as far as there are any.
+TokenArrays = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,28 @@ class SelfAttention(nnx.Module):
             heads.num_query * heads.size, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs
         )
         if head_norm is not None:
-            self.query_norm, self.key_norm = head_norm(), head_norm()
-        self.heads, self.attend, self.rotate = heads, attend, rotate
-        self.causal, self.window = causal, window
-        self.dropout_rate, self.tensor = dropout_rate, tensor
+            self.query_norm = head_norm()
+            self.key_norm = head_norm()
+        self.heads = heads
+        self.attend = attend
+        self.rotate = rotate
+        self.causal = causal
+        self.window = window
+        self.dropout_rate = dropout_rate
+        self.tensor = tensor
 
-    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> jax.Array:
+    def __call__(self, x: jax.Array, token_arrays: TokenArrays, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
-        visible = Visible(self.causal, self.window, places.get("padding_mask"), places.get("positions"))
+        visible = Visible(self.causal, self.window, token_arrays.get("padding_mask"), token_arrays.get("positions"))
         dropout = self._dropout(random)
         query, key, value = self._to_heads(columns)
         if hasattr(self, "query_norm"):
             norms = self.query_norm.arrays(), self.key_norm.arrays()
             attended = self.attend(self._prepared, query, key, value, norms, visible, dropout)
         else:
-            query, key = self._prepared(query), self._prepared(key)
+            query = self._prepared(query)
+            key = self._prepared(key)
             attended = self.attend(query, key, value, visible=visible, dropout=dropout)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
@@ -129,6 +136,7 @@ class SelfAttention(nnx.Module):
 
         Positions need not begin anew with a document: attention depends on how far apart two of its tokens are.
         """
+        # `apply` reads nothing of the module but its epsilon, so the query's also serves for the key and its arrays.
         x = x if norm is None else self.query_norm.apply(x, norm)
         return x if self.rotate is None else self.rotate(x, positions)
 
@@ -136,6 +144,7 @@ class SelfAttention(nnx.Module):
         """Queries, keys and values, each "batch seq local_head head_dim"."""
         num_groups = self.heads.num_key_value // self.tensor.size
         by_group = columns.reshape(*columns.shape[:2], num_groups, -1, self.heads.size)
+        # - 2: the last two of a group are its key and its value.
         num_queries = by_group.shape[3] - 2
         # Gradients of parts are concatenated; those of slices would be padded and added.
         parts = jnp.split(by_group, (num_queries, num_queries + 1), axis=3)
@@ -146,6 +155,7 @@ class SelfAttention(nnx.Module):
         if random is None or not self.dropout_rate:
             return None
         num_local = self.heads.num_query // self.tensor.size
+        # A function and not a number: backward calls it again, where an array would be saved for each layer.
         return AttentionDropout(
             random, self.dropout_rate, lambda: self.tensor.index() * num_local, self.heads.num_query
         )
@@ -180,11 +190,13 @@ class FeedForward(nnx.Module):
         for name in names:
             setattr(self, name, Linear(hidden, width, split=1, bias=bias, deviation=deviation, rngs=rngs))
         self.down = Linear(width, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs)
-        self.names, self.activation, self.tensor = names, activation, tensor
+        self.names = names
+        self.activation = activation
+        self.tensor = tensor
 
-    def __call__(self, x: jax.Array, places: Places | None = None) -> jax.Array:
-        """The feed forward's addition to the stream `x` "batch local_seq hidden"; all places are alike to it."""
-        del places
+    def __call__(self, x: jax.Array, token_arrays: TokenArrays | None = None) -> jax.Array:
+        """The feed forward's addition to the stream `x` "batch local_seq hidden"; all tokens are alike to it."""
+        del token_arrays
         inputs = from_stream(x, self.norm, tuple(getattr(self, name) for name in self.names), self.tensor)
         return to_stream(self.activation, inputs, self.down, self.tensor)
 
@@ -192,18 +204,20 @@ class FeedForward(nnx.Module):
 class Block(nnx.Module):
     """`x + attention(x)`, then `x + feed_forward(x)`; in training the additions are dropped at `dropout_rate`.
 
-    A feed forward takes the stream and the places. It returns its addition to the stream, or that and a dict of sums of
-    losses, as experts do; the block then returns both, too.
+    A feed forward takes the stream and `TokenArrays`, and returns its addition to the stream; experts also return a
+    dict of sums of losses, and the block then returns that too.
     """
 
     def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):
-        self.attention, self.feed_forward = attention, feed_forward
-        self.dropout_rate, self.tensor = dropout_rate, tensor
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.dropout_rate = dropout_rate
+        self.tensor = tensor
 
-    def __call__(self, x: jax.Array, places: Places, random: Randomness | None) -> Any:
+    def __call__(self, x: jax.Array, token_arrays: TokenArrays, random: Randomness | None) -> Any:
         """The residual stream "batch local_seq hidden" after this layer, and sums of its losses if it has any."""
-        x = x + self._drop(self.attention(x, places, random), random, Site.ATTENTION_OUTPUT)
-        addition, losses = with_losses(self.feed_forward(x, places))
+        x = x + self._drop(self.attention(x, token_arrays, random), random, Site.ATTENTION_OUTPUT)
+        addition, losses = with_losses(self.feed_forward(x, token_arrays))
         x = x + self._drop(addition, random, Site.FEED_FORWARD_OUTPUT)
         return (x, losses) if losses else x
 
@@ -213,6 +227,7 @@ class Block(nnx.Module):
         x = x + addition
         return x + with_losses(self.feed_forward(x))[0], cache
 
+    # The offset is a function for the same reason as the first head of `_dropout`.
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
         return drop(
             y, random, rate=self.dropout_rate, site=site, first_position=lambda: self.tensor.index() * y.shape[1]

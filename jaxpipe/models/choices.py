@@ -54,6 +54,7 @@ DROPOUTS = {
 def attend_of(attention: str, recompute: str) -> Callable:
     """Attention function of a model, which saves no scores and probabilities with recompute="attention"."""
     attend = ATTENTION[attention]
+    # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
     return jax.checkpoint(attend, prevent_cse=False) if recompute == "attention" else attend
 
 
@@ -65,6 +66,7 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
         `prepare` is (queries or keys, norm) -> the same, prepared. With cuDNN what is prepared is saved too.
     """
     save = jax.checkpoint_policies
+    # cuDNN's saved arrays carry no name, so by name none would be kept and its kernel would run again in backward.
     policy = save.save_only_these_names(KEPT) if attention != "cudnn" else save.everything_saveable
 
     def attend(
@@ -79,7 +81,9 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
         query, key = (prepare(x, norm) for x, norm in zip((query, key), norms, strict=True))
         return ATTENTION[attention](query, key, value, visible=visible, dropout=dropout)
 
+    # No policy saves nothing.
     policy = None if recompute == "attention" else policy
+    # `prepare` is a function and so static.
     return jax.checkpoint(attend, prevent_cse=False, static_argnums=0, policy=policy)
 
 
@@ -97,6 +101,7 @@ def num_token_rows(vocab_size: int, multiple: int) -> int:
 
 def num_valid(targets: Any) -> jax.Array:
     """Number of `targets`, of any shape, that are not below 0, int32."""
+    # int32 also where 64-bit integers are enabled: all devices sum the same dtype.
     return jnp.sum(targets >= 0, dtype=jnp.int32)
 
 

@@ -21,7 +21,9 @@ from jaxpipe.mesh import TensorAxis
 # Tokens of a chunk. Each chunk reads the kernel twice and adds to its sum, 8 bytes an element, while it does 6 FLOPs an
 # element and token: with fewer than 1,200 tokens (H100; 600: A100) the last of the three matmuls waits for memory. The
 # logits of a chunk take 4 bytes in float32, and their gradients as many as `x` has.
-MOST_TOKENS, FEWER_TOKENS = 2048, 1024  # fewer if the logits would be more than MOST_LOGITS
+# `FEWER_TOKENS` if the logits would be more than `MOST_LOGITS`.
+MOST_TOKENS = 2048
+FEWER_TOKENS = 1024
 MOST_LOGITS = 2**28  # 1 GiB in float32
 
 
@@ -88,16 +90,19 @@ def cross_entropy_backward(
     """
 
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        (loss, sums), (x, targets) = carry, tokens
+        loss, sums = carry
+        x, targets = tokens
         of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
         return (loss + of_chunk, _with_gradients(sums, d_logits, x)), d_logits @ kernel
 
+    # A scan, so that only one chunk has logits at a time.
     (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, kernel))
+    # The last chunk's padding is cut off.
     return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
 
 
-# The same in two parts, for a vocabulary that `pipe` splits too: what one device finds alone, and what is left to
-# do when the statistics of all devices are there.
+# The same in two parts, for a vocabulary that `pipe` splits too: each device's own softmax, and loss and gradients
+# when the statistics of all devices are there.
 
 
 def softmax_of_part(
@@ -128,6 +133,7 @@ def softmax_of_part(
 def loss_of_parts(parts: Statistics, targets: jax.Array) -> jax.Array:
     """The result of `cross_entropy_sum` from the statistics of all parts, "part chunk tokens" each."""
     whole = _whole(parts)
+    # Padding got a target below 0 in `_chunks`; the same again here, to stand in the shape of the statistics.
     padding = whole.total.size - targets.size
     return _loss(whole, jnp.pad(targets.reshape(-1), (0, padding), constant_values=-1).reshape(whole.total.shape))
 
@@ -143,21 +149,25 @@ def backward_of_part(
     scale: jax.Array | float,
     sums: KernelSums,
 ) -> tuple[jax.Array, KernelSums]:
-    """What `cross_entropy_backward` returns besides the loss; the gradient for `x` is this device's term.
+    """The gradients that `cross_entropy_backward` returns; the one for `x` is this device's term.
 
     Args:
         x, kernel, targets, tensor, scale, sums: as in `cross_entropy_backward`.
         exponentials: from `softmax_of_part`.
         parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
     """
-    own = parts.largest[lax.axis_index("pipe")]
+    # The exponentials here are relative to the largest logit of this device of `pipe`; the factor makes them relative
+    # to that of all, and probabilities.
+    largest_here = parts.largest[lax.axis_index("pipe")]
     whole = _whole(parts)
-    factor = jnp.exp(own - whole.largest) / whole.total
+    factor = jnp.exp(largest_here - whole.largest) / whole.total
     rows = jnp.arange(kernel.shape[0]) + tensor.vocab_index() * kernel.shape[0]
 
     def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
         (x, targets), exponentials, factor = tokens
-        probabilities, is_target = exponentials.astype(jnp.float32) * factor[:, None], targets[:, None] == rows
+        # Float32 before the product: the exponentials were stored in the dtype of `x`.
+        probabilities = exponentials.astype(jnp.float32) * factor[:, None]
+        is_target = targets[:, None] == rows
         d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
         return _with_gradients(sums, d_logits, x), d_logits @ kernel
 
@@ -167,6 +177,7 @@ def backward_of_part(
 
 def _whole(parts: Statistics) -> Statistics:
     """The statistics of all logits from those of parts, along the first axis."""
+    # The largest first, so that every exponential below is of a number that is not positive.
     largest = parts.largest.max(axis=0)
     total = (parts.total * jnp.exp(parts.largest - largest)).sum(axis=0)
     return Statistics(largest, total, parts.chosen.sum(axis=0))
@@ -195,6 +206,7 @@ def _forward(
     tensor: TensorAxis,
     vocab_size: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
+    # The kernel's gradient is a sum over all chunks, which loses small terms in bfloat16; rounded once, at the end.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), KernelSums(kernel, bias))
     loss, dx, sums = cross_entropy_backward(
         x, kernel, targets, tensor, scale=1.0, sums=zeros, bias=bias, vocab_size=vocab_size
@@ -203,6 +215,7 @@ def _forward(
 
 
 def _backward(tensor: TensorAxis, vocab_size: int | None, gradients: Any, d_loss: jax.Array) -> tuple[Any, ...]:
+    # The gradients were made for a gradient 1 of the loss; the integers of `targets` have none.
     return *jax.tree.map(lambda gradient: (d_loss * gradient).astype(gradient.dtype), gradients), None
 
 
@@ -211,6 +224,7 @@ _sum.defvjp(_forward, _backward)
 
 def logits(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Logits `x @ kernel.T + bias`, float32 "... vocab", of `x` "... hidden" and `kernel` "vocab hidden"."""
+    # Float32 out of the matmul: bfloat16 logits have three digits, and their differences fewer.
     products = jnp.einsum("...h,vh->...v", x, kernel, preferred_element_type=jnp.float32)
     return products if bias is None else products + bias.astype(jnp.float32)
 
@@ -226,7 +240,9 @@ def _of_chunk(
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
     exponentials, is_target, statistics = _softmax(x, targets, kernel, bias, tensor, vocab_size)
-    loss, total = _loss(statistics, targets), statistics.total
+    loss = _loss(statistics, targets)
+    total = statistics.total
+    # In the dtype of `x`, as the two matmuls back read it.
     d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
     return loss, d_logits.astype(x.dtype)
 
@@ -250,12 +266,14 @@ def _softmax(
     of_rows = logits(x, kernel, bias)
     rows = jnp.arange(kernel.shape[0]) + tensor.vocab_index() * kernel.shape[0]
     if vocab_size is not None and vocab_size < kernel.shape[0] * tensor.num_vocab_parts:
+        # Rows that are no tokens: exp(-inf) adds 0 to the sum.
         of_rows = jnp.where(rows < vocab_size, of_rows, -jnp.inf)
     is_target = targets[:, None] == rows  # nowhere for a target below 0
     largest = tensor.max(of_rows.max(axis=-1))
-    if tensor.num_pipe > 1:  # all rows here may be no tokens
+    if tensor.num_pipe > 1:  # All rows here may be no tokens; -inf - -inf is NaN.
         largest = jnp.maximum(largest, jnp.finfo(jnp.float32).min)
     exponentials = jnp.exp(of_rows - largest[:, None])
+    # Stacked, since one collective of two numbers takes as long as one of one.
     total, chosen = tensor.sum(jnp.stack([exponentials.sum(-1), jnp.where(is_target, of_rows, 0.0).sum(-1)]))
     return exponentials, is_target, Statistics(largest, total, chosen)
 
@@ -271,6 +289,7 @@ def _chunks(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> tuple[jax.Ar
     num_chunks, size = chunks_of(targets.size, kernel.shape[0])
     padding = num_chunks * size - targets.size
     x = jnp.pad(x.reshape(targets.size, -1), ((0, padding), (0, 0)))
+    # -1 is a target that counts nothing, so padding adds neither loss nor gradient.
     targets = jnp.pad(targets.reshape(-1), (0, padding), constant_values=-1)
     return x.reshape(num_chunks, size, -1), targets.reshape(num_chunks, size)
 
@@ -287,5 +306,6 @@ def chunks_of(num_tokens: int, num_rows: int) -> tuple[int, int]:
         ((4, 2048), (8, 1024), (1, 80), (3, 1367))
     """
     most = min(MOST_TOKENS, max(FEWER_TOKENS, MOST_LOGITS // num_rows))
+    # At least one, since a scan of no chunk has no shapes.
     num_chunks = max(1, -(-num_tokens // most))
     return num_chunks, -(-num_tokens // num_chunks)

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jaxpipe.mesh.collectives import Axis, gather_over
 from jaxpipe.models.grouped import grouped
 
-MIN_TILE, MAX_TILE = 8, 512  # rows
+MIN_TILE = 8  # rows
+MAX_TILE = 512
 ALONE = Axis("expert")  # one device has all experts
 PADDING = 0.1  # rows that are filled up, as a fraction of those with tokens
 
@@ -36,6 +37,7 @@ def tile_size(num_rows: int, num_experts: int) -> int:
         (128, 8)
     """
     largest = min(max(int(PADDING * num_rows) // num_experts, MIN_TILE), MAX_TILE)
+    # The largest power of two that is not above `largest`.
     return 1 << (largest.bit_length() - 1)
 
 
@@ -68,8 +70,10 @@ def queues(key: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
         >>> place.tolist(), length.tolist()
         ([0, 0, 1], [1, 2])
     """
+    # Stable, so that queues keep the order of the tokens: a full expert drops the last ones.
     order = jnp.argsort(key, stable=True)
     length = jnp.bincount(key, length=num).astype(jnp.int32)
+    # Exclusive sums: where each queue begins in the sorted order.
     first = jnp.cumsum(length) - length
     place = jnp.zeros_like(key).at[order].set(jnp.arange(key.size, dtype=jnp.int32) - first[key[order]])
     return place, length
@@ -77,6 +81,8 @@ def queues(key: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
 
 def _choices_at(row: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """The choice "tile row" of each row, given the row of each choice."""
+    # `row.size` is no choice's number, so rows that nobody writes say that they are filled up. A choice without a row
+    # has a number beyond the last one, which "drop" ignores; the default would write into the last row.
     choice = jnp.full(math.prod(shape), row.size, jnp.int32)
     return choice.at[row.reshape(-1)].set(jnp.arange(row.size, dtype=jnp.int32), mode="drop").reshape(shape)
 
@@ -110,6 +116,7 @@ class Dropless:
     def used_tiles(self, batch: int, seq_len: int) -> int:
         """Tiles with rows where every device's experts have as many choices."""
         size = self.shape(batch, seq_len)[1]
+        # The last tile of an expert wastes `size - 1` rows at most.
         return (batch * seq_len * self.num_chosen + self.num_local * (size - 1)) // size
 
     def moved_rows(self, batch: int, seq_len: int) -> int:
@@ -120,11 +127,14 @@ class Dropless:
         """Tiles, and rows of one: enough however the sequences of all devices, `batch` on each, are routed."""
         num_tokens = batch * seq_len * self.expert.size
         size = tile_size(num_tokens * self.num_chosen, self.num_experts)
+        # The choices of a token are different experts, so no more than this device has.
         most = num_tokens * min(self.num_chosen, self.num_local)
         return (most + self.num_local * (size - 1)) // size, size
 
     def tiles(self, chosen: jax.Array) -> Tiles:
-        """The tiles of tokens whose experts are `chosen`, int32 "batch seq k"; `num_experts` is none.
+        """The tiles of tokens whose experts are `chosen`, int32 "batch seq k".
+
+        An entry equal to `num_experts` selects no expert.
 
         Example:
             Three tokens of one expert each, of two; tiles of eight rows.
@@ -135,12 +145,17 @@ class Dropless:
         """
         num, size = self.shape(*chosen.shape[:2])
         of_all = chosen if self.expert.size == 1 else gather_over(chosen, ("expert",), 0)
-        own = of_all.reshape(-1) - self.expert.index() * self.num_local
-        key = jnp.where((own >= 0) & (own < self.num_local), own, self.num_local)
+        local = of_all.reshape(-1) - self.expert.index() * self.num_local
+        # `num_local`, one more than the last expert here, stands for another device's expert and for none.
+        key = jnp.where((local >= 0) & (local < self.num_local), local, self.num_local)
+        # + 1: the queue of choices that have no row here.
         place, length = queues(key, self.num_local + 1)
+        # Rounded up to whole tiles; the last queue gets none.
         last_tile = jnp.cumsum(-(-length[:-1] // size))
         first_row = size * jnp.concatenate([jnp.zeros(1, jnp.int32), last_tile])
+        # A row beyond the last, which `spread` and `collect` fill with zeros.
         row = jnp.where(key < self.num_local, first_row[key] + place, num * size)
+        # The experts whose last tile comes before this one; for tiles that no expert uses that is `num_local`.
         expert = (jnp.arange(num)[:, None] >= last_tile).sum(axis=1, dtype=jnp.int32)
         return Tiles(_choices_at(row, (num, size)), row.reshape(-1, self.num_chosen), expert)
 
@@ -208,7 +223,9 @@ class Capacity:
         return math.prod(self.shape(batch, seq_len))
 
     def tiles(self, chosen: jax.Array) -> Tiles:
-        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k"; `num_experts` is none.
+        """The tiles of this device's tokens, whose experts are `chosen`, int32 "batch seq k".
+
+        An entry equal to `num_experts` selects no expert.
 
         Example:
             Both tokens choose expert 1, which has one row.
@@ -217,11 +234,14 @@ class Capacity:
             [1, 2]
         """
         batch, seq_len, _ = chosen.shape
-        size, num = self.rows(seq_len), self.num_experts
+        size = self.rows(seq_len)
+        num = self.num_experts
         sequence = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+        # + 1: a queue of the entries that select no expert, for each sequence.
         place, _ = queues((sequence * (num + 1) + chosen).reshape(-1), batch * (num + 1))
         place = place.reshape(chosen.shape)
         has_row = (place < size) & (chosen < num)
+        # Expert first, so that the rows of an expert are one tile; beyond the last row if the expert is full.
         row = jnp.where(has_row, (chosen * batch + sequence) * size + place, num * batch * size)
         return Tiles(_choices_at(row, (num, batch * size)), row.reshape(-1, self.num_chosen), None)
 
@@ -242,6 +262,7 @@ class Capacity:
         """Rows "expert row ..." of this device's tokens become those of all tokens for this device's experts."""
         if self.expert.size == 1:
             return rows
+        # The first axis is of the devices that rows go to; after the exchange, of those that they came from.
         arrived = self.expert.exchange(rows.reshape(self.expert.size, -1, *rows.shape[1:]))
         return jnp.moveaxis(arrived, 0, 1).reshape(arrived.shape[1], -1, *rows.shape[2:])
 
@@ -250,6 +271,7 @@ class Capacity:
         if self.expert.size == 1:
             return rows
         apart = jnp.moveaxis(rows.reshape(rows.shape[0], self.expert.size, -1, *rows.shape[2:]), 1, 0)
+        # The source's axis comes to the front again, as `exchange` sends along the first.
         return self.expert.exchange(apart).reshape(self.num_experts, -1, *rows.shape[2:])
 
 
@@ -269,14 +291,16 @@ def dispatch_of(num_experts: int, num_chosen: int, factor: float | None, expert:
 @jax.custom_vjp
 def spread(x: jax.Array, tiles: Tiles) -> jax.Array:
     """Rows "tile row hidden" of tokens `x` "token hidden"; zeros where tiles are filled up."""
+    # Choice // k is the token. The sentinel of filled rows gives one beyond the last token, and so zeros.
     return jnp.take(x, tiles.choice // tiles.row.shape[1], axis=0, mode="fill", fill_value=0)
 
 
 @jax.custom_vjp
 def collect(rows: jax.Array, tiles: Tiles) -> jax.Array:
     """The sum "token hidden" of the rows of each token's choices; the transpose of `spread`."""
-    found = jnp.take(rows.reshape(-1, rows.shape[-1]), tiles.row, axis=0, mode="fill", fill_value=0)
-    return found.sum(axis=1, dtype=jnp.float32).astype(rows.dtype)
+    rows_of_token = jnp.take(rows.reshape(-1, rows.shape[-1]), tiles.row, axis=0, mode="fill", fill_value=0)
+    # Float32: a sum of k terms in bfloat16 would round k times.
+    return rows_of_token.sum(axis=1, dtype=jnp.float32).astype(rows.dtype)
 
 
 @jax.custom_vjp

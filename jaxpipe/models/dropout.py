@@ -30,8 +30,11 @@ class Site(IntEnum):
     FEED_FORWARD_OUTPUT = 3
 
 
+# The paper's rotations of 2x32, and its number of rounds.
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _NUM_ROUNDS = 20
+# Positions of a sequence have this many row numbers, whatever the sequence's length: the mask is the same in every
+# part.
 _MAX_POSITIONS = 2**20
 
 
@@ -56,9 +59,11 @@ def keep_mask(
     Returns:
         Boolean "... column", with the dims of `rows` first.
     """
+    # A key of its own for each site, so that two draws never share counters.
     site_key = threefry(key, jnp.uint32(site), jnp.uint32(0))
     columns = jnp.uint32(first_column) + jnp.arange(num_columns, dtype=jnp.uint32)
     bits, _ = threefry(site_key, rows[..., None].astype(jnp.uint32), columns)
+    # So many of the 2**32 equally likely words are below.
     return bits >= jnp.uint32(int(rate * 2**32))
 
 
@@ -77,13 +82,17 @@ def threefry(
 
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011, section 4.3.
     """
+    # The third subkey and its constant are the paper's key schedule, from Skein.
     subkeys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
-    first, second = first + subkeys[0], second + subkeys[1]
+    first = first + subkeys[0]
+    second = second + subkeys[1]
     for step in range(_NUM_ROUNDS):
         rotation = _ROTATIONS[step % 8]
         first = first + second
         second = first ^ (second << rotation | second >> (32 - rotation))
         if step % 4 == 3:
+            # A subkey is added every four rounds, with the number of the addition, which keeps rounds from being
+            # alike.
             injection = step // 4 + 1
             first = first + subkeys[injection % 3]
             second = second + subkeys[(injection + 1) % 3] + jnp.uint32(injection)
@@ -92,6 +101,7 @@ def threefry(
 
 def keep(x: jax.Array, mask: jax.Array, rate: float) -> jax.Array:
     """Returns `x` divided by 1 - `rate` where `mask` is true, else 0; the multiplication is in float32."""
+    # Float32, because 1 / (1 - rate) rounds by up to 0.4 % in bfloat16.
     return jnp.where(mask, x.astype(jnp.float32) * (1 / (1 - rate)), 0).astype(x.dtype)
 
 
@@ -155,6 +165,7 @@ def _drop(
     if random is None or rate == 0:
         return x
 
+    # Recomputed in backward, so that the mask is never saved.
     @partial(jax.checkpoint, prevent_cse=False)
     def apply(x: jax.Array, random: Randomness) -> jax.Array:
         mask = keep_mask(

@@ -52,7 +52,8 @@ class Embedding(nnx.Module):
             self.position = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_positions, hidden)))
         if num_token_types:
             self.token_type = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_token_types, hidden)))
-        self.dropout_rate, self.tensor = dropout_rate, tensor
+        self.dropout_rate = dropout_rate
+        self.tensor = tensor
 
     def __call__(self, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream "batch local_seq hidden".
@@ -68,6 +69,7 @@ class Embedding(nnx.Module):
         """Rows of the tokens in this device's part of the table, zeros for others' tokens: "batch seq hidden"."""
         row, is_own = self._own(microbatch["tokens"])
         rows = take(self.token[...], row)
+        # Zeros, since the devices of `tensor` add their rows: one of them has the token's.
         return rows if is_own is None else jnp.where(is_own[..., None], rows, 0)
 
     def with_rows(self, rows: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
@@ -90,6 +92,7 @@ class Embedding(nnx.Module):
     def add_at_rows(self, total: jax.Array, microbatch: Microbatch, gradient: jax.Array) -> jax.Array:
         """The running sum `total` of the table's gradient, with the gradient of `rows` added in place."""
         row, is_own = self._own(microbatch["tokens"])
+        # Others' tokens have row 0 here, whose gradient must not get theirs.
         return _add_at(total, row, gradient if is_own is None else jnp.where(is_own[..., None], gradient, 0))
 
     def _own(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
@@ -99,6 +102,7 @@ class Embedding(nnx.Module):
         num_rows = self.token.shape[0]
         row = tokens - self.tensor.vocab_index() * num_rows
         is_own = (row >= 0) & (row < num_rows)
+        # Row 0 for others' tokens keeps the index in range; `is_own` masks what is read and added there.
         return jnp.where(is_own, row, 0), is_own
 
 
@@ -116,7 +120,9 @@ class Head(nnx.Module):
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        self.norm, self.vocab_size, self.tensor = norm, vocab_size, tensor
+        self.norm = norm
+        self.vocab_size = vocab_size
+        self.tensor = tensor
         if not tie_embeddings:
             self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
 
@@ -138,11 +144,13 @@ class Head(nnx.Module):
     def logits(self, x: jax.Array, token_table: jax.Array | None) -> jax.Array:
         """The logits "batch seq vocab" of `x` "batch seq hidden", float32, on one device."""
         kernel = self.kernel[...] if token_table is None else token_table
+        # Rows from `vocab_size` on fill the table up for its split and are no tokens.
         return logits(self.norm.apply(x, self.norm.arrays()), kernel)[..., : self.vocab_size]
 
 
 def new_token_table(vocab_size: int, num_rows: int, hidden: int, rngs: nnx.Rngs) -> nnx.Param:
     """Table "num_rows hidden" with a random row for each token, the same for any `num_rows`, and zeros below."""
+    # Drawn for the tokens alone and padded after: the same numbers for every split of the table.
     rows = initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden))
     return nnx.Param(jnp.pad(rows, ((0, num_rows - vocab_size), (0, 0))), split=0)
 
@@ -158,6 +166,7 @@ def take(table: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _add_at_rows(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
     table, rows = kept
+    # Float32, as a frequent token has hundreds of terms; rounded once, at the end.
     return _add_at(jnp.zeros(table.shape, jnp.float32), rows, gradient).astype(table.dtype), None
 
 
@@ -172,4 +181,5 @@ take.defvjp(lambda table, rows: (table[rows], (table, rows)), _add_at_rows)
 def take_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Elements of `x` "batch seq hidden" at `positions` "batch position": "batch position hidden"."""
     batch, seq, hidden = x.shape
+    # One axis of rows, so that `take` and its float32 gradient serve here too.
     return take(x.reshape(batch * seq, hidden), jnp.arange(batch)[:, None] * seq + positions)

@@ -1,7 +1,7 @@
 """A feed forward of experts: a router sends each token to a few of many feed forwards.
 
-Backward saves the stream, the rows before the activation, the routing as integers, and the weights. What the router
-has chosen is saved, since choosing again may choose otherwise.
+Backward saves the stream, the rows before the activation, the routing as integers, and the weights. The choice of
+the router is saved, since choosing again may choose otherwise.
 Source: Shazeer et al., Outrageously Large Neural Networks, ICLR 2017; Jiang et al., Mixtral of Experts, 2024.
 """
 
@@ -78,16 +78,19 @@ class Routing:
 
     def choose(self, logits: jax.Array, bias: jax.Array | None) -> jax.Array:
         """Int32 "... k" experts of each token, of `logits` "... expert"."""
+        # The bias is a difference of probabilities. Without one the logits have the same order and need no softmax.
         scores = logits if bias is None else jax.nn.softmax(logits) + bias
         return lax.top_k(scores, self.num_chosen)[1]
 
     def is_token(self, chosen: jax.Array) -> jax.Array:
-        """Whether it is no padding, "...", which has chosen no expert: `num_experts`, k times."""
+        """Whether a token, "...", is no padding: padding has chosen `num_experts`, which is no expert, k times."""
         return chosen[..., 0] < self.num_experts
 
     def weights(self, logits: jax.Array, chosen: jax.Array) -> jax.Array:
         """Float32 "... k" weights of the chosen experts; those of padding, which no row has, depend on no logits."""
+        # Padding's index is one beyond the last expert, where `take_along_axis` would return NaN.
         of_chosen = jnp.take_along_axis(jax.nn.softmax(logits), jnp.minimum(chosen, self.num_experts - 1), axis=-1)
+        # A constant for padding, so that no gradient reaches its logits.
         of_chosen = jnp.where(self.is_token(chosen)[..., None], of_chosen, 1.0)
         return of_chosen / of_chosen.sum(axis=-1, keepdims=True) if self.normalized else of_chosen
 
@@ -96,17 +99,19 @@ class Routing:
     ) -> dict[str, jax.Array]:
         """Sums over the tokens of `logits` "batch seq expert"; `share` "expert" are the choices of each per token.
 
-        That of `bias` "expert" times the loads above the mean is told, and is no part of the loss.
+        The last entry, sum of bias * (load - 1), is only reported; its gradient is what moves the bias.
         """
         is_token = self.is_token(chosen)
         chances = jnp.where(is_token[..., None], jax.nn.softmax(logits), 0)
-        found = {
+        sums_of_tokens = {
+            # `share` counts integers and has no gradient: only the probabilities move (Fedus et al., equation 4).
             "balance": self.num_experts * (chances.sum(axis=(0, 1)) @ share),
             "router_z": jnp.square(jnp.where(is_token, jax.nn.logsumexp(logits, axis=-1), 0)).sum(),
         }
-        sums = {name: self._factors[name] / num_layers * found[name] for name in self.losses}
+        sums = {name: self._factors[name] / num_layers * sums_of_tokens[name] for name in self.losses}
         if bias is None:
             return sums
+        # Times the tokens, since a run divides every sum by them.
         return sums | {MEASURED + LOAD_BIAS: is_token.sum() * (bias @ (self.load(share) - 1.0))}
 
     def load(self, share: jax.Array) -> jax.Array:
@@ -122,24 +127,30 @@ class Routing:
         tensor: TensorAxis,
         num_layers: int,
     ) -> dict[str, jax.Array]:
-        """Sums over the tokens of all of `tensor`, whose means over layers and tokens a run tells.
+        """Sums over the tokens of all of `tensor`; a run reports their means over layers and tokens.
 
-        They are the load of every expert of this layer, "expert", where 1 is the mean; that of the fullest and of the
-        emptiest in a microbatch; the entropy of a token's probabilities in nats, and the fraction of choices that are
-        dropped.
+        The sums are the load of every expert of this layer, "expert", where 1 is the mean; the load of the fullest and
+        of the emptiest in a microbatch; the entropy of a token's probabilities in nats, and the fraction of choices
+        that are dropped.
         """
-        is_token, load, chances = self.is_token(chosen), self.load(share), jax.nn.log_softmax(logits)
+        is_token = self.is_token(chosen)
+        load = self.load(share)
+        # The logarithm of the softmax and not of its result: a probability may round to 0, whose logarithm is -inf.
+        chances = jax.nn.log_softmax(logits)
         entropy = -jnp.where(is_token[..., None], jnp.exp(chances) * chances, 0).sum()
+        # Stacked, since one collective of two numbers takes as long as one of one.
         entropy, num_tokens = tensor.sum(jnp.stack([entropy, is_token.sum(dtype=jnp.float32)]))
         num_padding = is_token.size * tensor.size - num_tokens
-        found = {
+        measures = {
             "fullest_expert": num_tokens * load.max(),
             "emptiest_expert": num_tokens * load.min(),
             "router_entropy": entropy,
             "dropped_choices": jnp.sum(tiles.row == tiles.choice.size) / self.num_chosen - num_padding,
+            # Padding's choices have no row either, and are no dropped ones.
         }
-        found = {"expert_load": num_tokens * load, **{name: value / num_layers for name, value in found.items()}}
-        return {name: found[name.removeprefix(MEASURED)] for name in self.measures if name != MEASURED + LOAD_BIAS}
+        # The load stays of each layer; all others are means over layers.
+        measures = {"expert_load": num_tokens * load, **{name: value / num_layers for name, value in measures.items()}}
+        return {name: measures[name.removeprefix(MEASURED)] for name in self.measures if name != MEASURED + LOAD_BIAS}
 
 
 class Kernels(nnx.Module):
@@ -186,25 +197,34 @@ class Experts(nnx.Module):
         self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, rngs=rngs)
         if routing.has_bias:
             setattr(self, LOAD_BIAS, nnx.Param(jnp.zeros(num)))
-        self.routing, self.activation, self.num_layers, self.tensor = routing, activation, num_layers, tensor
+        self.routing = routing
+        self.activation = activation
+        self.num_layers = num_layers
+        self.tensor = tensor
 
     def __call__(
-        self, x: jax.Array, places: dict[str, jax.Array] | None = None
+        self, x: jax.Array, token_arrays: dict[str, jax.Array] | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The experts' addition to the stream `x` "batch local_seq hidden", and sums of losses and measures.
 
-        Where "is_token" of `places` is 0, for padding, the stream goes to no expert, and counts in no sum.
+        Where "is_token" of `token_arrays` is 0, for padding, the stream goes to no expert, and counts in no sum.
         """
-        routing, tensor, arrays = self.routing, self.tensor, (x, self.norm.arrays(), self.router.arrays()["kernel"])
+        routing = self.routing
+        tensor = self.tensor
+        arrays = (x, self.norm.arrays(), self.router.arrays()["kernel"])
         bias = getattr(self, LOAD_BIAS)[...] if routing.has_bias else None
+        # Choosing has no gradient. The logits that have one are computed again in `_to_experts`, so that backward
+        # saves `x` alone.
         x_apart, norm_apart, router_apart = lax.stop_gradient(arrays)
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
         chosen = routing.choose(logits, lax.stop_gradient(bias))
-        if places and "is_token" in places:
-            chosen = jnp.where(tensor.part(places["is_token"], 1)[..., None] != 0, chosen, routing.num_experts)
+        if token_arrays and "is_token" in token_arrays:
+            chosen = jnp.where(tensor.part(token_arrays["is_token"], 1)[..., None] != 0, chosen, routing.num_experts)
+        # The name makes a recomputed layer save the choice: rounded otherwise, a second choice could be another.
         chosen = checkpoint_name(chosen, CHOSEN)
         count = jnp.bincount(chosen.reshape(-1), length=routing.num_experts).astype(jnp.float32)
         of_all = tensor.sum_over_batch(count)
+        # At least 1, for a microbatch of padding alone.
         share = of_all * routing.num_chosen / jnp.maximum(of_all.sum(), 1)
         dispatch = routing.dispatch(tensor.expert)
         tiles = dispatch.tiles(chosen if tensor.size == 1 else gather_over(chosen, ("tensor",), 1))
@@ -222,6 +242,7 @@ def _logits(normed: jax.Array, kernel: jax.Array) -> jax.Array:
     return jnp.einsum("bsh,he->bse", normed, kernel, preferred_element_type=jnp.float32)
 
 
+# prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1, 2, 3))
 def _to_experts(
     norm: Callable,
@@ -242,13 +263,15 @@ def _to_experts(
     Returns:
         "tile row local_width" for each of `kernels`; "batch local_seq k"; sums over the tokens of all of `tensor`.
     """
-    normed, dispatch = norm(x, norm_arrays), routing.dispatch(tensor.expert)
+    normed = norm(x, norm_arrays)
+    dispatch = routing.dispatch(tensor.expert)
+    # Over `tensor` rows need whole tokens, since each device has a part of every expert's width.
     rows = dispatch.to_experts(spread(dispatch.whole(tensor.gather(normed, 1)), tiles))
     logits = _logits(normed, router)
-    # Every device has the sum of all, and the gradient of its own tokens.
-    own = routing.loss_sums(logits, chosen, share, bias, num_layers)
-    losses = {name: loss + lax.stop_gradient(tensor.sum(loss) - loss) for name, loss in own.items()}
-    inputs = tuple(dispatch.products(rows, each, tiles) for each in kernels)
+    # The value is the sum of all devices, the gradient that of this device's tokens alone.
+    local_sums = routing.loss_sums(logits, chosen, share, bias, num_layers)
+    losses = {name: loss + lax.stop_gradient(tensor.sum(loss) - loss) for name, loss in local_sums.items()}
+    inputs = tuple(dispatch.products(rows, kernel, tiles) for kernel in kernels)
     return inputs, routing.weights(logits, chosen), losses
 
 

@@ -60,10 +60,11 @@ class ModelConfig(Protocol):
         ...
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer: a module from (stream, places, random) to the stream.
+        """One layer: a module from (stream, token_arrays, random) to the stream.
 
-        `places` are the arrays of the microbatch named in PLACES, as far as it has them. With a method `following`, as
-        that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes all tokens again.
+        `token_arrays` are the arrays of the microbatch named in TOKEN_ARRAYS, as far as it has them. With a method
+        `following`, as that of `jaxpipe.models.block.Block`, sampling keeps keys and values; without one it computes
+        all tokens again.
         """
         ...
 
@@ -85,7 +86,7 @@ class Family:
         name: value of `model.family` in a config.
         fields: fields of the section `model` of a config, with their defaults; a value has the type of its default.
             Every family has num_layers, vocab_size, attention, recompute and dtype.
-        build: (fields, data.seq_len) -> the config of a model. It gets all fields but dtype, and None for a field
+        build: (fields, data.seq_len) -> the config of a model. `fields` are all but dtype, with None for a field
             of `words` that holds its word; it raises ConfigError if they do not fit together.
         words: the word that a text field takes in place of a number, by field: {"window": "none"}.
         choices: the legal words of fields that `build` does not check, by field.
@@ -144,6 +145,7 @@ def register_family(family: Family) -> Family:
     Raises:
         ConfigError: another family has this name.
     """
+    # The same object twice is no error: a module that registers its family may be imported again.
     if FAMILIES.setdefault(family.name, family) is not family:
         raise ConfigError(
             explain(
@@ -168,6 +170,7 @@ def family_named(name: str) -> Family:
         >>> family_named("bert").masked
         True
     """
+    # Before the table: the word is no family's name, and no command may name it.
     if name == GIVEN:
         return _GIVEN
     if name in FAMILIES:

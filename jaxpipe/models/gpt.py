@@ -114,7 +114,9 @@ class LayerNormSizes:
 
     def _block(self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs) -> Block:
         """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
-        hidden, deviation = self.hidden, initial_deviation(self.hidden)
+        hidden = self.hidden
+        deviation = initial_deviation(self.hidden)
+        # Each layer adds to the stream twice: scaled so, all additions together have the variance of one.
         to_stream = deviation / (2 * self.num_layers) ** 0.5
         attention = SelfAttention(
             LayerNorm(hidden, epsilon=self.norm_epsilon),
@@ -201,6 +203,7 @@ def check_positions(fields: Fields, seq_len: int) -> None:
 
 def with_positions(fields: Fields, seq_len: int) -> Fields:
     """Returns `fields` with a position for each token of a sequence, unless they have a number."""
+    # A word in the config came as None.
     return fields | {"num_positions": fields["num_positions"] or seq_len}
 
 

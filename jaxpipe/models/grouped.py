@@ -1,7 +1,7 @@
 """Products of tiles of rows with the kernels of their experts, and the gradients of these products.
 
-On GPUs, in bfloat16, Triton computes them (`grouped_kernels`). Elsewhere they are loops over the tiles, each turn one
-product with the kernel of one expert. On a GPU a turn of a loop copies its expert's kernel, and small tiles leave most
+On GPUs, in bfloat16, Triton computes them (`grouped_kernels`). Elsewhere they are loops over the tiles, each iteration
+one product with the kernel of one expert. On a GPU an iteration copies its expert's kernel, and small tiles leave most
 cores idle: on an H100 loops reached 100 TFLOP/s with Mixtral's experts and 9 with Qwen3's, kernels 560 and 373
 (2026-11-26).
 """
@@ -42,10 +42,10 @@ def _grouped_backward(
 ) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, expert = saved
     fits = grouped_kernels.fit(rows, kernels)
-    # Two calls, since a split backward does the second later.
-    kernel, loop = (partial(each, transposed=True) for each in (grouped_kernels.products, _products))
+    # Two calls and no common one, since a split backward computes the kernels' gradients later, in W.
+    kernel, loop = (partial(function, transposed=True) for function in (grouped_kernels.products, _products))
     d_rows = _by_platform(kernel, partial(loop, has_idle_tiles), fits)(d, kernels, expert)
-    kernel, loop = (partial(each, num_experts=kernels.shape[0]) for each in (grouped_kernels.sums, _sums))
+    kernel, loop = (partial(function, num_experts=kernels.shape[0]) for function in (grouped_kernels.sums, _sums))
     return d_rows, _by_platform(kernel, partial(loop, has_idle_tiles), fits)(rows, d, expert), None
 
 
@@ -66,8 +66,8 @@ def _by_platform(kernel: Callable, loop: Callable, fits: bool) -> Callable:
 def _products(
     has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array, *, transposed: bool = False
 ) -> jax.Array:
-    def tile(_: None, turn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        rows, expert = turn
+    def tile(_: None, tile_inputs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        rows, expert = tile_inputs
         like = jnp.zeros((rows.shape[0], kernels.shape[1 if transposed else 2]), rows.dtype)
 
         def product(kernel: jax.Array, _: jax.Array) -> jax.Array:
@@ -75,16 +75,18 @@ def _products(
 
         return None, _if_used(product, kernels, expert, like, has_idle_tiles)
 
+    # A scan with one kernel at a time: a batched product would first gather a kernel for each tile.
     return lax.scan(tile, None, (rows, expert))[1]
 
 
 def _sums(has_idle_tiles: bool, rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int) -> jax.Array:
     """Sums "expert in out", made in float32, of products of tiles' rows with their gradients."""
 
-    def add(sums: jax.Array, turn: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        rows, d, expert = turn
+    def add(sums: jax.Array, tile_inputs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        rows, d, expert = tile_inputs
 
         def added(total: jax.Array, sums: jax.Array) -> jax.Array:
+            # Float32 sums: an expert has as many terms as tiles, and bfloat16 loses the small ones.
             total = total + jnp.einsum("ri,ro->io", rows, d, preferred_element_type=jnp.float32)
             return lax.dynamic_update_index_in_dim(sums, total, expert, 0)
 
@@ -104,8 +106,11 @@ def _if_used(
     """`function(of_experts[expert], otherwise)`, or `otherwise` for a tile of no expert."""
 
     def used(otherwise: jax.Array) -> jax.Array:
+        # The index of a tile of no expert is clamped to the last expert, whose product with rows of zeros is zeros,
+        # and adds nothing to a sum.
         return function(lax.dynamic_index_in_dim(of_experts, expert, 0, keepdims=False), otherwise)
 
     if not has_idle_tiles:
         return used(otherwise)
+    # A branch and not zeros: over `mesh.expert` most tiles may be idle, and their products are the time to save.
     return lax.cond(expert < of_experts.shape[0], used, lambda otherwise: otherwise, otherwise)

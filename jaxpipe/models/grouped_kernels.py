@@ -19,7 +19,9 @@ from jax.experimental.pallas import triton
 from jaxpipe.cluster.hardware import Hardware, with_such_cores
 
 # Rows and columns of a block of the result, and of what is multiplied at once; chosen on an H100.
-MOST_ROWS, MOST_COLUMNS, MOST_DEPTH = 128, 256, 64
+MOST_ROWS = 128
+MOST_COLUMNS = 256
+MOST_DEPTH = 64
 STAGE_BYTES = 2 * (MOST_ROWS + MOST_COLUMNS) * MOST_DEPTH  # of both factors, in bfloat16
 MOST_STAGES = 3  # that are on their way at once
 LEAST = 16  # of the product of a tensor core
@@ -35,6 +37,7 @@ def fit(rows: jax.Array, kernels: jax.Array) -> bool:
 
 def _block(size: int, most: int) -> int:
     """The largest power of two that divides `size`, `most` at most."""
+    # `size & -size` is the lowest bit that is set, the largest power of two that divides.
     return min(size & -size, most)
 
 
@@ -46,6 +49,7 @@ def _place(index: jax.Array, num_rows: int, num_columns: int) -> tuple[jax.Array
         [(0, 0), (1, 0), (0, 1), (7, 1), (8, 0), (8, 1)]
     """
     first = index // (NEIGHBOURS * num_columns) * NEIGHBOURS
+    # The last group may have fewer rows of blocks.
     height = jnp.minimum(num_rows - first, NEIGHBOURS)
     within = index % (NEIGHBOURS * num_columns)
     return first + within % height, within // height
@@ -53,6 +57,7 @@ def _place(index: jax.Array, num_rows: int, num_columns: int) -> tuple[jax.Array
 
 def _first_rows(expert: jax.Array, num_experts: int, size: int) -> jax.Array:
     """The first row of each expert's tiles, of those of no expert, and the number of rows: int32 "expert + 2"."""
+    # + 2: an entry for tiles of no expert, and one for the end.
     return size * (expert < jnp.arange(num_experts + 2)[:, None]).sum(1, dtype=jnp.int32)
 
 
@@ -66,11 +71,15 @@ def _blocks_of_rows(first: jax.Array, num: int, num_r: int) -> tuple[jax.Array, 
         >>> expert.tolist(), first.tolist(), end.tolist()
         ([0, 0, 1, 3], [0, 32, 48, 64], [32, 48, 64, 64])
     """
+    # Rounded up: the last block of an expert may have rows of the next, which are masked.
     end_block = jnp.cumsum(-(-jnp.diff(first) // num_r))
     block = jnp.arange(num)
     expert = (block[:, None] >= end_block).sum(1, dtype=jnp.int32)
+    # Exclusive sums: how many blocks stand before the first of an expert.
     place = block - jnp.append(0, end_block)[expert]
+    # Blocks beyond all experts' begin at the end, with no rows.
     begin = jnp.minimum(first[expert] + num_r * place, first[-1])
+    # Appended, since `expert + 1` is one beyond `first` for these last blocks.
     return expert, begin, jnp.minimum(begin + num_r, jnp.append(first, first[-1])[expert + 1])
 
 
@@ -86,29 +95,45 @@ def products(
         transposed: see `kernels`.
         interpret: runs on any device, slowly.
     """
-    (num_tiles, size, depth), num_experts = rows.shape, kernels.shape[0]
-    width, num_rows = kernels.shape[1 if transposed else 2], num_tiles * size
+    num_tiles, size, depth = rows.shape
+    num_experts = kernels.shape[0]
+    width = kernels.shape[1 if transposed else 2]
+    num_rows = num_tiles * size
+    # Triton takes powers of two alone; this is the largest that is not above `num_rows`.
     num_r = min(1 << num_rows.bit_length() - 1, MOST_ROWS)
-    num_c, num_d = _block(width, MOST_COLUMNS), _block(depth, MOST_DEPTH)
+    num_c = _block(width, MOST_COLUMNS)
+    num_d = _block(depth, MOST_DEPTH)
+    # An expert's rows are a multiple of `size`, so its last block has `num_r - gcd` rows too many at most; so do the
+    # rows of no expert.
     num_blocks = (num_rows + (num_experts + 1) * (num_r - math.gcd(num_r, size))) // num_r
     grid = num_blocks, width // num_c
     blocks = _blocks_of_rows(_first_rows(expert, num_experts, size), num_blocks, num_r)
 
     def block(expert_ref: Any, begin_ref: Any, end_ref: Any, rows_ref: Any, kernels_ref: Any, out_ref: Any) -> None:
         row, column = _place(pl.program_id(0), *grid)
-        own, begin, end = expert_ref[row], begin_ref[row], end_ref[row]
-        first, columns_at = jnp.minimum(begin, num_rows - num_r), pl.ds(column * num_c, num_c)
-        rows_at, kernel = pl.ds(first, num_r), jnp.minimum(own, num_experts - 1)
+        expert_here = expert_ref[row]
+        begin = begin_ref[row]
+        end = end_ref[row]
+        # Triton reads a whole block: it begins so early that it ends within the array, and rows before `begin` are
+        # masked.
+        first = jnp.minimum(begin, num_rows - num_r)
+        columns_at = pl.ds(column * num_c, num_c)
+        rows_at = pl.ds(first, num_r)
+        # In range also for a block of no expert, which reads nothing but still forms the address.
+        kernel = jnp.minimum(expert_here, num_experts - 1)
 
-        def add(turn: jax.Array, total: jax.Array) -> jax.Array:
-            depth_at = pl.ds(turn * num_d, num_d)
+        def add(iteration: jax.Array, total: jax.Array) -> jax.Array:
+            depth_at = pl.ds(iteration * num_d, num_d)
             at = (kernel, columns_at, depth_at) if transposed else (kernel, depth_at, columns_at)
             return total + triton.dot(rows_ref[rows_at, depth_at], kernels_ref[at], trans_b=transposed)
 
-        turns = lax.convert_element_type(own < num_experts, jnp.int32) * (depth // num_d)
-        total = lax.fori_loop(0, turns, add, jnp.zeros((num_r, num_c), jnp.float32))
-        is_own = _within(first, num_r, begin, end)[:, None]
-        triton.store(out_ref.at[rows_at, columns_at], total.astype(out_ref.dtype), mask=is_own)
+        # No iteration for a block of no expert: its total is zeros, which must be written, since the result has no
+        # first value.
+        num_iterations = lax.convert_element_type(expert_here < num_experts, jnp.int32) * (depth // num_d)
+        total = lax.fori_loop(0, num_iterations, add, jnp.zeros((num_r, num_c), jnp.float32))
+        is_within = _within(first, num_r, begin, end)[:, None]
+        # The mask keeps rows of a neighbouring expert, which another block writes.
+        triton.store(out_ref.at[rows_at, columns_at], total.astype(out_ref.dtype), mask=is_within)
 
     call = _call(block, (num_rows, width), rows.dtype, math.prod(grid), interpret)
     return call(*blocks, rows.reshape(num_rows, depth), kernels).reshape(num_tiles, size, width)
@@ -124,37 +149,47 @@ def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, 
         num_experts: experts.
         interpret: runs on any device, slowly.
     """
-    (num_tiles, size, depth), width = rows.shape, d.shape[2]
+    num_tiles, size, depth = rows.shape
+    width = d.shape[2]
     num_rows = num_tiles * size
-    num_i, num_o = _block(depth, MOST_ROWS), _block(width, MOST_COLUMNS)
+    num_i = _block(depth, MOST_ROWS)
+    num_o = _block(width, MOST_COLUMNS)
+    # A power of two, as in `products`.
     num_r = min(1 << num_rows.bit_length() - 1, MOST_DEPTH)
     grid = depth // num_i, width // num_o
 
     def block(first_ref: Any, rows_ref: Any, d_ref: Any, out_ref: Any) -> None:
-        own, index = pl.program_id(0) // math.prod(grid), pl.program_id(0) % math.prod(grid)
+        expert_here = pl.program_id(0) // math.prod(grid)
+        index = pl.program_id(0) % math.prod(grid)
         i, o = _place(index, *grid)
-        i_at, o_at = pl.ds(i * num_i, num_i), pl.ds(o * num_o, num_o)
-        begin, end = first_ref[own], first_ref[own + 1]
+        i_at = pl.ds(i * num_i, num_i)
+        o_at = pl.ds(o * num_o, num_o)
+        begin = first_ref[expert_here]
+        end = first_ref[expert_here + 1]
 
-        def add(turn: jax.Array, total: jax.Array) -> jax.Array:
-            begin_turn = begin + turn * num_r
-            first = jnp.minimum(begin_turn, num_rows - num_r)
-            rows_at, is_own = pl.ds(first, num_r), _within(first, num_r, begin_turn, end)[:, None]
+        def add(iteration: jax.Array, total: jax.Array) -> jax.Array:
+            begin_rows = begin + iteration * num_r
+            # As in `products`: the block ends within the array.
+            first = jnp.minimum(begin_rows, num_rows - num_r)
+            rows_at = pl.ds(first, num_r)
+            is_within = _within(first, num_r, begin_rows, end)[:, None]
 
             def own_rows(ref: Any, at: Any) -> jax.Array:
-                if size % num_r == 0:  # all are
+                if size % num_r == 0:  # A block begins and ends with tiles, so all rows are the expert's.
                     return ref[rows_at, at]
-                return triton.load(ref.at[rows_at, at], mask=is_own, other=0.0)
+                # Both factors are masked: what lies in a row of another expert may be NaN, and NaN times 0 is NaN.
+                return triton.load(ref.at[rows_at, at], mask=is_within, other=0.0)
 
             return total + triton.dot(own_rows(rows_ref, i_at), own_rows(d_ref, o_at), trans_a=True)
 
-        turns = (end - begin + num_r - 1) // num_r
-        total = lax.fori_loop(0, turns, add, jnp.zeros((num_i, num_o), jnp.float32))
-        out_ref[own, i_at, o_at] = total.astype(out_ref.dtype)
+        # Rounded up; an expert without rows iterates never and gets a sum of zeros.
+        num_iterations = (end - begin + num_r - 1) // num_r
+        total = lax.fori_loop(0, num_iterations, add, jnp.zeros((num_i, num_o), jnp.float32))
+        out_ref[expert_here, i_at, o_at] = total.astype(out_ref.dtype)
 
     call = _call(block, (num_experts, depth, width), rows.dtype, num_experts * math.prod(grid), interpret)
     first = _first_rows(expert, num_experts, size)
-    return call(first, *(each.reshape(num_rows, each.shape[2]) for each in (rows, d)))
+    return call(first, *(array.reshape(num_rows, array.shape[2]) for array in (rows, d)))
 
 
 def _within(first: jax.Array, number: int, begin: jax.Array, end: jax.Array) -> jax.Array:
@@ -178,6 +213,7 @@ def num_stages(hardware: Hardware | None) -> int:
         (3, 2, 2)
     """
     of_block = hardware.shared_memory_per_block_bytes if hardware else 0
+    # At least two: one pair is read while the other is multiplied.
     return max(2, min(of_block // STAGE_BYTES, MOST_STAGES))
 
 

@@ -10,27 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import Randomness, TensorAxis, added, with_losses
-from jaxpipe.models.anatomy import ParameterShape, model_flops
+from jaxpipe.models.anatomy import model_flops
 from jaxpipe.models.attention import Cache
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.over_pipe import EndsOverPipe, only_on_the_first
+from jaxpipe.models.parameters import Params, specs_of, values_of
 
-Params = dict[str, Any]
 Microbatch = dict[str, jax.Array]
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
-PLACES = ("padding_mask", "positions", "is_token")
+TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,12 @@ class LanguageModel:
 
     def init(self, key: jax.Array) -> Params:
         """Initial parameters, float32: `{"shared": ..., "layers": ...}` with layers in canonical order."""
+        # A key of its own for each layer: a layer's values depend on no other parameter.
         ends_key, layers_key = jax.random.split(key)
         rngs = nnx.Rngs(params=ends_key)
         return {
-            "shared": {name: _params(self._new(name, rngs)) for name in ("embedding", "head")},
-            "layers": jax.vmap(lambda layer_key: _params(self._new("block", nnx.Rngs(params=layer_key))))(
+            "shared": {name: values_of(self._new(name, rngs)) for name in ("embedding", "head")},
+            "layers": jax.vmap(lambda layer_key: values_of(self._new("block", nnx.Rngs(params=layer_key))))(
                 jax.random.split(layers_key, self.config.num_layers)
             ),
         }
@@ -78,11 +78,11 @@ class LanguageModel:
     def specs(self) -> Params:
         """PartitionSpecs of the shared parameters and of the parameters of one layer.
 
-        What is split over `tensor` among the shared ones are rows of the vocabulary, which `pipe` may split too.
+        Among the shared ones `tensor` splits rows of the vocabulary, which `pipe` may split too.
         """
         axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
-        shared = {name: _specs(self._abstract(name), axes) for name in ("embedding", "head")}
-        return {"shared": shared, "layers": _specs(self._abstract("block"))}
+        shared = {name: specs_of(self._abstract(name), axes) for name in ("embedding", "head")}
+        return {"shared": shared, "layers": specs_of(self._abstract("block"))}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
@@ -94,14 +94,14 @@ class LanguageModel:
         Args:
             layer: the parameters of one layer.
             x: the stream before it.
-            microbatch: the batch's arrays, of which it reads those of PLACES, each int32 "batch seq": "padding_mask" is
-                0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
+            microbatch: the batch's arrays, of which those of TOKEN_ARRAYS are read, int32 "batch seq": "padding_mask"
+                is 0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
                 token sees its own document alone; "is_token" is 0 for padding that no expert gets.
             random: None means no dropout.
         """
 
-        def apply(layer: Params, x: jax.Array, places: Microbatch, random: Randomness | None) -> Any:
-            return self._module("block", layer)(x, places, random)
+        def apply(layer: Params, x: jax.Array, token_arrays: Microbatch, random: Randomness | None) -> Any:
+            return self._module("block", layer)(x, token_arrays, random)
 
         # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
         function = apply
@@ -109,7 +109,7 @@ class LanguageModel:
             # A router that chose again might choose otherwise.
             kept = jax.checkpoint_policies.save_only_these_names(CHOSEN)
             function = jax.checkpoint(apply, prevent_cse=False, policy=kept)
-        return function(layer, x, {name: microbatch[name] for name in PLACES if name in microbatch}, random)
+        return function(layer, x, {name: microbatch[name] for name in TOKEN_ARRAYS if name in microbatch}, random)
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
@@ -196,7 +196,8 @@ class LanguageModel:
         """
         if not hasattr(self._abstract("block"), "following"):
             return None
-        sizes, dtype = self.config.anatomy, params["shared"]["embedding"]["token"].dtype
+        sizes = self.config.anatomy
+        dtype = params["shared"]["embedding"]["token"].dtype
         return Cache.empty((self.config.num_layers, batch, sizes.num_kv_heads, size, sizes.head_size), dtype)
 
     def following_logits(
@@ -219,10 +220,13 @@ class LanguageModel:
             return (x, replace(cache, layer=cache.layer + 1)), None
 
         positions = jnp.broadcast_to(cache.num_tokens + jnp.arange(tokens.shape[1]), tokens.shape)
+        # Positions are given, since these tokens do not begin at 0.
         x = self.embed(params["shared"], {"tokens": tokens, "positions": positions}, None)
         (x, cache), _ = jax.lax.scan(layer, (x, cache), params["layers"])
+        # - 1: the last of the new tokens; those after it only fill the row up to a size that is compiled.
         last = jax.lax.dynamic_slice_in_dim(x, num_new - 1, 1, axis=1)
         logits = self._module("head", params["shared"]["head"]).logits(last, self._token_table(params["shared"]))
+        # By the new tokens alone, so that the next call writes over the entries that only filled up.
         return logits[:, 0], replace(cache, num_tokens=cache.num_tokens + num_new, layer=jnp.zeros_like(cache.layer))
 
     def loss_sum(self, params: Params, microbatch: Microbatch, random: Randomness | None = None, index: Any = 0) -> Any:
@@ -243,6 +247,7 @@ class LanguageModel:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The residual stream after the last layer, and the sums of all layers' losses."""
 
+        # No dropout without a random state, as in evaluation.
         def at(layer: Any) -> Randomness | None:
             return None if random is None else random.at(index, layer)
 
@@ -253,6 +258,7 @@ class LanguageModel:
 
         x = self.embed(params["shared"], microbatch, at(-1))
         (x, _), losses = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
+        # A loss of a layer is a number, added up over layers; a measure of each expert stays apart for each layer.
         return x, jax.tree.map(lambda leaf: jnp.sum(leaf) if leaf.ndim == 1 else leaf, losses)
 
     def _token_table(self, shared: Params) -> jax.Array | None:
@@ -273,11 +279,12 @@ class LanguageModel:
         }
 
     def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
-        """What the head finds before the logits, and its other losses, from its parameters and the stream."""
+        """The head up to its logits: (its parameters, the stream) -> (features, other losses)."""
         return lambda params, x: self._module("head", params).features(x, microbatch)
 
     def _scales(self, head: Any, others: Params, scale: Any) -> tuple[jax.Array, Params]:
         """The factors of the words' loss and of the others, from those of the head's result."""
+        # `losses` is linear, so its transpose at any point has the factors; zeros are the cheapest.
         _, vjp = jax.vjp(head.losses, jnp.zeros((), jnp.float32), others)
         return vjp(scale)
 
@@ -300,73 +307,10 @@ class LanguageModel:
     def _abstract(self, name: str) -> nnx.Module:
         return nnx.eval_shape(lambda: self._new(name, nnx.Rngs(0)))
 
+    # Cached, because a module is built anew for each, and every action of every trace merges one.
     @cached_property
     def _graphs(self) -> dict[str, Any]:
         return {name: nnx.graphdef(self._abstract(name)) for name in ("embedding", "block", "head")}
 
     def _module(self, name: str, params: Params) -> Any:
         return nnx.merge(self._graphs[name], params)
-
-
-@dataclass(frozen=True)
-class ParameterShapes:
-    """Shapes of a model's parameters.
-
-    Attributes:
-        layer: shapes of one layer's parameters.
-        shared: shapes of the parameters of embedding and head.
-    """
-
-    layer: tuple[ParameterShape, ...]
-    shared: tuple[ParameterShape, ...]
-
-
-@cache
-def parameter_shapes(config: ModelConfig) -> ParameterShapes:
-    """Shapes of a model's parameters, from its own modules, built abstractly without a device.
-
-    Args:
-        config: config of the model; hashable.
-
-    Example:
-        >>> from jaxpipe.models import GPTConfig
-        >>> gpt2 = GPTConfig(num_layers=12, hidden=768, num_heads=12, vocab_size=50257, num_positions=1024)
-        >>> shapes = parameter_shapes(gpt2)
-        >>> sum(shape.size for shape in shapes.shared) + 12 * sum(shape.size for shape in shapes.layer)
-        124439808
-    """
-
-    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
-        params = _each_param(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
-        return tuple(jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)))
-
-    return ParameterShapes(
-        layer=of_module(config.new_block),
-        shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
-    )
-
-
-def _params(module: nnx.Module) -> Params:
-    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
-
-
-def _specs(module: nnx.Module, tensor: str | tuple[str, ...] = "tensor") -> Params:
-    """The PartitionSpec of each parameter, by its metadata: the dims split over `tensor`, and over `expert`."""
-
-    def spec(param: nnx.Param) -> P:
-        dims = {dim: tensor if axis == "tensor" else axis for axis, dim in _shape(param).splits}
-        return P(*(dims.get(dim) for dim in range(max(dims, default=-1) + 1)))
-
-    return _each_param(module, spec)
-
-
-def _shape(param: nnx.Param) -> ParameterShape:
-    found = param.get_metadata()
-    return ParameterShape(param.shape, found.get("split"), found.get("split_experts"))
-
-
-def _each_param(module: nnx.Module, of: Callable[[nnx.Param], Any]) -> Params:
-    """Applies `of` to each parameter; returns a tree of dicts."""
-    return nnx.to_pure_dict(
-        jax.tree.map(of, nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    )

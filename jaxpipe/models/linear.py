@@ -38,7 +38,9 @@ class Normalize:
         x32 = x.astype(jnp.float32)
         if self.centered:
             x32 = x32 - x32.mean(axis=-1, keepdims=True)
+        # Of differences from the mean: the mean of squares less the squared mean would cancel most digits.
         variance = (x32 * x32).mean(axis=-1, keepdims=True)
+        # Scaled in float32 and rounded once, in the next line.
         y = x32 * jax.lax.rsqrt(variance + self.epsilon) * arrays["scale"]
         return (y + arrays["bias"] if "bias" in arrays else y).astype(x.dtype)
 
@@ -47,7 +49,8 @@ class LayerNorm(nnx.Module):
     """Mean 0 and variance 1 over `hidden`, then scaled and shifted; source: Ba et al. 2016."""
 
     def __init__(self, hidden: int, *, epsilon: float = 1e-5):
-        self.scale, self.bias = nnx.Param(jnp.ones(hidden)), nnx.Param(jnp.zeros(hidden))
+        self.scale = nnx.Param(jnp.ones(hidden))
+        self.bias = nnx.Param(jnp.zeros(hidden))
         self.apply = Normalize(epsilon, centered=True)
 
     def arrays(self) -> dict[str, jax.Array]:
@@ -84,6 +87,7 @@ class Linear(nnx.Module):
         kernel = deviation * jax.random.normal(rngs.params(), (num_inputs, num_outputs))
         self.kernel = nnx.Param(kernel, split=split)
         if bias:
+            # A bias of rows is added after the sum over `tensor`, so every device has it whole.
             self.bias = nnx.Param(jnp.zeros(num_outputs), split=0 if split == 1 else None)
 
     def arrays(self) -> dict[str, jax.Array]:
@@ -119,6 +123,7 @@ def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linea
         "batch local_seq out".
     """
     arrays = linear.arrays()
+    # The bias comes after the sum: before it, it would be added once for each device.
     return _add_bias(tensor.scatter_sum(_to_stream(activation, inputs, arrays["kernel"]), 1), arrays)
 
 

@@ -168,9 +168,12 @@ class LlamaConfig:
             heads=Heads(self.num_heads, self.num_kv_heads, head_size),
             bias=self.query_key_value_bias,
             output_bias=self.output_bias,
+            # With norms, the prepared queries and keys would be saved besides the raw ones; that attention prepares
+            # them again.
             attend=(attend_normed_of if self.query_key_norm else attend_of)(self.attention, self.recompute),
             causal=True,
             window=self.sliding_window,
+            # A function and not a module, since queries and keys each get a norm of their own.
             head_norm=partial(RMSNorm, head_size, epsilon=self.norm_epsilon) if self.query_key_norm else None,
             rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
             dropout_rate=0.0,
@@ -211,6 +214,7 @@ class LlamaConfig:
 
     def _to_stream(self, deviation: float) -> float:
         """Deviation of initial kernels back to the stream."""
+        # As GPT-2's: two additions to the stream in each layer.
         return deviation / (2 * self.num_layers) ** 0.5
 
     def _new_norm(self) -> RMSNorm:

@@ -94,6 +94,7 @@ class MixtureConfig(LlamaConfig):
         """Number of valid "targets" of a batch, int32; of all that routers sum, the number of tokens but padding."""
         of_layers = (*self.routing.losses, *self.routing.measures)
         is_token = batch.get("is_token")
+        # Of all positions, valid target or not: a router also chooses for tokens whose prediction does not count.
         num_tokens = math.prod(batch["targets"].shape) if is_token is None else jnp.sum(is_token, dtype=jnp.int32)
         return {"words": super().num_losses(batch)} | dict.fromkeys(of_layers, num_tokens)
 
@@ -115,7 +116,7 @@ class MixtureConfig(LlamaConfig):
 
 
 DISPATCH = ("dropless", "capacity")
-_NOT_OF_EXPERTS = ("feed_forward_bias",)
+_NOT_OF_EXPERTS = ("feed_forward_bias",)  # experts have no biases
 _FIELDS = {
     **{name: value for name, value in LLAMA.fields.items() if name not in _NOT_OF_EXPERTS},
     "num_experts": 8,  # experts of a layer, each as wide as feed_forward

@@ -68,6 +68,7 @@ def frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None = Non
 def _scaled(frequency: float, scaling: RotaryScaling) -> float:
     if scaling.kind == "linear":
         return frequency / scaling.factor
+    # How often the plane turns in the first training's longest sequence decides how much of its frequency stays.
     num_turns = scaling.original_max_position * frequency / (2 * math.pi)
     part_kept = (num_turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     part_kept = min(max(part_kept, 0.0), 1.0)
@@ -92,9 +93,12 @@ def rotate(x: jax.Array, positions: jax.Array | None = None, *, frequencies: tup
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 @partial(jax.jit, static_argnums=2)
 def _rotate(x: jax.Array, positions: jax.Array | None, frequencies: tuple[float, ...]) -> jax.Array:
+    # Float32, since bfloat16 has no integer between 256 and 258, and angles grow with the position.
     position = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
     angle = position[..., None, None] * jnp.array(frequencies, jnp.float32)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
+    # Halves and not neighbours are a plane, as Hugging Face's and Meta's converted weights have them.
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
@@ -102,6 +106,7 @@ def _rotate(x: jax.Array, positions: jax.Array | None, frequencies: tuple[float,
 # The transpose of a rotation is the rotation by the negative angle.
 _rotate.defvjp(
     lambda x, positions, frequencies: (_rotate(x, positions, frequencies), positions),
+    # None: positions are integers.
     lambda frequencies, positions, gradient: (
         _rotate(gradient, positions, tuple(-frequency for frequency in frequencies)),
         None,
@@ -131,6 +136,8 @@ def check_rotary_scaling(fields: Mapping[str, Any], seq_len: int) -> None:
         raise ConfigError(
             explain(
                 f"{values} with model.rope_scaling_factor=1.0",
+                # A factor of 1.0 leaves the other fields without effect, and such a field is an error and not
+                # ignored.
                 rule="rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect",
                 repair=f"set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out",
             )
@@ -143,7 +150,8 @@ def check_rotary_scaling(fields: Mapping[str, Any], seq_len: int) -> None:
                 repair=f"set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out",
             )
         )
-    low, high = fields["rope_low_frequency_factor"], fields["rope_high_frequency_factor"]
+    low = fields["rope_low_frequency_factor"]
+    high = fields["rope_high_frequency_factor"]
     if low >= high:
         raise ConfigError(
             explain(

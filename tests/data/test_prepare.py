@@ -18,8 +18,8 @@ from tokenizers import models
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.indexed import IndexedTokens
 from jaxpipe.data.prepare import prepare
-from jaxpipe.data.prepare.preparation import sample_texts, train_vocabulary
 from jaxpipe.data.prepare.reading import find_files, read_blocks
+from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.prepare import format_prepared, main
 
@@ -163,8 +163,8 @@ def test_output_that_could_not_be_named_is_refused(tmp_path):
 
 
 def test_a_large_text_is_sampled_from_its_beginning_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxpipe.data.prepare.preparation.SAMPLE_BYTES", 2000)
-    monkeypatch.setattr("jaxpipe.data.prepare.preparation.STRETCH_BYTES", 100)
+    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.STRETCH_BYTES", 100)
     from jaxpipe.data.prepare.reading import find_files
 
     lines = [json.dumps({"text": f"{line:04}"}) + "\n" for line in range(1000)]
@@ -237,8 +237,8 @@ def test_bytes_are_told_without_a_tokenizer_file(tmp_path):
 
 @pytest.mark.parametrize("form", ["text", "gzip"])
 def test_one_long_line_and_one_compressed_file_are_sampled_as_evenly(tmp_path, monkeypatch, form):
-    monkeypatch.setattr("jaxpipe.data.prepare.preparation.SAMPLE_BYTES", 2000)
-    monkeypatch.setattr("jaxpipe.data.prepare.preparation.STRETCH_BYTES", 100)
+    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.SAMPLE_BYTES", 2000)
+    monkeypatch.setattr("jaxpipe.data.prepare.vocabulary.STRETCH_BYTES", 100)
     monkeypatch.setattr("jaxpipe.data.prepare.reading.PART_BYTES", 500)
     monkeypatch.setattr("jaxpipe.data.prepare.reading._TAIL_BYTES", 50)
     if form == "text":

@@ -95,7 +95,7 @@ def test_documents_encoded_in_several_groups_are_the_same(tmp_path, monkeypatch)
     tokenizer = load_tokenizer(str(write_bpe(tmp_path)), is_masked=False)
     documents = [text.encode() for text in TEXT]
     whole = np.concatenate([*tokenizer.encode_documents(documents)])
-    monkeypatch.setattr("jaxpipe.data.tokenizer.GROUP_BYTES", 60)
+    monkeypatch.setattr("jaxpipe.data.huggingface_tokenizer.GROUP_BYTES", 60)
     np.testing.assert_array_equal(np.concatenate([*tokenizer.encode_documents(documents)]), whole)
     assert [*tokenizer.encode_documents([])] == []
 

@@ -25,7 +25,7 @@ def forget():
     def clear():
         for name in set(REGISTRY) - set(known):
             del REGISTRY[name]
-        python_file._FOUND.clear()
+        python_file._DEFINED.clear()
         python_file._module.cache_clear()
         pipeline._build.cache_clear()
         pipeline._read.cache_clear()

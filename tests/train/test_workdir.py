@@ -259,7 +259,7 @@ def run_of_code(tmp_path, monkeypatch):
         (tmp_path / "run" / run_folder.CONFIG).write_text(json.dumps(config))
 
     yield make
-    python_file._FOUND.clear()
+    python_file._DEFINED.clear()
     python_file._module.cache_clear()
 
 

@@ -38,7 +38,7 @@ _NOT_FOLLOWED = {
     "functions": "tools are under 'tools', as transformers takes them",
     "function_call": "calls are under 'tool_calls', as transformers takes them",
 }
-# What `apply_chat_template` of transformers takes itself.
+# Arguments of transformers' `apply_chat_template` itself.
 _RESERVED = ("messages", *_LISTS, "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 _MARK = "\ufdd2"  # no character, by Unicode: put into answers that are not learned
 
@@ -61,7 +61,7 @@ class MarkedText:
 
 
 @dataclass(frozen=True)
-class ChatForm:
+class ChatOptions:
     """How lines of conversations become documents.
 
     Attributes:
@@ -83,12 +83,12 @@ class ChatForm:
     ignored_keys: Sequence[str] = ()
 
 
-def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
+def marked_text(line: Any, options: ChatOptions, *, place: str) -> MarkedText:
     """Returns the text of a line, and its answers.
 
     Args:
         line: what the line's JSON is.
-        form: how it becomes a document.
+        options: how it becomes a document.
         place: file and line, for messages.
 
     Raises:
@@ -96,22 +96,24 @@ def marked_text(line: Any, form: ChatForm, *, place: str) -> MarkedText:
     """
     if not isinstance(line, dict):
         raise _wrong(place, "is no conversation", f"found {type(line).__name__}")
-    document = _without(line, form.ignored_keys)
+    document = _without(line, options.ignored_keys)
     if "messages" in document:
-        return _rendered(document, form, place)
+        return _rendered(document, options, place)
     answers = [key for key in ANSWERS if key in document]
     if "prompt" not in document or len(answers) != 1:
         keys = f"the keys {', '.join(line)}; the answer is under one of {', '.join(ANSWERS)}"
         raise _wrong(place, "is no conversation", f"found {keys}")
     _check_keys(document, ("prompt", answers[0]), place, "a prompt")
-    prompt, answer = document["prompt"], document[answers[0]]
+    prompt = document["prompt"]
+    answer = document[answers[0]]
     for key, text in (("prompt", prompt), (answers[0], answer)):
         if not isinstance(text, str):
             raise _wrong(place, f"has no text under {key!r}", f"found {type(text).__name__}")
     if not answer:
         raise _wrong(place, "has an empty answer", f"{answers[0]!r} is ''")
-    as_text = () if form.reads_markup else form.special
+    as_text = () if options.reads_markup else options.special
     markup = next((name for name in as_text if name in prompt + answer), "")
+    # The span is the whole answer, which ends the text.
     return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),), is_rendered=False, markup=markup)
 
 
@@ -135,22 +137,22 @@ def _check_keys(value: Mapping[str, Any], known: Iterable[str], place: str, of: 
             )
 
 
-def _rendered(document: dict[str, Any], form: ChatForm, place: str) -> MarkedText:
+def _rendered(document: dict[str, Any], options: ChatOptions, place: str) -> MarkedText:
     """The text that the template writes, and the answers in it."""
-    template = form.templates.get(TOOL_USE if "tools" in document and TOOL_USE in form.templates else DEFAULT)
+    template = options.templates.get(TOOL_USE if "tools" in document and TOOL_USE in options.templates else DEFAULT)
     if template is None:
         raise DataError(
             explain(
                 f"{place} has messages, and the tokenizer no chat template",
                 rule="chat-template: messages become text by the template of the tokenizer",
-                picture=f"--tokenizer={form.tokenizer}: no chat_template.jinja and no chat_template in"
+                picture=f"--tokenizer={options.tokenizer}: no chat_template.jinja and no chat_template in"
                 " tokenizer_config.json beside it",
                 repair=f"put one of them beside its {FILE}, or write lines of prompt and answer",
             )
         )
     variables = _checked_variables(document, template, place)
-    messages = _checked_messages(document["messages"], template, form, place)
-    _check_texts(variables, () if form.reads_markup else form.special, f"{place} ")
+    messages = _checked_messages(document["messages"], template, options, place)
+    _check_texts(variables, () if options.reads_markup else options.special, f"{place} ")
     messages = [_with_reasoning(message) for message in messages]
     learned = [i for i, message in enumerate(messages) if _is_learned(message, i + 1, place)]
     if not learned:
@@ -174,11 +176,11 @@ def _rendered(document: dict[str, Any], form: ChatForm, place: str) -> MarkedTex
 
 
 def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, place: str) -> dict[str, Any]:
-    """What the template reads beside the messages."""
+    """The variables that the template reads beside the messages."""
     _check_keys(document, _OF_MESSAGES, place, "messages")
     variables = {key: document[key] for key in _LISTS if key in document}
     for key, value in variables.items():
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise _wrong(place, f"has no list of objects under {key!r}", f"found {type(value).__name__}")
     more = document.get(_VARIABLES, {})
     if not isinstance(more, dict) or not more.keys().isdisjoint(_RESERVED):
@@ -190,7 +192,7 @@ def _checked_variables(document: Mapping[str, Any], template: ChatTemplate, plac
     return variables
 
 
-def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, place: str) -> list[dict[str, Any]]:
+def _checked_messages(messages: Any, template: ChatTemplate, options: ChatOptions, place: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise _wrong(place, "has no messages", f"found {type(messages).__name__}")
     names = set(template.names)
@@ -202,23 +204,25 @@ def _checked_messages(messages: Any, template: ChatTemplate, form: ChatForm, pla
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:
             raise _wrong(where, "has an unknown role", f"found {role!r}; roles: {', '.join(ROLES)}")
-        message = _without(message, form.ignored_keys)
-        # What a key of an answer says would be left out where the template does not read it.
+        message = _without(message, options.ignored_keys)
+        # A key of an answer would be left out without a word where the template does not read it.
         read = [key for key in _CONTENT if key in names or not message.get(key)]
         others = [key for key in message if key in names and key not in _CONTENT + _OF_MESSAGE]
         _check_keys(message, (*_OF_MESSAGE, *read, *others), where, f"a message ({template.path})")
-        content, says_more = message.get("content"), any(message.get(key) for key in _CONTENT)
+        content = message.get("content")
+        says_more = any(message.get(key) for key in _CONTENT)
         if not isinstance(content, str) and not (content is None and says_more):
             raise _wrong(where, "has no text", f"'content' is of type {type(content).__name__}")
         if role == "assistant" and not (content or says_more):
             raise _wrong(where, "is an empty answer", "'content' is ''")
-        _check_texts(message, () if form.reads_markup else form.special, f"{where} ")
+        _check_texts(message, () if options.reads_markup else options.special, f"{where} ")
         checked.append(message)
     return checked
 
 
 def _check_texts(value: Any, special: Sequence[str], where: str) -> None:
     """Raises DataError if the name of a special token, or a mark, stands anywhere in `value`."""
+    # A character between texts, so that no name is put together from two of them.
     text = "\0".join(_texts(value))
     for name in (*special, BEGIN, END, _MARK):
         if name in text:
@@ -247,6 +251,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """The message as transformers gives it to templates, of which each knows one name of its reasoning."""
     said = [message[key] for key in _REASONING if key in message]
+    # The message's own `thinking` wins over what other names say, as in transformers.
     return {"thinking": said[0], **message, "reasoning_content": said[0]} if said else message
 
 
@@ -254,6 +259,7 @@ def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
     """Whether a message is an answer that is learned."""
     said = {key: message[key] for key in _LEARNED if key in message}
     is_answer = message["role"] == "assistant"
+    # True and False equal 1 and 0. A message that is no answer may only say that it is not learned.
     wrong = [key for key, value in said.items() if value not in ((0, 1) if is_answer else (0,))]
     if wrong or len(set(map(bool, said.values()))) > 1:
         raise _wrong(
@@ -290,6 +296,7 @@ def _without_unlearned(
     text, shown_spans = template.render(shown, variables)
     parts = [text[slice(*span)] for span in shown_spans if span]
     of_spans = [set(map(int, re.findall(f"{_MARK}([0-9]+){_MARK}", part))) for part in parts]
+    # Every marked part must be of learned answers alone or of others alone, and say so by a number.
     are_told = all(len(numbers) > 0 and (numbers <= others or not numbers & others) for numbers in of_spans)
     if len(of_spans) != len(spans) or not are_told or not others <= set().union(*of_spans):
         raise _wrong(

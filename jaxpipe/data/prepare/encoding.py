@@ -1,27 +1,23 @@
 """Encodes parts of files: their documents as tokens, and what was replaced or left out.
 
-JSON lines are parsed, and invalid UTF-8 is replaced by U+FFFD and counted. The tokens are those of the tokenizer's own
-`encode_batch`, which uses all cores.
+The tokens are those of the tokenizer's own `encode_batch`, which uses all cores. Left to others: the text of a part
+(`texts`), and of a conversation (`chat`).
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from jaxpipe.data.prepare.chat import ChatForm, MarkedText, marked_text
+from jaxpipe.data.prepare.chat import ChatOptions, MarkedText, marked_text
 from jaxpipe.data.prepare.reading import FilePart
+from jaxpipe.data.prepare.texts import json_lines, replace_surrogates, texts_of
 from jaxpipe.data.protocols import Tokenizer
 from jaxpipe.data.tokenizer import ByteTokenizer, with_beginning
 from jaxpipe.errors import DataError, explain
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class EncodedBlock:
     markup: Tally = Tally(0)
 
 
-def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm) -> EncodedBlock:
+def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOptions) -> EncodedBlock:
     """Returns the tokens of the conversations of `parts`, in which answers alone are learned.
 
     A prompt with its answer ends with a separator, which is learned; messages end as their template ends them.
@@ -77,17 +73,19 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
     Raises:
         DataError: a line is no conversation, or is longer than a row; `chat.marked_text` has the others.
     """
-    lines = [line for part in parts for line in _json_lines(part, has_twins=False)]
-    found = [marked_text(line.value, form, place=line.place) for line in lines]
+    lines = [line for part in parts for line in json_lines(part, has_twins=False)]
+    marked = [marked_text(line.value, options, place=line.place) for line in lines]
     # One letter for another: the spans stay where they are.
-    texts = [replace(text, text=_replace_surrogates(text.text)[0]) for text in found]
+    texts = [replace(text, text=replace_surrogates(text.text)[0]) for text in marked]
     rendered = iter(_rendered([text for text in texts if text.is_rendered], tokenizer))
     answered = [(text, line.place) for text, line in zip(texts, lines, strict=True) if not text.is_rendered]
-    following = iter(_answered(answered, tokenizer, form))
+    following = iter(_answered(answered, tokenizer, options))
+    # An empty first document gives the dtype, and something to concatenate where there is no line.
     documents: list[tuple[np.ndarray, np.ndarray]] = [(tokenizer.encode(""), np.zeros(0, np.uint8))]
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = next(rendered if text.is_rendered else following)
-        _check_length(len(tokens) - 1, form.seq_len, line.place)
+        # - 1: nothing predicts the first token.
+        _check_length(len(tokens) - 1, options.seq_len, line.place)
         if not learned[1:].any():
             raise DataError(
                 explain(
@@ -100,16 +98,16 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, form: ChatForm)
             )
         documents.append((tokens, learned))
     tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
-    dropped = (_dropped(tokenizer, [text.text], text.is_rendered or form.reads_markup) for text in texts)
+    dropped = (_dropped(tokenizer, [text.text], text.is_rendered or options.reads_markup) for text in texts)
     is_text = [(line, text.markup) for line, text in zip(lines, texts, strict=True) if text.markup]
     return EncodedBlock(
         tokens,
-        np.array([len(one) for one, _ in documents[1:]], np.int64),
+        np.array([len(ids) for ids, _ in documents[1:]], np.int64),
         is_open=False,
         num_text_bytes=sum(len(text.text.encode()) for text in texts),
         replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
         empty=Tally(0),
-        unknown=_unknown(tokenizer, [one for one, _ in documents[1:]], [line.place for line in lines]),
+        unknown=_unknown(tokenizer, [ids for ids, _ in documents[1:]], [line.place for line in lines]),
         dropped=sum(dropped, Counter()),
         learned=learned,
         markup=sum((Tally(1, f"{name!r} in {line.place}") for line, name in is_text), Tally(0)),
@@ -125,6 +123,7 @@ def _rendered(texts: Sequence[MarkedText], tokenizer: Tokenizer) -> Iterator[tup
     for text, (tokens, first, stop) in zip(texts, encoded, strict=True):
         learned = np.zeros(len(tokens), np.uint8)
         for begin, end in text.spans:
+            # Spans and tokens are half open, so these overlap.
             learned |= (begin < stop) & (first < end)
         yield tokens, learned
 
@@ -134,21 +133,21 @@ _BEFORE = (":", "a", "0", ")", "\n", " ")
 
 
 def _answered(
-    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, form: ChatForm
+    texts: Sequence[tuple[MarkedText, str]], tokenizer: Tokenizer, options: ChatOptions
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Tokens of prompts, each with its answer and a separator, as if the model went on from the prompt.
 
     A prompt has the tokens that `jaxpipe.sample` gives the model, with no second beginning if it writes one itself. An
     answer has those that it has behind its prompt: many tokenizers put a space before a text, not before its rest.
-    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. It ends with the
-    separator, unless it writes a token itself at which a generated text ends.
+    Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. An answer ends
+    with the separator, unless it writes a token itself at which a generated text ends.
 
     Args:
         texts: prompts with their answers, and file and line of each.
         tokenizer: encodes them.
-        form: whether names of special tokens are these tokens, and which of them end a text.
+        options: whether names of special tokens are these tokens, and which of them end a text.
     """
-    reads_markup = form.reads_markup
+    reads_markup = options.reads_markup
     pairs = [(text.text[: text.spans[0][0]], text.text[text.spans[0][0] :]) for text, _ in texts]
     prompts = [tokens for tokens, _, _ in tokenizer.encode_places([prompt for prompt, _ in pairs], reads_markup)]
     answers = _following(pairs, prompts, tokenizer, reads_markup)
@@ -163,7 +162,7 @@ def _answered(
                 )
             )
         before = with_beginning(prompt.tolist(), tokenizer, reads_special=reads_markup)
-        is_ended = answer[-1] in form.ends
+        is_ended = answer[-1] in options.ends
         tokens = np.array([*before, *answer.tolist(), *([] if is_ended else [tokenizer.separator])], prompt.dtype)
         yield tokens, (np.arange(len(tokens)) >= len(before)).astype(np.uint8)
 
@@ -173,7 +172,9 @@ def _following(
 ) -> list[np.ndarray | None]:
     """The tokens of the answers of `pairs` behind their prompts, whose tokens are given; None: they cannot be told."""
     answers: list[np.ndarray | None] = [None] * len(pairs)
-    befores, of_befores = [prompt for prompt, _ in pairs], prompts
+    befores = [prompt for prompt, _ in pairs]
+    of_befores = prompts
+    # The prompt itself first, since a letter in its place may change the answer's tokens.
     for letter in (None, *_BEFORE):
         left = [i for i, answer in enumerate(answers) if answer is None]
         if not left:
@@ -182,7 +183,8 @@ def _following(
             if tokenizer.lacking([letter]):
                 continue
             ((of_letter, _, _),) = tokenizer.encode_places([letter], reads_markup)
-            befores, of_befores = [letter] * len(pairs), [of_letter] * len(pairs)
+            befores = [letter] * len(pairs)
+            of_befores = [of_letter] * len(pairs)
         both = tokenizer.encode_places([befores[i] + pairs[i][1] for i in left], reads_markup)
         for i, (tokens, _, stop) in zip(left, both, strict=True):
             num = len(of_befores[i])
@@ -222,8 +224,10 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
     rows = tokenizer.encode_batch([text.text for text in full])
     lengths = np.array([len(row) for row in rows], np.int64)
     is_end = np.array([text.is_end for text in full], bool)
+    # No text: its tokens are none and give the dtype.
     tokens = np.concatenate([tokenizer.encode(""), *rows])
     return EncodedBlock(
+        # A document that goes on in the next block gets its separator there.
         np.insert(tokens, np.cumsum(lengths)[is_end], tokenizer.separator),
         _document_lengths(lengths + is_end, is_end),
         is_open=bool(full) and not full[-1].is_end,
@@ -257,132 +261,10 @@ def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:
     """
     if not len(lengths):
         return lengths
+    # A part begins a document if the part before it ended one.
     firsts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
     return np.add.reduceat(lengths, firsts)
 
 
 def _as_bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
-
-
-@dataclass(frozen=True)
-class Text:
-    """A document, or a part of one.
-
-    Attributes:
-        text: characters, or the unchanged bytes of a text file if tokens are bytes.
-        is_end: whether the document ends with it.
-        num_replaced: places of invalid UTF-8, which were replaced by U+FFFD.
-        place: the file, and the line if it is one of JSON lines.
-    """
-
-    text: str | bytes
-    is_end: bool
-    num_replaced: int
-    place: str
-
-
-def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
-    """Yields the texts of `part`.
-
-    Args:
-        part: the part of a file.
-        key: key of the text in a line's JSON object.
-        keep_bytes: whether the bytes of a text file stay as they are.
-
-    Raises:
-        DataError: a line is not a JSON object with a text under `key`.
-    """
-    if part.file.is_jsonl:
-        for line in _json_lines(part):
-            yield _text_under(key, line)
-    elif keep_bytes:
-        yield Text(part.data, part.is_end, 0, str(part.file.path))
-    else:
-        text, num_replaced = _decode(part.data)
-        yield Text(text, part.is_end, num_replaced, str(part.file.path))
-
-
-_JSONL = "jsonl: every line is a JSON object with the text of a document"
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A line of JSON: its value, its text, the file and line, and how often invalid UTF-8 was replaced."""
-
-    value: Any
-    text: str
-    place: str
-    num_replaced: int
-
-
-def _json_lines(part: FilePart, *, has_twins: bool = True) -> Iterator[_Line]:
-    """Yields the lines that are not empty; unless it `has_twins`, a key twice in an object is an error."""
-    for line, data in enumerate(part.data.split(b"\n"), part.line):
-        if data.strip():
-            data = data.removeprefix(_BYTE_ORDER_MARK) if line == 1 else data
-            yield _parse_line(data, f"{part.file.path}:{line}", None if has_twins else _without_twins)
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, each key of which is there once: of two, JSON's own parser takes the last in silence."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
-    return made
-
-
-def _parse_line(data: bytes, place: str, make: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> _Line:
-    text, num_replaced = _decode(data)
-    try:
-        return _Line(json.loads(text, object_pairs_hook=make), text, place, num_replaced)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            explain(
-                f"{place} is not JSON",
-                rule=_JSONL,
-                picture=f"{error}: {_shorten(text)}",
-                repair="correct or remove the line; --format=text takes a file that is plain text",
-            )
-        ) from error
-
-
-def _text_under(key: str, line: _Line) -> Text:
-    document = line.value
-    value = document.get(key) if isinstance(document, dict) else None
-    if not isinstance(value, str):
-        keys = f"; its keys: {', '.join(document)}" if isinstance(document, dict) else ""
-        raise DataError(
-            explain(
-                f"{line.place} has no text under {key!r}",
-                rule=_JSONL,
-                picture=f"found {_shorten(line.text)}{keys}",
-                repair="name the key of the text with --jsonl_key, or --format=chat for chats, or correct the line",
-            )
-        )
-    text, num_surrogates = _replace_surrogates(value)
-    return Text(text, True, line.num_replaced + num_surrogates, line.place)
-
-
-def _decode(data: bytes) -> tuple[str, int]:
-    """Returns the text of `data`, and the number of places where invalid UTF-8 was replaced."""
-    try:
-        return data.decode(), 0
-    except UnicodeDecodeError:
-        text = data.decode(errors="replace")
-        return text, text.count(REPLACEMENT) - data.count(REPLACEMENT.encode())
-
-
-def _replace_surrogates(text: str) -> tuple[str, int]:
-    r"""Returns `text` with U+FFFD for lone surrogates, and their number: JSON can spell "\ud800", UTF-8 cannot."""
-    try:
-        text.encode()
-        return text, 0
-    except UnicodeEncodeError:
-        replaced = "".join(REPLACEMENT if "\ud800" <= letter <= "\udfff" else letter for letter in text)
-        return replaced, replaced.count(REPLACEMENT) - text.count(REPLACEMENT)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -13,7 +13,8 @@ from jaxpipe.data.protocols import Tokenizer
 from jaxpipe.data.special_tokens import DEFAULT
 from jaxpipe.errors import ConfigError
 
-_QUESTION, _ANSWER = "question", "answer"
+_QUESTION = "question"
+_ANSWER = "answer"
 
 
 def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) -> tuple[int, ...]:
@@ -34,6 +35,7 @@ def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) ->
         text, _ = templates[DEFAULT].render(messages, {})
     except (RefusedError, ConfigError):  # texts that are no chats do not need it
         return tokenizer.ends
+    # After the last one: a template may have the word itself.
     after = text.rpartition(_ANSWER)[2]
     # By its name, since the vocabulary may lack what else the template writes. Of two names the longer one is read.
     names = zip(tokenizer.special_names, tokenizer.special_tokens, strict=True)

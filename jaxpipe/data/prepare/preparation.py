@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, dropwhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
-from jaxpipe.data.prepare.chat import CHAT, ChatForm
-from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat, texts_of
+from jaxpipe.data.prepare.chat import CHAT, ChatOptions
+from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat
 from jaxpipe.data.prepare.endings import ends_of_text
-from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, place_to_cut, read_blocks, read_file
+from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks
 from jaxpipe.data.prepare.templates import read_templates
+from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary, vocab_size_of
 from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
 from jaxpipe.data.tokenizer import BYTE, file_of, load_tokenizer
 from jaxpipe.errors import ConfigError, DataError, explain
@@ -131,6 +128,7 @@ def prepare(
             texts = sample_texts(files, key=jsonl_key)
             library = train_vocabulary(texts, vocab_size=vocab_size, is_masked=is_masked)
             library.save(str(Path(folder) / FILE))
+            # From here on like a tokenizer that was there before.
             tokenizer = folder
         trained = time.perf_counter()
         loaded = load_tokenizer(tokenizer, is_masked=is_masked, drops=drop_characters)
@@ -141,17 +139,21 @@ def prepare(
             # So that PREFIX.tokenizer.json says as much as the folder that it comes from.
             about = json.dumps(loaded.about | {END_ID: ends}, indent=2, ensure_ascii=False) + "\n"
             written[f".{TOKENIZER_CONFIG}"] = about.encode()
-        num_text_bytes, replaced, empty, markup = 0, Tally(0), Tally(0), Tally(0)
-        unknown, dropped = Tally(0), Counter[str]()
-        form = None
+        num_text_bytes = 0
+        replaced = Tally(0)
+        empty = Tally(0)
+        markup = Tally(0)
+        unknown = Tally(0)
+        dropped = Counter[str]()
+        options = None
         if file_format == CHAT and seq_len:
-            form = ChatForm(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
+            options = ChatOptions(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
         with (
-            write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=form is not None) as writer,
+            write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=options is not None) as writer,
             _progress(files) as shown,
         ):
             for parts in shown(read_blocks(files)):
-                block = encode_chat(parts, loaded, form) if form else encode_block(parts, loaded, key=jsonl_key)
+                block = encode_chat(parts, loaded, options) if options else encode_block(parts, loaded, key=jsonl_key)
                 writer.add(block.tokens, block.lengths, is_open=block.is_open, learned=block.learned)
                 num_text_bytes += block.num_text_bytes
                 replaced += block.replaced
@@ -164,7 +166,8 @@ def prepare(
         for path in (tokenizer_path(output), _config_path(output)):
             if path.name.removeprefix(local_path(output).name) not in written:
                 path.unlink(missing_ok=True)  # of an older preparation
-        if not form:
+        # An older preparation's loss would leave out tokens of this one.
+        if not options:
             tokens_path(f"{output}{LOSS}").unlink(missing_ok=True)
             index_path(f"{output}{LOSS}").unlink(missing_ok=True)
     return Prepared(
@@ -188,7 +191,7 @@ def prepare(
         missing=loaded.missing,
         has_about=bool(loaded.about),
         num_learned=writer.num_learned,
-        seq_len=form.seq_len if form else None,
+        seq_len=options.seq_len if options else None,
     )
 
 
@@ -275,153 +278,3 @@ def _no_text(files: Sequence[InputFile]) -> DataError:
             repair="name other files with --input",
         )
     )
-
-
-# The vocabulary: byte pairs, trained on a sample of the text
-
-
-BPE = "bpe:"
-CAUSAL_TOKENS = ("<|endoftext|>",)
-MASKED_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-MOST_TOKENS = 10_000_000
-SAMPLE_BYTES = 2**26
-STRETCH_BYTES = 2**20
-
-
-def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
-    """Returns the size of the vocabulary to train if `tokenizer` is bpe:VOCAB, None if it names a tokenizer.
-
-    Raises:
-        ConfigError: VOCAB is not a number, or is too small for the bytes and the special tokens.
-    """
-    if not tokenizer.startswith(BPE):
-        return None
-    smallest = len(pre_tokenizers.ByteLevel.alphabet()) + len(_special(is_masked)) + 1
-    number = tokenizer.removeprefix(BPE)
-    is_number = number.isascii() and number.isdigit() and len(number) < 10
-    if not (is_number and smallest <= int(number) <= MOST_TOKENS):
-        raise ConfigError(
-            explain(
-                f"--tokenizer={tokenizer} does not name the size of a vocabulary",
-                rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens, at most"
-                f" {MOST_TOKENS}",
-                picture=f"special tokens: {', '.join(_special(is_masked))}",
-                repair=f"set --tokenizer={BPE}32000, or a size of at least {smallest}",
-            )
-        )
-    return int(number)
-
-
-def train_vocabulary(texts: Iterable[str], *, vocab_size: int, is_masked: bool) -> tokenizers.Tokenizer:
-    """Returns a byte-level BPE like that of GPT-2: it encodes every text, and decodes it to the same text.
-
-    Args:
-        texts: the sample in which pairs are counted.
-        vocab_size: number of tokens, including bytes and special tokens; fewer if the texts have no more pairs.
-        is_masked: whether it has BERT's special tokens, or GPT-2's single one.
-
-    Source: Sennrich et al. 2016 (arXiv 1508.07909); over bytes: Radford et al. 2019, section 2.2.
-
-    Example:
-        >>> library = train_vocabulary(["to be or not to be"] * 9, vocab_size=260, is_masked=False)
-        >>> library.encode("to be").tokens
-        ['to', 'Ġbe']
-    """
-    library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(_special(is_masked)),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    library.train_from_iterator(texts, trainer)
-    return library
-
-
-def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
-    """Yields all texts of `files` if these have at most `SAMPLE_BYTES`; else stretches evenly spread over them.
-
-    A compressed file is read once, up to its last stretch. The sample skips damaged lines after its first stretch:
-    the preparation of the whole text reports them.
-
-    Args:
-        files: the files, in order.
-        key: key of the text in a line's JSON object.
-
-    Raises:
-        DataError: a line of the first stretch contains no document, or a file cannot be read.
-    """
-    num_bytes = sum(file.num_bytes for file in files)
-    if num_bytes <= SAMPLE_BYTES:
-        for file in files:
-            for part in read_file(file):
-                yield from _texts(part, key)
-        return
-    num_stretches = max(1, SAMPLE_BYTES // STRETCH_BYTES)
-    opened: dict[int, Iterator[tuple[int, FilePart]]] = {}
-    for stretch in range(num_stretches):
-        for part in _stretch(files, num_bytes * stretch // num_stretches, opened):
-            try:
-                yield from _texts(part, key)
-            except DataError:
-                if stretch == 0:
-                    raise
-
-
-def _special(is_masked: bool) -> tuple[str, ...]:
-    return MASKED_TOKENS if is_masked else CAUSAL_TOKENS
-
-
-def _texts(part: FilePart, key: str) -> Iterator[str]:
-    return (str(text.text) for text in texts_of(part, key=key, keep_bytes=False) if text.text)
-
-
-def _stretch(
-    files: Sequence[InputFile], position: int, opened: dict[int, Iterator[tuple[int, FilePart]]]
-) -> Iterator[FilePart]:
-    """Yields about `STRETCH_BYTES` from byte `position` on, counted over all files, across ends of files.
-
-    Args:
-        files: the files, in order.
-        position: not before that of the stretch before.
-        opened: by the number of a compressed file, what stretches have not read of it, with its places; new ones are
-            added.
-    """
-    starts = [0, *accumulate(file.num_bytes for file in files)]
-    index = min(bisect_right(starts, position) - 1, len(files) - 1)
-    whole = left = STRETCH_BYTES
-    for number, file in enumerate(files[index:], index):
-        start = position - starts[index] if number == index else 0
-        if file.is_compressed:
-            parts = _from_place(opened.setdefault(number, _with_places(file)), start)
-        else:
-            parts = read_file(file, start=start)
-        for part in parts:
-            cut = len(part.data) if len(part.data) <= left else _end_within(part.data, left, is_jsonl=file.is_jsonl)
-            yield FilePart(file, part.data[:cut], part.line, part.is_end, 0)
-            left -= len(part.data)
-            if left <= 0:
-                return
-        if file.is_compressed and left == whole:
-            return  # it has been read to its end by earlier stretches
-
-
-def _with_places(file: InputFile) -> Iterator[tuple[int, FilePart]]:
-    """The parts of a file, each with the byte of the file at which it begins, about."""
-    place = 0
-    for part in read_file(file):
-        yield place, part
-        place += part.num_read_bytes
-
-
-def _from_place(parts: Iterator[tuple[int, FilePart]], start: int) -> Iterator[FilePart]:
-    return (part for _, part in dropwhile(lambda found: found[0] < start, parts))
-
-
-def _end_within(data: bytes, left: int, *, is_jsonl: bool) -> int:
-    """Where to cut `data` after at most `left` bytes: after a line, else in a text; a JSON line is always whole."""
-    end = data.rfind(b"\n", 0, left) + 1
-    return end or (data.find(b"\n") + 1 or len(data) if is_jsonl else place_to_cut(data[:left]))

@@ -26,9 +26,11 @@ COMPRESSED = ".gz"
 JSON_LINES = (".jsonl", ".json")
 FORMATS = ("auto", "text", "jsonl", CHAT)
 
-PART_BYTES, MOST_LINE_BYTES = 2**22, 2**28
+PART_BYTES = 2**22
+MOST_LINE_BYTES = 2**28
 BLOCK_BYTES = 2**24  # encoded at a time: some parts for every core, and their tokens fit into memory
 _TAIL_BYTES = 2**16
+# Ends of words, the best first: before a line's end, before a space, and behind letters that are not ASCII.
 _CUTS = (re.compile(rb"[!-~](?=[\r\n])"), re.compile(rb"[!-~](?=[ \t])"), re.compile(rb"[\x80-\xff](?=[ \t\r\n])"))
 
 
@@ -85,14 +87,16 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
 
 def read_blocks(files: Sequence[InputFile]) -> Iterator[list[FilePart]]:
     """Yields the parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
-    block, num_bytes = [], 0
+    block = []
+    num_bytes = 0
     for file in files:
         for part in read_file(file):
             block.append(part)
             num_bytes += len(part.data)
             if num_bytes >= BLOCK_BYTES:
                 yield block
-                block, num_bytes = [], 0
+                block = []
+                num_bytes = 0
     if block:
         yield block
 
@@ -111,9 +115,11 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
     try:
         with file.path.open("rb") as raw:
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if file.is_compressed else raw
+            # The line in which `start` falls is another stretch's.
             if start:
                 stream.seek(start)
                 stream.readline(-1 if file.is_jsonl else _TAIL_BYTES)
+            # Bytes of the file and not of the stream, which for a compressed file counts what is decompressed.
             position = raw.tell()
             parts = _read_lines(stream) if file.is_jsonl else _read_text(stream)
             for data, line, is_end in parts:
@@ -132,8 +138,8 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
 
 def _matching(pattern: str) -> list[Path]:
     path = local_path(pattern)
-    found = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
-    files = [one for one in found if one.is_file()]
+    paths = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+    files = [file for file in paths if file.is_file()]
     if not files:
         name = f"--input='{pattern.rstrip('/')}/**'" if path.is_dir() else "files that exist"
         raise ConfigError(
@@ -159,6 +165,7 @@ def _read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
     line = 1
     begun: list[bytes] = []  # pieces of a line that has not ended
     while data := stream.read(PART_BYTES):
+        # + 1: the end of the line is a part of it; 0 if no line ends.
         cut = data.rfind(b"\n") + 1
         if not cut:
             begun.append(data)
@@ -169,6 +176,7 @@ def _read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
         begun = [data[cut:]]
         yield whole, line, True
         line += whole.count(b"\n")
+    # A file without lines gives one empty part, so that it is counted.
     if line == 1 or any(begun):
         yield b"".join(begun), line, True
 
@@ -185,6 +193,7 @@ def _read_text(stream: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
 
 def place_to_cut(data: bytes) -> int:
     """Returns where to cut `data`, which continues: after its first byte."""
+    # At least one byte, so that every cut goes on.
     tail = max(1, len(data) - _TAIL_BYTES)
     for pattern in _CUTS:
         ends = [match.end() for match in pattern.finditer(data, tail)]
@@ -192,6 +201,7 @@ def place_to_cut(data: bytes) -> int:
             return ends[-1]
     # The last character may be incomplete, so the cut is before it.
     end = len(data) - 1
+    # A character of UTF-8 has at most three bytes that continue it.
     while end > len(data) - 4 and data[end] & 0xC0 == 0x80:
         end -= 1
     return end

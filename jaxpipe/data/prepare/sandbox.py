@@ -2,8 +2,8 @@
 
 Goes in, a JSON object a line: first {"source": TEMPLATE, "seconds": SECONDS}, then conversations, as `Renderer.answer`
 takes them. Comes out, a line for each: what was asked for, or {"error": [TYPE, MESSAGE, LINE]}. The kernel ends a
-process that computes for longer; more than MEMORY_BYTES are a MemoryError. It imports nothing of jaxpipe, so it starts
-at once.
+process that computes for longer; more than MEMORY_BYTES are a MemoryError. The script imports nothing of jaxpipe, so it
+starts at once.
 
 Source: what a template sees is what `render_jinja_template` of transformers 5.24 gives it.
 """
@@ -26,7 +26,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 SECONDS = 10  # of computing, for one rendering
 MEMORY_BYTES = 2**30  # of the process
 MOST_CHARACTERS = 2**22  # of a text, of which the tokenizer makes much more
-BEGIN, END = "\ufdd0", "\ufdd1"  # no characters, by Unicode: they mark {% generation %} until the text is rendered
+# No characters, by Unicode: they mark {% generation %} until the text is rendered.
+BEGIN = "\ufdd0"
+END = "\ufdd1"
 _GENERATION = "generation"
 
 
@@ -44,7 +46,7 @@ class _Generation(Extension):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What a template sees but for its variables."""
+    """The environment of a template: filters and functions, without its variables."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -67,9 +69,12 @@ class Renderer:
 
     def __init__(self, source: str, seconds: float):
         """Compiles `source`, raises what Jinja does; a rendering may compute for so many `seconds`."""
+        # This timer counts what the process computes: a machine that is busy otherwise makes no template slow.
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        self._environment, self._seconds = environment(), seconds
-        self._source, self._template = source, self._environment.from_string(source)
+        self._environment = environment()
+        self._seconds = seconds
+        self._source = source
+        self._template = self._environment.from_string(source)
 
     def outline(self) -> dict[str, Any]:
         """The variables that the template reads, all names and texts in it, and whether it marks its answers."""
@@ -93,7 +98,8 @@ class Renderer:
         Returns:
             "text"; and "spans", for each answer its [first, end] in characters, null where they cannot be told.
         """
-        messages, self._variables = request["messages"], request["variables"]
+        messages = request["messages"]
+        self._variables = request["variables"]
         text = self._render(messages, is_asked=request["is_asked"])
         return {"text": text, "spans": [self._span(messages, i, text) for i in request["answers"]]}
 
@@ -106,11 +112,12 @@ class Renderer:
         return len(before), len(end)
 
     def _before_first(self, message: dict[str, Any], text: str) -> str | None:
-        """What of `text` comes before the answer that begins a conversation; None if that cannot be told.
+        """The part of `text` before the answer that begins a conversation; None if that cannot be told.
 
         An answer begins after what asks for one, or with its content where nothing does.
         """
-        asked, content = self._render([message], is_asked=True), str(message.get("content") or "").strip()
+        asked = self._render([message], is_asked=True)
+        content = str(message.get("content") or "").strip()
         question = asked.removeprefix(text) if asked.startswith(text) else ""
         begin = text.find(content or question)
         if content and question and begin >= 0:
@@ -118,8 +125,10 @@ class Renderer:
         return text[: begin + len(question)] if begin >= 0 and (content or question) else None
 
     def _render(self, messages: list[Any], *, is_asked: bool = False) -> str:
+        # Set anew, so that each rendering has the whole time.
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
         text = self._template.render(messages=messages, add_generation_prompt=is_asked, **self._variables)
+        # The same error as for memory, since a tokenizer would need much more than the text.
         if len(text) > MOST_CHARACTERS:
             raise MemoryError
         return text
@@ -128,6 +137,7 @@ class Renderer:
 def _limit() -> None:
     """Bounds memory; lets the signal of the timer end this process, also inside of one long operation."""
     for kind, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+        # A process may not raise its hard limit.
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with suppress(ValueError, OSError):  # macOS does not bound the address space

@@ -45,6 +45,7 @@ class Sandbox:
             stderr=subprocess.DEVNULL,
             env=known,
         )
+        # `finalize` and not `__del__`: the process ends also when this one ends first.
         self._end = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +54,8 @@ class Sandbox:
         Raises:
             RefusedError: the template is wrong, refuses the messages, or takes too long or too much memory.
         """
-        pipe, answers = self._process.stdin, self._process.stdout
+        pipe = self._process.stdin
+        answers = self._process.stdout
         assert pipe is not None
         assert answers is not None
         try:
@@ -67,6 +69,7 @@ class Sandbox:
         except BrokenPipeError:
             line = b""
         if not line:
+            # The signal by which the kernel ended it says why.
             status = self._process.wait()
             raise RefusedError(
                 f"it computes for more than {sandbox.SECONDS} s"
@@ -145,11 +148,11 @@ class ChatTemplate:
         """
         variables = {"tools": None, "documents": None, **self.special, **variables}
         asked = {"messages": messages, "variables": variables, "is_asked": is_asked}
-        found = self._compiled[0].ask(asked | {"answers": () if self.marks_answers else answers})
+        answer = self._compiled[0].ask(asked | {"answers": () if self.marks_answers else answers})
         if self.marks_answers:
-            text, spans = _unmarked(found["text"])
+            text, spans = _unmarked(answer["text"])
             return text, [*spans]
-        return found["text"], [span and (span[0], span[1]) for span in found["spans"]]
+        return answer["text"], [span and (span[0], span[1]) for span in answer["spans"]]
 
     @cached_property
     def _compiled(self) -> tuple[Sandbox, dict[str, Any]]:
@@ -170,7 +173,7 @@ class ChatTemplate:
 def read_templates(tokenizer: str) -> dict[str, ChatTemplate]:
     """Returns the templates beside a tokenizer.json, by name: of a single one, "default"; none for "byte".
 
-    They see the special tokens that the files beside it name.
+    Templates see the special tokens that the files beside it name.
 
     Args:
         tokenizer: as `data.tokenizer`.
@@ -194,7 +197,9 @@ def _unmarked(marked: str) -> tuple[str, list[Span]]:
         >>> _unmarked(f"ab{BEGIN}cd{END}e")
         ('abcde', [(2, 4)])
     """
-    text, spans, begins = "", [], []
+    text = ""
+    spans = []
+    begins = []
     for piece in re.split(f"([{BEGIN}{END}])", marked):
         if piece == BEGIN:
             begins.append(len(text))

@@ -1,0 +1,87 @@
+"""Parameters of a model's modules: their values, their shapes, and how a mesh splits them.
+
+Modules go in, built or abstract; trees of dicts come out, as a step takes them. Left to others: what a module computes
+(`language_model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.anatomy import ParameterShape
+from jaxpipe.models.family import ModelConfig
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ParameterShapes:
+    """Shapes of a model's parameters.
+
+    Attributes:
+        layer: shapes of one layer's parameters.
+        shared: shapes of the parameters of embedding and head.
+    """
+
+    layer: tuple[ParameterShape, ...]
+    shared: tuple[ParameterShape, ...]
+
+
+@cache
+def parameter_shapes(config: ModelConfig) -> ParameterShapes:
+    """Shapes of a model's parameters, from its own modules, built abstractly without a device.
+
+    Args:
+        config: config of the model; hashable.
+
+    Example:
+        >>> from jaxpipe.models import GPTConfig
+        >>> gpt2 = GPTConfig(num_layers=12, hidden=768, num_heads=12, vocab_size=50257, num_positions=1024)
+        >>> shapes = parameter_shapes(gpt2)
+        >>> sum(shape.size for shape in shapes.shared) + 12 * sum(shape.size for shape in shapes.layer)
+        124439808
+    """
+
+    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
+        params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
+        return tuple(jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)))
+
+    return ParameterShapes(
+        layer=of_module(config.new_block),
+        shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
+    )
+
+
+def values_of(module: nnx.Module) -> Params:
+    """The parameters of a module, as a tree of dicts."""
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def specs_of(module: nnx.Module, tensor: str | tuple[str, ...] = "tensor") -> Params:
+    """The PartitionSpec of each parameter, by its metadata: the dims split over `tensor`, and over `expert`."""
+
+    def spec(param: nnx.Param) -> P:
+        dims = {dim: tensor if axis == "tensor" else axis for axis, dim in _shape(param).splits}
+        return P(*(dims.get(dim) for dim in range(max(dims, default=-1) + 1)))
+
+    return _by_parameter(module, spec)
+
+
+def _shape(param: nnx.Param) -> ParameterShape:
+    metadata = param.get_metadata()
+    return ParameterShape(param.shape, metadata.get("split"), metadata.get("split_experts"))
+
+
+def _by_parameter(module: nnx.Module, of: Callable[[nnx.Param], Any]) -> Params:
+    """Applies `of` to each parameter; returns a tree of dicts."""
+    return nnx.to_pure_dict(
+        jax.tree.map(of, nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    )
