@@ -49,6 +49,8 @@ class Kind(enum.IntEnum):
 HEAD_KINDS = frozenset({Kind.S, Kind.T})  # one of each microbatch in every device's row
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.UPDATE}) | HEAD_KINDS
 TRANSFER_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # of activations, between the two devices of a pair
+MESSAGE_KINDS = frozenset({Kind.F, Kind.B, Kind.I})  # leave a message for another stage
+WHOLE_BATCH_KINDS = frozenset({Kind.UPDATE})  # are of a batch, whose number is their microbatch
 
 _TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|UPDATE|F|B|I|W|S|T)([0-9]{0,9})(?:@([0-9]{1,9}))?")
 

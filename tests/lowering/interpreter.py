@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.schedules import Action, Kind
 
@@ -48,29 +48,31 @@ def interpret(table: RoundTable) -> None:
             gradients of their stage than those that are, or the owner of a stage has not the gradients of
             every microbatch in the end, once.
     """
-    schedule, inbox, pools = table.schedule, table.inbox, _pools(table)
+    schedule, inbox, pools = table.schedule, table.grids["messages"], _pools(table)
     devices = [
         Device(
             inbox=[None] * (inbox.num_inbox + 1),
             pools={name: [None] * pages.num_pages for name, pages in pools.items()},
-            send_buffer_pages={name: [GARBAGE] * table.num_page_lanes for name in pools},
-            send_buffer_grads=[GARBAGE] * table.num_gradient_lanes,
+            send_buffer_pages={name: [GARBAGE] * table.num_lanes("parked_pages") for name in pools},
+            send_buffer_grads=[GARBAGE] * table.num_lanes("replica_gradients"),
         )
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
         round_type = table.round_type[round_]
-        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[round_type]]
+        arrived = [
+            _permute(pairs, [device.out for device in devices]) for pairs in table.permutes["messages"][round_type]
+        ]
         received = {
             name: [
                 _permute(pairs, [device.send_buffer_pages[name][lane] for device in devices])
-                for lane, pairs in enumerate(table.page_permutes[round_type])
+                for lane, pairs in enumerate(table.permutes_of("parked_pages")[round_type])
             ]
             for name in pools
         }
         gradients = [
             _permute(pairs, [device.send_buffer_grads[lane] for device in devices])
-            for lane, pairs in enumerate(table.gradient_permutes[round_type])
+            for lane, pairs in enumerate(table.permutes_of("replica_gradients")[round_type])
         ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
@@ -88,7 +90,7 @@ def interpret(table: RoundTable) -> None:
                 recv_pages = pages.recv_page[round_, d, : pages.num_recvs[round_, d]]
                 _receive(pool, recv_pages, [brought[d] for brought in received[name]], where)
                 send_pages = pages.send_page[round_, d, : pages.num_sends[round_, d]]
-                device.send_buffer_pages[name] = _send(pool, send_pages, table.num_page_lanes, where)
+                device.send_buffer_pages[name] = _send(pool, send_pages, table.num_lanes("parked_pages"), where)
             _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
@@ -181,11 +183,11 @@ def _send(pool, pages, num_lanes, where):
 
 
 def _exchange(table, round_, d, device, arrived, where):
-    grids = table.exchange_grids
+    grids = table.grids["replica_gradients"]
     for lane in range(grids.num_recvs[round_, d]):
         assert arrived[lane] != GARBAGE, f"{where} adds gradients that nobody sent"
         device.sums[tuple(grids.recv_layer[round_, d, lane])] += arrived[lane]
-    device.send_buffer_grads = [GARBAGE] * table.num_gradient_lanes
+    device.send_buffer_grads = [GARBAGE] * table.num_lanes("replica_gradients")
     for lane in range(grids.num_sends[round_, d]):
         device.send_buffer_grads[lane] = list(device.sums[tuple(grids.send_layer[round_, d, lane])])
 

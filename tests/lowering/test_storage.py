@@ -10,7 +10,7 @@ from legal_devices import tiered
 from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import Pages, RoundTable, lower
-from jaxpipe.lowering.inbox import NOTHING
+from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, balance, build, split_backward
 from jaxpipe.schedules.passes.rows import forwards_only
 
@@ -102,7 +102,7 @@ def test_parked_pages_of_backwards_in_two_parts_are_stored_safely():
     for unit in ("page", "microbatch"):
         schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)), unit=unit)
         table = lower(schedule, layers_per_stage=(3, 2, 1, 2))
-        assert len(table.parked.layer)
+        assert len(table.page_moves.layer)
         interpret(table)
 
 
@@ -119,7 +119,7 @@ def test_forwards_alone_keep_no_residuals(name):
 
 def corruptions(table: RoundTable):
     """Every way to spoil one used entry of the table: (what, a function that spoils it)."""
-    inbox, pages = table.inbox, table.pages
+    inbox, pages = table.grids["messages"], table.pages
     for pool in POOLS if table.schedule.has_split_backward else ["pages"]:
         used: Pages = getattr(table, pool)
         for round_, device in np.argwhere(np.isin(table.kind, list(POOLS[pool]))).tolist():
@@ -159,7 +159,7 @@ def corruptions(table: RoundTable):
             table.completes[where] ^= 1
 
         yield f"completes of {where}", flip
-    grids = table.exchange_grids
+    grids = table.grids["replica_gradients"]
     for grid, number in ((grids.send_layer, grids.num_sends), (grids.recv_layer, grids.num_recvs)):
         for where in map(tuple, np.argwhere(number).tolist()):
 
@@ -212,4 +212,4 @@ def test_the_interpreter_sees_every_spoiled_entry(make):
 
 
 def test_the_inbox_is_among_what_is_spoiled():
-    assert TABLES["random"]().inbox.num_inbox > 0
+    assert TABLES["random"]().grids["messages"].num_inbox > 0

@@ -43,7 +43,7 @@ def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:
     """With two lanes, as four of seven or all of four pages travel in three rounds."""
     schedule = build("bpipe", num_devices=4, num_microbatches=9, unit=unit)
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=28 if unit == "page" else 16)
-    assert pipeline.table.num_page_lanes == 2
+    assert pipeline.table.num_lanes("parked_pages") == 2
     return pipeline
 
 
@@ -65,7 +65,7 @@ def make_mlp_of_split_backwards() -> Pipeline:
 def make_mlp_of_split_backwards_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
-    assert pipeline.table.num_page_lanes
+    assert pipeline.table.num_lanes("parked_pages")
     assert pipeline.table.schedule.has_split_backward
     return pipeline
 
@@ -101,7 +101,9 @@ def poison(monkeypatch):
 
     def read_into_poisoned_lanes(table, round_type, row, departing, state):
         departing, state = read(table, round_type, row, poisoned_from(departing, 0), state)
-        pages = jnp.where(jnp.arange(table.num_page_lanes) < row.num_page_sends, row.send_page, table.pages.num_pages)
+        pages = jnp.where(
+            jnp.arange(table.num_lanes("parked_pages")) < row.num_page_sends, row.send_page, table.pages.num_pages
+        )
         slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
         return departing, state._replace(pools=[*slots, *state.pools[1:]])
 
@@ -183,7 +185,7 @@ def read_an_unwritten_page(pipeline: Pipeline) -> None:
 
 def read_an_unwritten_message(pipeline: Pipeline) -> None:
     """One action takes its message from the inbox page that holds nobody's message."""
-    table, inbox = pipeline.table, pipeline.table.inbox
+    table, inbox = pipeline.table, pipeline.table.grids["messages"]
     assert inbox.num_inbox == 0
     next_source = inbox.next_source.copy()
     round_, device = np.argwhere(table.kind == Kind.B)[-1]
@@ -283,7 +285,7 @@ def test_gradients_would_show_that_what_waits_is_overwritten():
 
 def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
     """A page that comes back lands where none has lain before; the backward before its own reads it too."""
-    table, pages, parked = pipeline.table, pipeline.table.pages, pipeline.table.parked
+    table, pages, parked = pipeline.table, pipeline.table.pages, pipeline.table.page_moves
     of_layer, landing = pages.of_layer.copy(), pages.recv_page.copy()
     home, there = parked.home[-1], parked.load_round[-1]
     read = table.rounds[parked.backward[-1]]
@@ -298,7 +300,7 @@ def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
 
 def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:
     """The partner reads a page that has not landed into a lane."""
-    pages, parked = pipeline.table.pages, pipeline.table.parked
+    pages, parked = pipeline.table.pages, pipeline.table.page_moves
     departure = pages.send_page.copy()
     departure[parked.load_round[-1] - 1, parked.partner[-1], 0] = pages.num_pages
     vars(pipeline.table)["pages"] = dataclasses.replace(pages, send_page=departure, num_pages=pages.num_pages + 1)
@@ -306,7 +308,7 @@ def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:
 
 def forget_a_lane(pipeline: Pipeline) -> None:
     """The first pages that leave a device are not read."""
-    pages, parked = pipeline.table.pages, pipeline.table.parked
+    pages, parked = pipeline.table.pages, pipeline.table.page_moves
     num_departures = pages.num_sends.copy()
     first = parked.evict_round.argmin()
     num_departures[parked.evict_round[first] - 1, parked.home[first]] = 0
@@ -320,8 +322,8 @@ def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     *_, (round_, device) = (
         (round_, target)
         for round_, round_type in enumerate(table.round_type)
-        if len(table.page_permutes[round_type]) > 1
-        for _, target in table.page_permutes[round_type][1]
+        if len(table.permutes_of("parked_pages")[round_type]) > 1
+        for _, target in table.permutes_of("parked_pages")[round_type][1]
         if num_landings[round_, target] == 1
     )  # the last: what the next backward reads has been written
     backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
@@ -351,7 +353,7 @@ def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
 
 def forget_a_gradient(pipeline: Pipeline) -> None:
     """The last layer that leaves is not read."""
-    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.sends
+    grids, moves = pipeline.table.grids["replica_gradients"], pipeline.table.transfers["replica_gradients"].sends
     num_given = grids.num_sends.copy()
     last = moves.round.argmax()
     num_given[moves.round[last] - 1, moves.source[last]] = 0
@@ -360,13 +362,13 @@ def forget_a_gradient(pipeline: Pipeline) -> None:
 
 def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     """In a round in which no gradient comes to a device, though some do to others, it adds one."""
-    table, grids = pipeline.table, pipeline.table.exchange_grids
+    table, grids = pipeline.table, pipeline.table.grids["replica_gradients"]
     num_received = grids.num_recvs.copy()
     round_, device = next(
         (round_, target)
         for round_, round_type in enumerate(table.round_type)
         if num_received[round_].any()
-        for _, target in table.gradient_permutes[round_type][0]
+        for _, target in table.permutes_of("replica_gradients")[round_type][0]
         if not num_received[round_, target]
     )
     num_received[round_, device] = 1

@@ -8,7 +8,7 @@ from tiers import tiers
 from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
 
 from jaxpipe.lowering import RoundTable, lower
-from jaxpipe.lowering.inbox import OWN
+from jaxpipe.lowering.transfers.messages import OWN
 from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
 QUICK, MORE = ["V leaves"], ["leaves twice", "crosswise"]
@@ -37,8 +37,8 @@ def table_of(what: str) -> RoundTable:
 
 
 def test_pages_that_travel_are_among_these_and_some_turn_back_at_once():
-    assert [what for what in CSV if table_of(what).num_page_lanes] == SENDS_PAGES
-    parked = table_of("away for a moment").parked
+    assert [what for what in CSV if table_of(what).num_lanes("parked_pages")] == SENDS_PAGES
+    parked = table_of("away for a moment").page_moves
     assert (parked.load_round == parked.evict_round + 1).any()
 
 
@@ -52,8 +52,8 @@ def test_pages_of_unrolled_rounds_come_back_too(what):
 def test_what_leaves_twice_stays_away_in_between():
     """Two thirds of three pages are two, and they leave once."""
     table = table_of("leaves twice")
-    microbatch = table.schedule.columns.microbatch[table.parked.backward]
-    pages = sorted(zip(microbatch.tolist(), table.parked.layer.tolist(), strict=True))
+    microbatch = table.schedule.columns.microbatch[table.page_moves.backward]
+    pages = sorted(zip(microbatch.tolist(), table.page_moves.layer.tolist(), strict=True))
     assert pages == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
