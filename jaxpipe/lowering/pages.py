@@ -15,7 +15,7 @@ from math import lcm
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, allocate_per_device
-from jaxpipe.schedules.schedule import Columns, Kind, Schedule
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Columns, Kind, Schedule
 
 
 class Span(enum.Enum):
@@ -94,7 +94,7 @@ def allocate_pages(
     """
     moves = moves if span is Span.SLOT else NO_MOVES
     of_layer = np.zeros((num_rounds, schedule.num_devices, max(layers_per_stage)), np.int32)
-    if not schedule.columns.is_kind(Kind.B, Kind.I).any():
+    if not schedule.columns.is_kind(*BACKWARD_KINDS).any():
         return Pages(of_layer, 0, np.zeros((3, 0), int))
 
     held = _held(schedule.columns, span, writer, rounds, layers_per_stage, moves)
@@ -180,7 +180,7 @@ def _held(
         actions = writer[weight]
         written = rounds[actions]
     else:
-        actions = np.flatnonzero(columns.is_kind(Kind.B, Kind.I))
+        actions = np.flatnonzero(columns.is_kind(*BACKWARD_KINDS))
         written = rounds[writer[actions]]
     index = np.zeros(len(rounds), dtype=int)
     index[actions] = np.arange(len(actions))

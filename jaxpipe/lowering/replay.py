@@ -63,6 +63,8 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
     schedule = table.schedule
     durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
     durations *= (table.kind != IDLE)[:, None, :]
+    for transfer in table.kinds_of_traffic:
+        durations += np.stack([np.broadcast_to(transfer.exposed(table, c), table.kind.shape) for c in costs], axis=1)
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
     # [type] the devices that each meets in every permute and collective of its rounds, and for how long.
     of_type: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(table.num_types)]

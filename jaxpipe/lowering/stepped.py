@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpipe.lowering.transfers.split_head import Collective
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies, execution_order
-from jaxpipe.schedules.schedule import HEAD_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, HEAD_KINDS, Kind, Schedule
 
 STEP_ROUNDS = 4  # of a step: one in which devices meet and longer actions run, one for S, one for T, one for the others
 
@@ -48,7 +48,7 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
     if together:
         alone = _steps(compute, needs, lengths, meeting)
         is_last = columns.is_kind(Kind.F) & (columns.stage == last)
-        backwards = alone[columns.is_kind(Kind.B, Kind.I)]
+        backwards = alone[columns.is_kind(*BACKWARD_KINDS)]
         residues = np.bincount((alone[is_last] + lengths[Kind.F]) % turn)
         meeting = _Meetings(turn, int(residues.argmax()), int(backwards.min(initial=alone.max())))
     start = _steps(compute, needs, lengths, meeting)

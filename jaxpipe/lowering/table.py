@@ -28,7 +28,7 @@ from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pa
 from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import WHOLE_BATCH_KINDS, Action, Kind, Schedule
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, GRADIENT_KINDS, WHOLE_BATCH_KINDS, Action, Kind, Schedule
 
 IDLE = -1  # the kind of a device that does nothing in a round
 FILL, STEADY, DRAIN = range(3)  # the calls of a table of several: the first, one in the middle, the last
@@ -90,6 +90,11 @@ class Transfer(Protocol):
         """
         del costs, layers_per_stage
         return links
+
+    def exposed(self, table: RoundTable, costs: Costs) -> np.ndarray | float:
+        """[R, D] time by which it makes actions longer, where it hangs on their loops over layers and is not hidden."""
+        del table, costs
+        return 0.0
 
     def grids(self, table: RoundTable) -> Any:
         """What a device reads in its row: a NamedTuple or dataclass of integers, [R, D, ...]."""
@@ -226,7 +231,7 @@ class RoundTable:
     def completes(self) -> np.ndarray:
         """[R, D] 1 if the action is the last to add to the gradients of its chunk."""
         columns = self.schedule.columns
-        adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
+        adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
         order = adds[np.argsort(self.rounds[adds], kind="stable")]
         owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
         # The first action of each owner from the end is its last.
@@ -253,7 +258,7 @@ class RoundTable:
     @cached_property
     def has_backward(self) -> bool:
         """Whether the table has any backward; a forward-only table keeps no residuals."""
-        return bool(self.schedule.columns.is_kind(Kind.B, Kind.I).any())
+        return bool(self.schedule.columns.is_kind(*BACKWARD_KINDS).any())
 
     # ---- What travels between devices ----
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax import lax
 
 from jaxpipe.mesh import with_losses
 from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.channels import shared_sums, split_head
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import Action, DeviceStep, add_layer, add_of_layer
+from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
-from jaxpipe.program.storage import Pools
 from jaxpipe.schedules.schedule import WHOLE_BATCH_KINDS, Kind
 
 PyTree = Any
@@ -45,22 +43,21 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
     functions, microbatch, vjp, boundary = step.functions, step.microbatch(row), step.shapes.vjp, step.boundary
     x = cond_in_place(row.stage == 0, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
-    def layer(i: jax.Array, walk: tuple[jax.Array, Pools, PyTree]) -> tuple[jax.Array, Pools, PyTree]:
-        x, pools, totals = walk
+    def layer(i: jax.Array, walk: Walk) -> Walk:
         place = step.first_layer[row.chunk] + i
-        random = step.random_at(row, place)
+        random, pools = step.random_at(row, place), walk.pools
         if vjp is None:
-            results = functions.layer(step.layer_params(row, i), x, microbatch, random)
+            results = functions.layer(step.layer_params(row, i), walk.passed, microbatch, random)
         else:
-            results, residuals = vjp.forward(step.layer_params(row, i), x, microbatch, random)
+            results, residuals = vjp.forward(step.layer_params(row, i), walk.passed, microbatch, random)
             pools = step.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
         y, losses = with_losses(results)
-        return y, pools, add_of_layer(totals, place, step.scale.layers, losses)
+        return Walk(y, pools=pools, losses=add_of_layer(walk.losses, place, step.scale.layers, losses))
 
     losses = step.shapes.losses.apart(state.loss)
-    y, pools, of_layers = lax.fori_loop(0, step.num_layers_of(row), layer, (x, state.pools, losses.layers))
-    of_head, state = boundary.end_forward(step, row, microbatch, y, losses.head, state)
-    return state._replace(pools=pools, loss=Losses(of_head, of_layers).joined)
+    walk, state = step.over_layers(Kind.F, row, layer, Walk(x, pools=state.pools, losses=losses.layers), state)
+    of_head, state = boundary.end_forward(step, row, microbatch, walk.passed, losses.head, state)
+    return state._replace(pools=walk.pools, loss=Losses(of_head, walk.losses).joined)
 
 
 def backward(step: DeviceStep, row: Row, state: State) -> State:
@@ -68,17 +65,17 @@ def backward(step: DeviceStep, row: Row, state: State) -> State:
     vjp, boundary = step.shapes.vjp, step.boundary
     assert vjp
 
-    def layer(turn: jax.Array, walk: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
-        dy, sums = walk
+    def layer(turn: jax.Array, walk: Walk) -> Walk:
         i, params, given = step.last_first(row, turn)
         residuals = step.shapes.storage.read_residuals(state.pools, row.pages[:, i])
-        result = (dy, step.layer_scale) if step.scale.layers else dy
+        result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
         d_params, dx = vjp.backward(params, residuals, result, *given)
-        return dx, add_layer(sums, row.chunk, i, jax.tree.leaves(d_params))
+        return Walk(dx, add_layer(walk.sums, row.chunk, i, jax.tree.leaves(d_params)))
 
-    walk = boundary.output_gradient(step, row, state), state.grads["layers"]
-    dx, layers = lax.fori_loop(0, step.num_layers_of(row), layer, walk)
-    return boundary.end_backward(step, row, dx, state._replace(grads={**state.grads, "layers": layers}))
+    walk = Walk(boundary.output_gradient(step, row, state), state.grads["layers"])
+    walk, state = step.over_layers(Kind.B, row, layer, walk, state)
+    state = state._replace(grads={**state.grads, "layers": walk.sums})
+    return boundary.end_backward(step, row, walk.passed, state)
 
 
 ACTIONS: dict[Kind, Action] = {

@@ -37,7 +37,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.program.carry import Carry, Row, State
-from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.device import DeviceStep, LayerChannel
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
 
@@ -87,6 +87,10 @@ class Channel:
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Prepares what the next round sends."""
         return carry
+
+    def on_layers(self) -> Sequence[LayerChannel]:
+        """What of it hangs on the loops over layers."""
+        return ()
 
     def lanes(self, round_type: int) -> Sequence[Sequence[tuple[int, int]]]:
         """[lane] -> (source, target) pairs of a type of rounds."""

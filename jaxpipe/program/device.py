@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,58 @@ from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import BATCH_AXES, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
-from jaxpipe.program.in_place import sequenced
+from jaxpipe.program.in_place import after, guarded_index, sequenced
 from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
 from jaxpipe.program.staged_params import StagedLayout
+from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
 EMBEDDING = -1  # its index among the layers, for random numbers
+
+
+class Walk(NamedTuple):
+    """What an action carries from layer to layer; None for what its kind has not."""
+
+    passed: Any = None  # x.shape: what a layer passes to the next, an activation or its gradient
+    sums: PyTree = None  # running sums of the gradients of layers
+    pools: Any = None  # pools of pages
+    losses: PyTree = None  # sums of losses of layers
+    deferred: Any = None  # inputs that I leaves for W, before they are in their page
+    num_done: Any = None  # accesses to storage, where reads and writes alternate
+
+
+class LayerChannel(Protocol):
+    """A channel on an action's loop over layers: what begins with a layer travels while it computes.
+
+    Asynchronous collectives cannot cross the border of a loop's body, so one that is to hide behind a layer begins and
+    ends in that layer's turn. It carries from turn to turn what the next one sends. All devices that take part have the
+    same row: those of any axis but `pipe`.
+
+    Attributes:
+        name: of the channel, and of its transfer.
+        kinds: the actions on whose loops it hangs.
+    """
+
+    name: str
+    kinds: frozenset[Kind]
+
+    def first(self, row: Row, walk: Walk, state: State) -> PyTree:
+        """What the first turn sends, before any layer."""
+        ...
+
+    def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
+        """Starts what travels behind the layer of this turn; returns what will have arrived."""
+        ...
+
+    def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
+        """Stores what has arrived behind the layer; returns what the next turn sends."""
+        ...
+
+    def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
+        """The state after the last layer, with what no later turn has sent."""
+        ...
 
 
 class Boundary(Protocol):
@@ -73,6 +117,7 @@ class DeviceStep:
         wrap: changes an action of one microbatch where a device works on several batches; then batch, scale and random
             are those of all, in a first axis.
         of: name of a channel -> what the step gives it.
+        layer_channels: channels that hang on the loops over layers.
     """
 
     functions: StageFunctions
@@ -90,6 +135,7 @@ class DeviceStep:
     boundary: Boundary
     wrap: Callable[[Action], Action] | None = None
     of: Mapping[str, Any] = field(default_factory=dict)
+    layer_channels: tuple[LayerChannel, ...] = ()
 
     @classmethod
     def on_this_device(
@@ -163,6 +209,40 @@ class DeviceStep:
     def num_layers_of(self, row: Row) -> int | jax.Array:
         """Layers of the stage in `row`."""
         return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
+
+    def over_layers(
+        self, kind: Kind, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
+    ) -> tuple[Walk, State]:
+        """The walk over the layers of a stage, and the state with what channels on the loop have brought.
+
+        Args:
+            kind, row, state: of the action.
+            layer: (turn, walk) -> walk, for one layer.
+            walk: before the first layer.
+        """
+        channels = [channel for channel in self.layer_channels if kind in channel.kinds]
+        if not channels:
+            return lax.fori_loop(0, self.num_layers_of(row), layer, walk), state
+
+        def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
+            walk, carried = carry
+            arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
+            if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
+                turn = guarded_index(turn, after(state.num_done, arrived))
+            walk = layer(turn, walk)
+            # As in a round: what has begun ends behind the layer, neither before nor after it.
+            arrived, walk = lax.optimization_barrier((arrived, walk))
+            after_turn = {}
+            for channel in channels:
+                name = channel.name
+                after_turn[name], walk = channel.end(turn, row, arrived[name], carried[name], walk)
+            return walk, after_turn
+
+        carried = {channel.name: channel.first(row, walk, state) for channel in channels}
+        walk, carried = lax.fori_loop(0, self.num_layers_of(row), body, (walk, carried))
+        for channel in channels:
+            state = channel.last(row, carried[channel.name], walk, state)
+        return walk, state
 
     def last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""

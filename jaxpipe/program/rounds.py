@@ -10,6 +10,7 @@ wait for the sums of all before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -49,6 +50,7 @@ def run_rounds(
         round_type: types of these rounds, if they are some of the table's.
     """
     channels = [CHANNELS[name](table, step.shapes, step) for name in table.transfers]
+    step = replace(step, layer_channels=tuple(part for channel in channels for part in channel.on_layers()))
     messages = channels[0]
     assert isinstance(messages, Messages)  # every table has them, and first
     types = range(table.num_types)

@@ -22,7 +22,7 @@ from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
 # ---- Time ----
 
@@ -167,6 +167,6 @@ def _pages_in_rows(
     if schedule.has_transfers:
         return max(layers_per_stage)
     columns = schedule.columns
-    held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.I)
+    held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(*BACKWARD_KINDS)
     # A device frees all that it held, so the sums of the next device begin at 0.
     return int(np.cumsum(held_layers * np.array(layers_per_stage)[columns.stage]).max(initial=0))

@@ -21,7 +21,7 @@ from jaxpipe.lowering.rounds import REMOTE_ROUNDS
 from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.schedule import Action, Kind, Schedule
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Action, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def park_pages(
     columns, moves = compute.columns, schedule.columns
     evictions = _first_evictions(schedule)
     stage, microbatch, home = (each[evictions] for each in (moves.stage, moves.microbatch, moves.device))
-    is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(Kind.B, Kind.I)
+    is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(*BACKWARD_KINDS)
     backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
     backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
     backward = backward_of[stage, microbatch]

@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate
 from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind, Schedule
 
 NO_MICROBATCH = -1  # of a round without the collective
 
@@ -159,7 +159,7 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         Collective.STATISTICS: after(last_s),
     }
     lives = [(chosen[Collective.LOOKUP], first_f), (last_f, last_s)]
-    if has_backward := bool(columns.is_kind(Kind.B, Kind.I).any()):
+    if has_backward := bool(columns.is_kind(*BACKWARD_KINDS).any()):
         turn, end = extremes(Kind.B, Kind.I, stage=last)[0], extremes(Kind.B, Kind.I, stage=0)[1]
         chosen |= {Collective.REDUCE: after(last_t), Collective.SCATTER: after(end)}
         lives[1:] = [(last_f, turn), (end, chosen[Collective.SCATTER])]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.transfers import shared_sums as lowered
 from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
@@ -53,7 +54,8 @@ class SharedSums(Channel):
         return self.step.of[self.name]
 
     def _meeting(self, round_type: int) -> Meeting:
-        transfer: Any = self.table.transfers[self.name]
+        transfer = self.table.transfers[self.name]
+        assert isinstance(transfer, lowered.SharedSums)
         return transfer.event_of_type(self.table)[round_type]
 
 

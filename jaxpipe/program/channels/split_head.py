@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.transfers import split_head as lowered
 from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective, HeadGrids
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Carry, Row, State
@@ -55,8 +56,7 @@ class SplitHead(Channel):
     @classmethod
     def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Kept:
         """Entries and slots."""
-        plan: Any = shapes.table.transfers[cls.name]
-        x_like = shapes.message
+        plan, x_like = _plan(shapes.table), shapes.message
 
         def slots(*more: int) -> Any:
             return lambda leaf: empty((plan.num_slots + 1, *more, *leaf.shape), leaf.dtype)
@@ -70,7 +70,7 @@ class SplitHead(Channel):
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> dict[Of, PyTree]:
         """Runs the collectives of a round; returns what they bring."""
-        line, kept, plan = row.of[self.name], carry.state.of[self.name], self.table.transfers[self.name]
+        line, kept, plan = row.of[self.name], carry.state.of[self.name], _plan(self.table)
         placement, last = self.table.schedule.placement, self.table.schedule.num_stages - 1
         device, total = (
             lax.axis_index("pipe"),
@@ -118,6 +118,12 @@ class SplitHead(Channel):
             else:
                 kept = kept._replace(entries=with_index(kept.entries, line.entry[of], values))
         return carry._replace(state=_with(state, kept))
+
+
+def _plan(table: RoundTable) -> lowered.SplitHead:
+    plan = table.transfers[NAME]
+    assert isinstance(plan, lowered.SplitHead)
+    return plan
 
 
 def _with(state: State, kept: Kept) -> State:
