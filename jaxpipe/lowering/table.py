@@ -28,7 +28,15 @@ from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pa
 from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import BACKWARD_KINDS, GRADIENT_KINDS, WHOLE_BATCH_KINDS, Action, Kind, Schedule
+from jaxpipe.schedules.schedule import (
+    BACKWARD_KINDS,
+    GRADIENT_KINDS,
+    WHOLE_BATCH_KINDS,
+    Action,
+    Kind,
+    Schedule,
+    kinds_that_leave,
+)
 
 IDLE = -1  # the kind of a device that does nothing in a round
 FILL, STEADY, DRAIN = range(3)  # the calls of a table of several: the first, one in the middle, the last
@@ -299,15 +307,22 @@ class RoundTable:
             or transfer.num_collectives(self)[round_type]
         )
 
-    @cached_property
-    def messages(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sender and the reader of each of the M messages between two devices, [M] and [M]."""
-        return self.dependencies.messages_between(self.schedule.columns.device)
+    def sender(self, name: str) -> np.ndarray:
+        """[A] the action whose payload of a transfer each action reads, on any device; -1 for none."""
+        sender = self.dependencies.message
+        is_carried = self.schedule.columns.is_kind(*kinds_that_leave(name))[sender] & (sender >= 0)
+        return np.where(is_carried, sender, -1)
+
+    def between(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The sender and the reader of each of the M payloads of a transfer between two devices, [M] and [M]."""
+        sender, device = self.sender(name), self.schedule.columns.device
+        reader = np.flatnonzero((sender >= 0) & (device[sender] != device))
+        return sender[reader], reader
 
     @cached_property
     def asked_messages(self) -> np.ndarray:
         """[device] messages that the schedule has the device send to others in one step."""
-        sender, _ = self.messages
+        sender, _ = self.between(self.kinds_of_traffic[0].name)
         return np.bincount(self.schedule.columns.device[sender], minlength=self.schedule.num_devices)
 
     @cached_property

@@ -88,6 +88,11 @@ class Channel:
         """Prepares what the next round sends."""
         return carry
 
+    @classmethod
+    def measured(cls, state: State) -> dict[str, jax.Array]:
+        """Float32 terms of what a step tells beside its losses; they are summed over all devices."""
+        return {}
+
     def on_layers(self) -> Sequence[LayerChannel]:
         """What of it hangs on the loops over layers."""
         return ()

@@ -107,6 +107,14 @@ class Losses:
             return self.head
         return {**(self.head if isinstance(self.head, dict) else {WORDS: self.head}), **self.layers}
 
+    @staticmethod
+    def with_measured(joined: PyTree, measured: dict[str, Any]) -> PyTree:
+        """Losses of a step, as one tree, with what channels have measured beside them, by name."""
+        if not measured:
+            return joined
+        named = joined if isinstance(joined, dict) else {WORDS: joined}
+        return {**named, **{f"{MEASURED}{name}": number for name, number in measured.items()}}
+
     def apart(self, joined: PyTree) -> Losses:
         """The inverse of `joined`, for a tree of its structure."""
         if not self.layers:

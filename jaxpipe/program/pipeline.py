@@ -20,8 +20,10 @@ from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block
 from jaxpipe.program.carry import Row
+from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
 from jaxpipe.program.contract import (
+    Losses,
     StageFunctions,
     check_actions,
     check_dtype,
@@ -245,7 +247,7 @@ class Pipeline:
             on_device = self._on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, params, num_done)).state
             return sums_over_devices(
-                state.loss,
+                Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,
                 shapes.parts,
                 num_done=state.num_done,

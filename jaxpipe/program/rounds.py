@@ -10,7 +10,6 @@ wait for the sums of all before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -23,7 +22,7 @@ from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
-from jaxpipe.program.channels import CHANNELS
+from jaxpipe.program.channels import channels_of, with_layer_channels
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
@@ -49,8 +48,8 @@ def run_rounds(
         carry: the carry before the first round.
         round_type: types of these rounds, if they are some of the table's.
     """
-    channels = [CHANNELS[name](table, step.shapes, step) for name in table.transfers]
-    step = replace(step, layer_channels=tuple(part for channel in channels for part in channel.on_layers()))
+    channels = channels_of(step)
+    step = with_layer_channels(step, channels)
     messages = channels[0]
     assert isinstance(messages, Messages)  # every table has them, and first
     types = range(table.num_types)

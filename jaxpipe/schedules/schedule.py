@@ -51,7 +51,7 @@ class Traits(NamedTuple):
 
     Attributes:
         computes: whether it takes the device, and not only a link.
-        message: whether it leaves a message for another stage.
+        leaves: the transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
         backward: whether it takes the gradient of its stage's output.
         gradients: whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
         head: whether it belongs to the split head: one of each microbatch in every device's row.
@@ -61,7 +61,7 @@ class Traits(NamedTuple):
     """
 
     computes: bool = True
-    message: bool = False
+    leaves: str = ""
     backward: bool = False
     gradients: bool = False
     head: bool = False
@@ -71,9 +71,9 @@ class Traits(NamedTuple):
 
 
 TRAITS = {
-    Kind.F: Traits(message=True),
-    Kind.B: Traits(message=True, backward=True, gradients=True),
-    Kind.I: Traits(message=True, backward=True),
+    Kind.F: Traits(leaves="messages"),
+    Kind.B: Traits(leaves="messages", backward=True, gradients=True),
+    Kind.I: Traits(leaves="messages", backward=True),
     Kind.W: Traits(gradients=True),
     Kind.EVICT: Traits(computes=False, moves=True),
     Kind.LOAD: Traits(computes=False, moves=True),
@@ -88,8 +88,13 @@ def _with(trait: str) -> frozenset[Kind]:
     return frozenset(kind for kind, traits in TRAITS.items() if getattr(traits, trait))
 
 
+def kinds_that_leave(transfer: str) -> frozenset[Kind]:
+    """The kinds of action whose payload a transfer carries to the action that reads it."""
+    return frozenset(kind for kind, traits in TRAITS.items() if traits.leaves == transfer)
+
+
 COMPUTE_KINDS = _with("computes")
-MESSAGE_KINDS = _with("message")
+MESSAGE_KINDS = kinds_that_leave("messages")
 BACKWARD_KINDS = _with("backward")
 GRADIENT_KINDS = _with("gradients")
 HEAD_KINDS = _with("head")

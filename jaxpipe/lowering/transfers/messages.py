@@ -34,7 +34,7 @@ class Messages(Transfer):
 
     def payloads(self, table: RoundTable) -> Payloads:
         """All messages; each is of size one."""
-        device, (sender, reader) = table.schedule.columns.device, table.messages
+        device, (sender, reader) = table.schedule.columns.device, table.between(self.name)
         return Payloads(table.send_round[sender], device[sender], device[reader], np.zeros_like(sender), size=1)
 
     def permutes(self, table: RoundTable) -> Permutes:
@@ -51,7 +51,7 @@ class Messages(Transfer):
         """The inbox."""
         return allocate_inbox(
             table.schedule,
-            message=table.dependencies.message,
+            message=table.sender(self.name),
             rounds=table.rounds,
             send_round=table.send_round,
             round_type=table.round_type,
