@@ -151,6 +151,7 @@ class Counts:
         pages: pages of one layer's residuals, own and parked.
         weight_gradient_pages: pages of the inputs that I defers to W.
         buffers: unit -> number of what transfers store, as `Transfer.buffers` counts it.
+        known_unit_bytes: unit -> its bytes, where no model decides them.
         waiting: unit -> of these, those that grow with the microbatches if a device holds all of them.
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline.
@@ -164,6 +165,7 @@ class Counts:
     weight_gradient_pages: int
     buffers: Mapping[str, int]
     waiting: Mapping[str, int]
+    known_unit_bytes: Mapping[str, int]
     chunks: int
     replicas: int
     copies: int
@@ -272,6 +274,7 @@ def counted(
         weight_gradient_pages=table.weight_gradient_pages.num_pages,
         buffers=table.buffers,
         waiting=table.waiting,
+        known_unit_bytes=table.known_unit_bytes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
         copies=sum(table.copies_of_chunk) if schedule.delays else 0,
@@ -336,6 +339,7 @@ def memory(setting: Setting) -> Bytes:
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     # Unit of what transfers store -> its bytes.
     of_unit = {
+        **number.known_unit_bytes,
         "message": layer_sizes(setting).stream * itemsize,
         "page": layer.page_bytes,
         "layer gradients": params.exchanged_layer,
@@ -356,7 +360,7 @@ def memory(setting: Setting) -> Bytes:
         gradients=params.gradients,
         slots=number.pages * layer.page_bytes,
         weight_slots=num_apart * layer.apart_bytes + work.deferred,
-        transit=stored.get("page", 0) + stored.get("layer gradients", 0),
+        transit=sum(size for unit, size in stored.items() if unit not in ("message", "head slot")),
         inboxes=stored["message"],
         logits=work.logits,
         workspace=work.workspace,

@@ -38,8 +38,10 @@ from jaxpipe.lowering.without_flush import lower_run
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule, kinds_that_leave
 
+# Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
+LEFT_BY_ACTIONS: tuple[Transfer, ...] = (MESSAGES,)
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
 # and either of them longer; the last costs have a transfer of a tenth of a forward.
@@ -292,4 +294,6 @@ class Folding:
     def _table(
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer
     ) -> RoundTable:
-        return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, (MESSAGES, *traffic))
+        columns = self.compute.columns
+        left = [each for each in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(each.name)).any()]
+        return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, (*left, *traffic))

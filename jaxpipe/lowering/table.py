@@ -65,11 +65,13 @@ class Transfer(Protocol):
     Attributes:
         name: the name of the transfer, and of its channel.
         unit: the unit of its payloads between two devices, in which bytes are counted; empty if it has none.
+        unit_bytes: bytes of that unit if they do not depend on the model.
         kind_of_bytes: what reports call the bytes of its buffers.
     """
 
     name: ClassVar[str]
     unit: ClassVar[str] = ""
+    unit_bytes: ClassVar[int | None] = None
     kind_of_bytes: ClassVar[str] = "transit"
 
     def payloads(self, table: RoundTable) -> Payloads:
@@ -364,6 +366,12 @@ class RoundTable:
     def buffers(self) -> dict[str, int]:
         """What all transfers store, by unit -> number of these on a device."""
         return _total([transfer.buffers(self) for transfer in self.kinds_of_traffic])
+
+    @property
+    def known_unit_bytes(self) -> dict[str, int]:
+        """Unit -> its bytes, of transfers for which they do not depend on the model."""
+        transfers = self.kinds_of_traffic
+        return {transfer.unit: transfer.unit_bytes for transfer in transfers if transfer.unit_bytes is not None}
 
     @cached_property
     def waiting(self) -> dict[str, int]:

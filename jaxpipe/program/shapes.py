@@ -229,6 +229,7 @@ def unit_bytes(shapes: StepShapes) -> dict[str, int]:
     """Bytes of what transfers carry and store, by the units in which `Transfer.buffers` counts."""
     kept, statistics = (sum(map(_num_bytes, jax.tree.leaves(tree))) for tree in (shapes.kept, shapes.statistics))
     return {
+        **shapes.table.known_unit_bytes,
         "message": _num_bytes(shapes.message),
         "page": shapes.storage.pools[0].page_bytes,
         "layer gradients": pool_for(1, shapes.sent_layer).page_bytes,
