@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.costs import Costs, unit_costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -30,9 +30,7 @@ def earliest_rounds(compute: Schedule) -> np.ndarray:
         >>> earliest_rounds(build("gpipe", num_devices=2, num_microbatches=1)).tolist()  # 0F0 0B0 1F0 1B0
         [0, 5, 2, 3]
     """
-    one = float(REMOTE_ROUNDS - LOCAL_ROUNDS)
-    costs = Costs(backward=1.0, head_statistics=1.0, head_gradients=1.0, transfer=one)
-    return simulate(compute, costs).start.astype(int)
+    return simulate(compute, unit_costs(transfer=REMOTE_ROUNDS - LOCAL_ROUNDS)).start.astype(int)
 
 
 def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, remote: int) -> np.ndarray:

@@ -88,16 +88,8 @@ class Costs:
             ScheduleError: a per-stage cost does not have the length `num_stages`, or one is no time.
         """
         times = np.zeros((len(Kind), num_stages))
-        costs = {
-            Kind.F: self.forward,
-            Kind.B: self.backward,
-            Kind.I: self.input_gradient,
-            Kind.W: self.weight_gradient,
-            Kind.S: self.head_statistics,
-            Kind.T: self.head_gradients,
-            Kind.UPDATE: self.update,
-        }
-        for kind, cost in costs.items():
+        for kind, name in OF_KIND.items():
+            cost: Cost = getattr(self, name)
             if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
                 raise ScheduleError(
                     explain(
@@ -224,3 +216,20 @@ def _of_stages(cost: Cost, placement: Placement) -> Cost:
         )
     size = len(cost) // num_stages
     return tuple(sum(cost[first : first + size]) for first in range(0, len(cost), size))
+
+
+# Kind of a compute action -> the field of its time.
+OF_KIND = {
+    Kind.F: "forward",
+    Kind.B: "backward",
+    Kind.I: "input_gradient",
+    Kind.W: "weight_gradient",
+    Kind.S: "head_statistics",
+    Kind.T: "head_gradients",
+    Kind.UPDATE: "update",
+}
+
+
+def unit_costs(*, transfer: float) -> Costs:
+    """Costs by which every compute action takes one unit of time."""
+    return Costs(**dict.fromkeys(OF_KIND.values(), 1.0), transfer=transfer)
