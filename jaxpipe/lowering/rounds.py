@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.costs import Costs, unit_costs
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_lengths
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -30,7 +30,8 @@ def earliest_rounds(compute: Schedule) -> np.ndarray:
         >>> earliest_rounds(build("gpipe", num_devices=2, num_microbatches=1)).tolist()  # 0F0 0B0 1F0 1B0
         [0, 5, 2, 3]
     """
-    return simulate(compute, unit_costs(transfer=REMOTE_ROUNDS - LOCAL_ROUNDS)).start.astype(int)
+    costs = costs_of_lengths(np.ones(len(Kind)), transfer=REMOTE_ROUNDS - LOCAL_ROUNDS)
+    return simulate(compute, costs).start.astype(int)
 
 
 def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, remote: int) -> np.ndarray:
@@ -201,6 +202,6 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
         lengths: [kinds] lengths of actions, in forwards; longer ones count as `LONGEST`.
     """
     lengths = np.minimum(lengths, LONGEST)
-    timeline = simulate(compute, Costs(*lengths[:4].astype(float).tolist()))
+    timeline = simulate(compute, costs_of_lengths(lengths))
     start, end = timeline.start.astype(int), timeline.end.astype(int)
     return LOCKSTEP_ROUNDS * start + lengths[compute.columns.kind], LOCKSTEP_ROUNDS * end

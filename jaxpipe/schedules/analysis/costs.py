@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -230,6 +231,7 @@ OF_KIND = {
 }
 
 
-def unit_costs(*, transfer: float) -> Costs:
-    """Costs by which every compute action takes one unit of time."""
-    return Costs(**dict.fromkeys(OF_KIND.values(), 1.0), transfer=transfer)
+def costs_of_lengths(lengths: np.ndarray, *, transfer: float = 0.0) -> Costs:
+    """Costs by which every compute action takes its length, [kinds], and a message `transfer`."""
+    times: dict[str, Any] = {name: float(lengths[kind]) for kind, name in OF_KIND.items()}
+    return Costs(transfer=transfer, **times)
