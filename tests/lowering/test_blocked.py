@@ -9,8 +9,8 @@ from user_schedules import PLACEMENTS, random_schedule
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.blocked import MOST_UNSENT
-from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.lowering.replay import replay
+from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 

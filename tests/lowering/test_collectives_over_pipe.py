@@ -7,11 +7,11 @@ import pytest
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective
 from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.round_types import refine
 from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective
 from jaxpipe.schedules import Costs, build, check, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.passes.vocabulary import vocabulary

@@ -10,8 +10,8 @@ from legal_devices import TWO_REPLICAS, variants
 from user_schedules import TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.lowering.transfers.replica_gradients import ReplicaGradients
 from jaxpipe.lowering.permutes import in_lanes
+from jaxpipe.lowering.transfers.replica_gradients import ReplicaGradients
 from jaxpipe.schedules import Kind, Schedule, build
 
 VARIANTS = [variant for variant in variants(2, 6) if variant[0] in TWO_REPLICAS]
@@ -36,11 +36,8 @@ def complete(schedule: Schedule, table: RoundTable) -> dict[int, int]:
 
 
 def assert_planned(schedule: Schedule, table: RoundTable) -> None:
-    exchange, moves, placement = (
-        table.transfers["replica_gradients"],
-        table.transfers["replica_gradients"].sends,
-        schedule.placement,
-    )
+    exchange, placement = table.transfers["replica_gradients"], schedule.placement
+    moves = exchange.sends
     sent = []
     for round_, source, target, given, received, layer in zip(
         moves.round, moves.source, moves.target, exchange.send_chunk, exchange.recv_chunk, exchange.layer, strict=True
@@ -81,7 +78,8 @@ def test_so_they_do_in_user_schedules(placement, has_syncs):
 def test_one_replica_exchanges_nothing():
     for name in ("1f1b", "bpipe", "interleaved_1f1b"):
         table = lower(build(name, num_devices=4, num_microbatches=8))
-        assert len(table.transfers["replica_gradients"].layer) == table.num_lanes("replica_gradients") == 0
+        assert "replica_gradients" not in table.transfers
+        assert table.num_lanes("replica_gradients") == 0
 
 
 @pytest.mark.parametrize(("name", "num_devices"), [("chimera", 8), ("bitpipe", 4), ("bitpipe", 8), ("mixpipe", 8)])
@@ -146,29 +144,26 @@ def test_several_lanes_are_among_these():
 
 def with_moves(table: RoundTable, rounds: np.ndarray, chosen: np.ndarray) -> RoundTable:
     """`table` with the chosen layers of its exchange, in `rounds`; lanes anew."""
-    exchange, moves = table.transfers["replica_gradients"], table.transfers["replica_gradients"].sends
-    travels = in_lanes(rounds, moves.source[chosen], moves.target[chosen])
-    return replace(
-        table,
-        exchange=GradientExchange(
-            travels, exchange.send_chunk[chosen], exchange.recv_chunk[chosen], exchange.layer[chosen]
-        ),
+    exchange = table.transfers["replica_gradients"]
+    travels = in_lanes(rounds, exchange.sends.source[chosen], exchange.sends.target[chosen])
+    changed = ReplicaGradients(
+        travels, exchange.send_chunk[chosen], exchange.recv_chunk[chosen], exchange.layer[chosen]
     )
+    traffic = tuple(changed if transfer is exchange else transfer for transfer in table.kinds_of_traffic)
+    return replace(table, kinds_of_traffic=traffic)
 
 
 @pytest.mark.parametrize("eager_sync", [True, False])
 def test_the_interpreter_sees_layers_that_are_lost_doubled_or_sent_too_early(eager_sync):
     schedule = build("bitpipe", num_devices=4, num_microbatches=6, eager_sync=eager_sync)
     table = lowered(schedule)
-    rounds, when = table.transfers["replica_gradients"].sends.round, complete(schedule, table)
+    exchange, when = table.transfers["replica_gradients"], complete(schedule, table)
+    rounds = exchange.sends.round
     every = np.arange(len(rounds))
     interpret(with_moves(table, rounds, every))
     for i in every.tolist():
-        source, given = (
-            table.transfers["replica_gradients"].sends.source[i],
-            table.transfers["replica_gradients"].send_chunk[i],
-        )
-        stage = schedule.placement.stages_of[source][given][1]
+        source = exchange.sends.source[i]
+        stage = schedule.placement.stages_of[source][exchange.send_chunk[i]][1]
         columns = table.schedule.columns
         adds = columns.is_kind(Kind.B) & (columns.stage == stage) & (columns.device == source)
         lost = with_moves(table, np.delete(rounds, i), np.delete(every, i))

@@ -67,7 +67,7 @@ def test_a_round_of_gpipe_has_messages_of_one_direction(num_devices, num_microba
 @pytest.mark.parametrize("num_microbatches", [1, 2, 8, pytest.param(64, marks=pytest.mark.ci)])
 def test_no_message_of_1f1b_waits_and_those_of_gpipe_do_at_the_turn(num_devices, num_microbatches):
     inbox = {
-        name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).inbox.num_inbox
+        name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).grids["messages"].num_inbox
         for name in ("1f1b", "gpipe")
     }
     # GPipe's last stage turns every microbatch around before it takes back the first one.

@@ -191,7 +191,7 @@ def forget_an_exchange(pipeline: Pipeline) -> None:
     grids = pipeline.table.grids["replica_gradients"]
     num_received = grids.num_recvs.copy()
     num_received[tuple(np.argwhere(num_received > 0)[-1])] -= 1
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
+    pipeline.table.grids["replica_gradients"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
 def exchange_another_layer(pipeline: Pipeline) -> None:
@@ -200,7 +200,7 @@ def exchange_another_layer(pipeline: Pipeline) -> None:
     given = grids.send_layer.copy()
     first, second = np.flatnonzero(moves.source == 0)[:2]
     given[moves.round[second] - 1, 0, moves.lane[second]] = given[moves.round[first] - 1, 0, moves.lane[first]]
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, send_layer=given)
+    pipeline.table.grids["replica_gradients"] = dataclasses.replace(grids, send_layer=given)
 
 
 @pytest.mark.ci

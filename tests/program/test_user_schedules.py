@@ -25,7 +25,7 @@ def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
 
 
 def test_local_hops_and_messages_that_wait_are_among_these():
-    inboxes = [lower(from_csv(text, name=what)).inbox for what, text in CSV.items()]
+    inboxes = [lower(from_csv(text, name=what)).grids["messages"] for what, text in CSV.items()]
     assert any(inbox.num_inbox for inbox in inboxes)
     assert any(OWN in inbox.next_source for inbox in inboxes)
     assert any((inbox.store_own != inbox.num_inbox).any() for inbox in inboxes)
@@ -38,8 +38,8 @@ def table_of(what: str) -> RoundTable:
 
 def test_pages_that_travel_are_among_these_and_some_turn_back_at_once():
     assert [what for what in CSV if table_of(what).num_lanes("parked_pages")] == SENDS_PAGES
-    parked = table_of("away for a moment").page_moves
-    assert (parked.load_round == parked.evict_round + 1).any()
+    moves = table_of("away for a moment").page_moves
+    assert (moves.returns == moves.leaves + 1).any()
 
 
 @pytest.mark.parametrize("what", tiers([], slow=["leaves twice", "V leaves"]))
