@@ -14,7 +14,7 @@ import jax
 from jaxpipe.mesh import with_losses
 from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State
-from jaxpipe.program.channels import shared_sums, split_head
+from jaxpipe.program.channels import CHANNELS
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
@@ -82,6 +82,5 @@ ACTIONS: dict[Kind, Action] = {
     Kind.F: forward,
     Kind.B: backward,
     **split_backward.ACTIONS,
-    **split_head.ACTIONS,
-    **shared_sums.ACTIONS,
+    **{kind: action for channel in CHANNELS.values() for kind, action in channel.actions.items()},
 }

@@ -26,7 +26,7 @@ lane alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -37,9 +37,10 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.program.carry import Carry, Row, State
-from jaxpipe.program.device import DeviceStep, LayerChannel
+from jaxpipe.program.device import Action, DeviceStep, LayerChannel
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
+from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
 
@@ -60,6 +61,7 @@ class Channel:
 
     name: ClassVar[str]
     has_buffers: ClassVar[bool] = False  # whether a round sends what the one before has read into buffers
+    actions: ClassVar[Mapping[Kind, Action]] = {}  # kinds of action that come with the channel
 
     @classmethod
     def rows(cls, table: RoundTable) -> PyTree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,10 +26,30 @@ class SumRow(NamedTuple):
     event: Integers
 
 
+def in_its_batch(action: Action) -> Action:
+    """The action with the weights, tokens, factors, random numbers and sums of losses of its batch."""
+
+    def act(step: DeviceStep, row: Row, state: State) -> State:
+        lap = row.of[NAME].lap
+        batch, scale, random = at_index((step.batch, step.scale, step.random), lap)
+        here = replace(step, params=state.of[NAME].copies, batch=batch, scale=scale, random=random)
+        after = action(here, row, state._replace(loss=at_index(state.loss, lap)))
+        return after._replace(loss=with_index(state.loss, lap, after.loss))
+
+    return act
+
+
+def update(step: DeviceStep, row: Row, state: State) -> State:
+    """UPDATE: the optimizer's step of a stage's layers."""
+    updates: Updates = step.of[NAME]
+    return updates.of_stage(step, row, state)
+
+
 class SharedSums(Channel):
     """The channel of shared sums; the step gives it the `Updates`, and puts `Updated` into the state of each call."""
 
     name = NAME
+    actions = {Kind.UPDATE: update}
 
     @classmethod
     def rows(cls, table: RoundTable) -> SumRow:
@@ -57,25 +76,3 @@ class SharedSums(Channel):
         transfer = self.table.transfers[self.name]
         assert isinstance(transfer, lowered.SharedSums)
         return transfer.event_of_type(self.table)[round_type]
-
-
-def in_its_batch(action: Action) -> Action:
-    """The action with the weights, tokens, factors, random numbers and sums of losses of its batch."""
-
-    def act(step: DeviceStep, row: Row, state: State) -> State:
-        lap = row.of[NAME].lap
-        batch, scale, random = at_index((step.batch, step.scale, step.random), lap)
-        here = replace(step, params=state.of[NAME].copies, batch=batch, scale=scale, random=random)
-        after = action(here, row, state._replace(loss=at_index(state.loss, lap)))
-        return after._replace(loss=with_index(state.loss, lap, after.loss))
-
-    return act
-
-
-def update(step: DeviceStep, row: Row, state: State) -> State:
-    """UPDATE: the optimizer's step of a stage's layers."""
-    updates: Updates = step.of[NAME]
-    return updates.of_stage(step, row, state)
-
-
-ACTIONS: dict[Kind, Callable[[DeviceStep, Row, State], State]] = {Kind.UPDATE: update}

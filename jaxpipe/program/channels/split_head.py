@@ -23,7 +23,7 @@ from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import EMBEDDING, Action, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
 from jaxpipe.program.in_place import cond_in_place, sequenced
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
@@ -41,83 +41,6 @@ class Kept(NamedTuple):
     kept: PyTree  # [num_slots + 1, ...]
     own: PyTree  # [num_slots + 1, ...] statistics of this device
     statistics: PyTree  # [num_slots + 1, device, ...]
-
-
-class SplitHead(Channel):
-    """The channel of a split head."""
-
-    name = NAME
-
-    @classmethod
-    def rows(cls, table: RoundTable) -> HeadGrids:
-        """Microbatches, entries and slots."""
-        return table.grids[cls.name]
-
-    @classmethod
-    def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Kept:
-        """Entries and slots."""
-        plan, x_like = _plan(shapes.table), shapes.message
-
-        def slots(*more: int) -> Any:
-            return lambda leaf: empty((plan.num_slots + 1, *more, *leaf.shape), leaf.dtype)
-
-        return Kept(
-            entries=empty((plan.num_entries + 1, *x_like.shape), x_like.dtype),
-            kept=jax.tree.map(slots(), shapes.kept),
-            own=jax.tree.map(slots(), shapes.statistics),
-            statistics=jax.tree.map(slots(shapes.table.schedule.num_devices), shapes.statistics),
-        )
-
-    def begin(self, round_type: int, row: Row, carry: Carry) -> dict[Of, PyTree]:
-        """Runs the collectives of a round; returns what they bring."""
-        line, kept, plan = row.of[self.name], carry.state.of[self.name], _plan(self.table)
-        placement, last = self.table.schedule.placement, self.table.schedule.num_stages - 1
-        device, total = (
-            lax.axis_index("pipe"),
-            partial(sum_over, axes=("pipe",), deterministic=self.step.deterministic),
-        )
-
-        def entry(of: Of) -> jax.Array:
-            return at_index(kept.entries, line.entry[of])
-
-        def of_stage(of: Of, stage: int) -> jax.Array:
-            """The entry of the device that holds `stage`, on all devices."""
-            return total(jnp.where(device == placement.device_of(stage, of[0]), entry(of), 0))
-
-        ways = {
-            Collective.LOOKUP: lambda of: total(_rows(self.step, line.microbatch[of])),
-            Collective.BROADCAST: lambda of: of_stage(of, last),
-            Collective.STATISTICS: lambda of: jax.tree.map(
-                lambda leaf: lax.all_gather(leaf, "pipe"), at_index(kept.own, line.exchanged_slot[of[0]])
-            ),
-            Collective.REDUCE: lambda of: total(entry(of)),
-            Collective.SCATTER: lambda of: of_stage(of, 0),
-        }
-        here = np.argwhere(plan.of_type(self.table)[round_type]).tolist()
-        return {(replica, Collective(which)): ways[Collective(which)]((replica, which)) for replica, which in here}
-
-    def store(self, round_type: int, row: Row, arrived: dict[Of, PyTree], carry: Carry) -> Carry:
-        """Stores what the collectives have brought; adds gradients of the embedding."""
-        state, line = carry.state, row.of[self.name]
-        kept = state.of[self.name]
-        for of, values in arrived.items():
-            replica, collective = of
-            if collective == Collective.STATISTICS:
-                statistics = with_index(kept.statistics, line.exchanged_slot[replica], values)
-                kept = kept._replace(statistics=statistics)
-            elif collective == Collective.SCATTER:
-                microbatch = line.microbatch[of]
-                add = partial(_with_embedding, self.step, microbatch, values)
-                shared, num_done = sequenced(
-                    microbatch != NO_MICROBATCH,
-                    lambda sums, _, add=add: add(sums),
-                    state.grads["shared"],
-                    state.num_done,
-                )
-                state = state._replace(grads={**state.grads, "shared": shared}, num_done=num_done)
-            else:
-                kept = kept._replace(entries=with_index(kept.entries, line.entry[of], values))
-        return carry._replace(state=_with(state, kept))
 
 
 def _plan(table: RoundTable) -> lowered.SplitHead:
@@ -212,4 +135,79 @@ def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     return _with(state._replace(grads={**state.grads, "shared": sums}), kept)
 
 
-ACTIONS: dict[Kind, Action] = {Kind.S: head_statistics, Kind.T: head_gradients}
+class SplitHead(Channel):
+    """The channel of a split head."""
+
+    name = NAME
+    actions = {Kind.S: head_statistics, Kind.T: head_gradients}
+
+    @classmethod
+    def rows(cls, table: RoundTable) -> HeadGrids:
+        """Microbatches, entries and slots."""
+        return table.grids[cls.name]
+
+    @classmethod
+    def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Kept:
+        """Entries and slots."""
+        plan, x_like = _plan(shapes.table), shapes.message
+
+        def slots(*more: int) -> Any:
+            return lambda leaf: empty((plan.num_slots + 1, *more, *leaf.shape), leaf.dtype)
+
+        return Kept(
+            entries=empty((plan.num_entries + 1, *x_like.shape), x_like.dtype),
+            kept=jax.tree.map(slots(), shapes.kept),
+            own=jax.tree.map(slots(), shapes.statistics),
+            statistics=jax.tree.map(slots(shapes.table.schedule.num_devices), shapes.statistics),
+        )
+
+    def begin(self, round_type: int, row: Row, carry: Carry) -> dict[Of, PyTree]:
+        """Runs the collectives of a round; returns what they bring."""
+        line, kept, plan = row.of[self.name], carry.state.of[self.name], _plan(self.table)
+        placement, last = self.table.schedule.placement, self.table.schedule.num_stages - 1
+        device, total = (
+            lax.axis_index("pipe"),
+            partial(sum_over, axes=("pipe",), deterministic=self.step.deterministic),
+        )
+
+        def entry(of: Of) -> jax.Array:
+            return at_index(kept.entries, line.entry[of])
+
+        def of_stage(of: Of, stage: int) -> jax.Array:
+            """The entry of the device that holds `stage`, on all devices."""
+            return total(jnp.where(device == placement.device_of(stage, of[0]), entry(of), 0))
+
+        ways = {
+            Collective.LOOKUP: lambda of: total(_rows(self.step, line.microbatch[of])),
+            Collective.BROADCAST: lambda of: of_stage(of, last),
+            Collective.STATISTICS: lambda of: jax.tree.map(
+                lambda leaf: lax.all_gather(leaf, "pipe"), at_index(kept.own, line.exchanged_slot[of[0]])
+            ),
+            Collective.REDUCE: lambda of: total(entry(of)),
+            Collective.SCATTER: lambda of: of_stage(of, 0),
+        }
+        here = np.argwhere(plan.of_type(self.table)[round_type]).tolist()
+        return {(replica, Collective(which)): ways[Collective(which)]((replica, which)) for replica, which in here}
+
+    def store(self, round_type: int, row: Row, arrived: dict[Of, PyTree], carry: Carry) -> Carry:
+        """Stores what the collectives have brought; adds gradients of the embedding."""
+        state, line = carry.state, row.of[self.name]
+        kept = state.of[self.name]
+        for of, values in arrived.items():
+            replica, collective = of
+            if collective == Collective.STATISTICS:
+                statistics = with_index(kept.statistics, line.exchanged_slot[replica], values)
+                kept = kept._replace(statistics=statistics)
+            elif collective == Collective.SCATTER:
+                microbatch = line.microbatch[of]
+                add = partial(_with_embedding, self.step, microbatch, values)
+                shared, num_done = sequenced(
+                    microbatch != NO_MICROBATCH,
+                    lambda sums, _, add=add: add(sums),
+                    state.grads["shared"],
+                    state.num_done,
+                )
+                state = state._replace(grads={**state.grads, "shared": shared}, num_done=num_done)
+            else:
+                kept = kept._replace(entries=with_index(kept.entries, line.entry[of], values))
+        return carry._replace(state=_with(state, kept))
