@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import shared_sums as lowered
@@ -49,7 +50,7 @@ class SharedSums(Channel):
     """The channel of shared sums; the step gives it the `Updates`, and puts `Updated` into the state of each call."""
 
     name = NAME
-    actions = {Kind.UPDATE: update}
+    actions: ClassVar[Mapping[Kind, Action]] = {Kind.UPDATE: update}
 
     @classmethod
     def rows(cls, table: RoundTable) -> SumRow:

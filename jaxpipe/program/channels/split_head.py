@@ -7,9 +7,9 @@ part; a device for which a round of this type has no collective sends the last e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,7 @@ class SplitHead(Channel):
     """The channel of a split head."""
 
     name = NAME
-    actions = {Kind.S: head_statistics, Kind.T: head_gradients}
+    actions: ClassVar[Mapping[Kind, Action]] = {Kind.S: head_statistics, Kind.T: head_gradients}
 
     @classmethod
     def rows(cls, table: RoundTable) -> HeadGrids:
