@@ -23,7 +23,7 @@ from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.device import EMBEDDING, Action, Boundary, DeviceStep, add_scaled
 from jaxpipe.program.in_place import cond_in_place, sequenced
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
