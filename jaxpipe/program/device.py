@@ -227,8 +227,13 @@ class DeviceStep:
         def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
             walk, carried = carry
             arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
-            if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
-                turn = guarded_index(turn, after(state.num_done, arrived))
+            if self.in_turn:
+                # On CPUs the layer, which may have collectives of its own, waits for these: what it reads of the walk
+                # and what it slices by the turn depend on them. The choice is always the first, which XLA cannot know.
+                num_done = after(state.num_done, arrived)
+                turn = guarded_index(turn, num_done)
+                passed = jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), walk.passed)
+                walk = walk._replace(passed=passed)
             walk = layer(turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
