@@ -227,13 +227,9 @@ class DeviceStep:
         def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
             walk, carried = carry
             arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
-            if self.in_turn:
-                # On CPUs the layer, which may have collectives of its own, waits for these: what it reads of the walk
-                # and what it slices by the turn depend on them. The choice is always the first, which XLA cannot know.
+            if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
                 num_done = after(state.num_done, arrived)
-                turn = guarded_index(turn, num_done)
-                passed = jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), walk.passed)
-                walk = walk._replace(passed=passed)
+                turn, walk = guarded_index(turn, num_done), _waiting(walk, num_done)
             walk = layer(turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
@@ -247,6 +243,8 @@ class DeviceStep:
         walk, carried = lax.fori_loop(0, self.num_layers_of(row), body, (walk, carried))
         for channel in channels:
             state = channel.last(row, carried[channel.name], walk, state)
+        if self.in_turn:  # as what follows, the head of the last stage
+            walk = _waiting(walk, after(state.num_done, [state.of[channel.name] for channel in channels]))
         return walk, state
 
     def last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
@@ -257,6 +255,11 @@ class DeviceStep:
 
 
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state
+
+
+def _waiting(walk: Walk, num_done: jax.Array) -> Walk:
+    """The walk, whose activation or gradient waits for `num_done`: it is never negative, which XLA cannot know."""
+    return walk._replace(passed=jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), walk.passed))
 
 
 def add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:
