@@ -16,10 +16,10 @@ def test_bytes_of_a_message():
 def test_groups_by_where_devices_stand():
     """Of data 4 x pipe 2 a node of 4 has two whole pipelines; where replicas stand together, it has all of a stage."""
     places = places_of(gpt_setting(pipe=2, data=4, topology="a100-80g:2x4"))
-    assert (places.data, places.shared, places.tensor) == (Group(4, 2), Group(8, 4), Group(1, 1))
+    assert (places.along["data"], places.shared, places.along["tensor"]) == (Group(4, 2), Group(8, 4), Group(1, 1))
     choices = {"schedule": "chimera", "pipe": 4, "data": 2, "topology": "a100-80g:2x4"}
-    assert places_of(gpt_setting(**choices)).data == Group(2, 1)
-    assert places_of(gpt_setting(**choices, order="replicas_together")).data == Group(2, 2)
+    assert places_of(gpt_setting(**choices)).along["data"] == Group(2, 1)
+    assert places_of(gpt_setting(**choices, order="replicas_together")).along["data"] == Group(2, 2)
 
 
 def link(in_node: bool) -> Link:
