@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 STREAM, EXPERT_ROWS = "stream", "rows of experts"  # what a layer's collective moves; `estimate.communication` has bytes
@@ -154,32 +155,32 @@ class MeshSizes:
         """Sizes by the names of the axes."""
         return {name: getattr(self, name) for name in AXES}
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         """Devices of the mesh."""
         return self.along(AXES)
 
-    @property
+    @cached_property
     def num_batch_parts(self) -> int:
         """Parts that each microbatch is split into."""
         return self.along(BATCH_AXES)
 
-    @property
+    @cached_property
     def num_master_parts(self) -> int:
         """Parts that the masters of a layer's parameters are split into, where the model splits no experts."""
         return self.along(MASTER_AXES)
 
-    @property
+    @cached_property
     def num_kernel_parts(self) -> int:
         """Parts that the kernels of a layer, its heads and the vocabulary are split into."""
         return self.along(KERNEL_AXES)
 
-    @property
+    @cached_property
     def num_token_parts(self) -> int:
         """Parts that the stream between layers is split into along the sequence."""
         return self.along(TOKEN_AXES)
 
-    @property
+    @cached_property
     def num_expert_parts(self) -> int:
         """Parts that the experts of a layer are split into."""
         return self.along(EXPERT_AXES)

@@ -255,33 +255,32 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
         sizes = sizes_to_divide(config, row)
     except ConfigError:
         return  # `check` reports it by itself
-    path, number = f"mesh.{row.name}", config.mesh[row.name]
+    name, number = f"mesh.{row.name}", config.mesh[row.name]
     broken = {path: size for path, size in sizes.items() if size % number}
     if row.splits_kernels and not broken:
         _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
     if not broken:
         return
-    rule = f"{row.name}-divides: every device of {path} has equally many {row.equally}"
+    rule = f"{row.name}-divides: every device of {name} has equally many {row.equally}"
     if set(sizes.values()) == {1}:
-        rest = f"mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}"
         raise ConfigError(
             explain(
-                f"{path}={number} of a model without {row.equally}",
+                f"{name}={number} of a model without {row.equally}",
                 rule=rule,
                 picture=f"model.family={config.model.family!r}",
-                repair=f"set {path}=1, and for example {rest}",
+                repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
             )
         )
     common = math.gcd(*sizes.values())
     nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
     raise ConfigError(
         explain(
-            f"{path}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
+            f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
             rule=rule,
             picture="\n".join(
                 f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
             ),
-            repair=f"set {path}={nearest}, the nearest legal value{_alternative(broken, config)}",
+            repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
         )
     )
 
