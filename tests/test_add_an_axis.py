@@ -69,9 +69,11 @@ def trained_without_the_axis():
     return state, metrics, pipeline
 
 
-def test_the_page_is_one_row():
+def test_the_page_is_one_row_and_fits_the_package(tmp_path):
     assert list(num_changed(PAGE)) == ["jaxpipe/cluster/axes.py"]
     assert sum(num_changed(PAGE).values()) <= MOST_EDITS
+    ours, theirs = ((root / "jaxpipe/cluster/axes.py").read_text() for root in (ROOT, patched_package(PAGE, tmp_path)))
+    assert theirs.count("\n") == ours.count("\n") + 1
 
 
 @pytest.mark.ci
