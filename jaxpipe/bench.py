@@ -39,6 +39,7 @@ from absl.flags import FlagValues
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.cluster.axes import MeshSizes
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.distributed.gloo import tune_gloo
@@ -77,7 +78,7 @@ def execute(values: FlagValues) -> None:
     keep_freed_memory()
     config = config_of(values)
     if values.num_processes > 1:
-        config.mesh.update(data=1, pipe=values.num_processes, expert=1, tensor=1)
+        config.mesh.update(MeshSizes(pipe=values.num_processes).axes)
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
         pinned.join(values)

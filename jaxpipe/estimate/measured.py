@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpipe.cluster.axes import LAYER_AXES, told
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.communication import of_head_s
 from jaxpipe.estimate.setting import Group, Setting
@@ -169,7 +170,8 @@ class Measured:
         raise ConfigError(
             explain(
                 "no measurement fits this model as it is to be trained.",
-                rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and tensor",
+                rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and "
+                + ", ".join(told(setting.axes, LAYER_AXES)),
                 picture=f"nearest: {'; '.join(nearest)}",
                 repair="time this model too with python -m jaxpipe.measure, and give both files",
             )
@@ -177,7 +179,7 @@ class Measured:
 
 
 def read_costs(path: str | Path, *more: str | Path, otherwise: TimeSource | None = None) -> Measured:
-    """The times in `costs.json` files, each of another model, dtype, sequence length, recomputation or `tensor`.
+    """The times in `costs.json` files, each of another model, dtype, sequence length, recomputation or split layer.
 
     Args:
         path, more: files that `python -m jaxpipe.measure --output=FILE` wrote.
@@ -196,8 +198,7 @@ def subject_of(setting: Setting) -> dict[str, Any]:
         dtype=setting.dtype,
         seq_len=setting.seq_len,
         num_predicted=setting.num_predicted,
-        tensor=setting.tensor,
-        **({"expert": setting.expert} if setting.expert > 1 else {}),  # which no measurement has
+        **told(setting.axes, LAYER_AXES),
     )
 
 
@@ -240,8 +241,8 @@ def _with_update_of(times: Times, measurement: Measurement, setting: Setting) ->
     num_layers_parameters = num_layers * measurement.num_layer_parameters
     num_shared = measurement.num_shared_parameters
     if setting.zero1:
-        num_layers_parameters /= setting.num_copies
-        num_shared /= setting.num_copies
+        num_layers_parameters /= setting.num_master_parts
+        num_shared /= setting.num_master_parts
     if setting.zero1 or setting.vocab_over_pipe:
         num_shared /= setting.pipe
     share = (num_layers_parameters + num_shared) / measurement.num_update_parameters

@@ -76,7 +76,7 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
         scores = _scores(setting, has_dropout=False)  # observed: dropout keeps no additional array of scores
         parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
         # On one device each gradient is added to its sum at once; on several it waits for gathered arrays.
-        waits = of.kernels + 2 * of.stream + 2 * of.width if setting.tensor > 1 else of.kernels // 2 + of.width
+        waits = of.kernels + 2 * of.stream + 2 * of.width if setting.num_token_parts > 1 else of.kernels // 2 + of.width
         parts["layer_weight_gradient"] = waits
     return parts
 
@@ -90,14 +90,14 @@ def head_bytes(setting: Setting) -> int:
     of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)
     logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
-    streams = 2 if setting.tensor > 1 else 3 if setting.anatomy.centered_norms else 1
+    streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
     return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
 
 
 def _embed_backward(setting: Setting) -> int:
-    """Bytes of the stream's gradient, over `tensor` the gathered one; and dropout's draws."""
+    """Bytes of the stream's gradient, the gathered one where tokens are split; and dropout's draws."""
     of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
-    if setting.tensor > 1:
+    if setting.num_token_parts > 1:
         return of.stream + has_dropout * of.local
     return has_dropout * of.local // ITEMSIZE[setting.dtype]
 
@@ -107,7 +107,7 @@ def _buffers(setting: Setting) -> Buffers:
     return Buffers(
         kernels=itemsize * layer_parameters(setting.model).of_device(setting),
         local=itemsize * of.stream,
-        stream=itemsize * of.stream * setting.tensor,
+        stream=itemsize * of.stream * setting.num_token_parts,
         width=itemsize * of.width,
         rows=itemsize * feed_forward_rows(setting) * setting.anatomy.hidden if setting.anatomy.num_experts > 1 else 0,
         scores=_scores(setting, has_dropout=setting.anatomy.has_dropout),
@@ -424,4 +424,4 @@ def batch_bytes(setting: Setting) -> int:
         per_sequence = (2 + setting.packs_documents + setting.tells_padding) * setting.seq_len
     else:  # tokens, token types, padding mask; places and targets; the order
         per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
-    return INT32_BYTES * per_sequence * setting.batch_size // setting.num_copies
+    return INT32_BYTES * per_sequence * setting.batch_size // setting.num_batch_parts

@@ -3,11 +3,11 @@
     python -m jaxpipe.measure --config=configs/bench_cpu.py [--output=costs.json [--overwrite]]
         [--microbatch_sizes=1,2,4] [--num_repeats=5] [--num_layers=2] [--num_processes=P] [--config.X=Y ...]
 
-The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
-a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. With
-pipeline.vocab_over_pipe=true it also times S and T of a head that is split over `mesh.pipe` devices. Times are medians
-of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
-computed in one pipeline, and the link is between two of them.
+The command times the compiled program with three stages of a few layers each on one device (on those that share
+kernels), a few of its actions at a time. It uses the config's model, data, optimizer and the sizes of mesh that split
+kernels, not its schedule. With pipeline.vocab_over_pipe=true it also times S and T of a head that is split over
+`mesh.pipe` devices. Times are medians of wall time. With --num_processes=P, P processes of one core and one thread
+measure at once, as if they computed in one pipeline, and the link is between two of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.cluster.axes import KERNEL_AXES, written
 from jaxpipe.command_line import check_unused
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.config.model import vocab_pipe
+from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
@@ -110,7 +111,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
         ConfigError: a size is not a whole number from 1 to 99999.
     """
     if written is None:
-        return [config.data.batch_size // (config.mesh.data * config.mesh.expert * config.pipeline.num_microbatches)]
+        return [microbatch_size(config)]
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(
@@ -133,12 +134,12 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
 
 
 def _check_alone(config: ConfigDict, num_processes: int) -> None:
-    if config.mesh.tensor > 1:
+    if mesh_sizes(config).num_kernel_parts > 1:
         raise ConfigError(
             explain(
-                f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}",
+                f"--num_processes={num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
                 rule="measured-processes: each of several processes has one device, and no layer is split over devices",
-                repair="leave --num_processes out, or set --config.mesh.tensor=1",
+                repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
             )
         )
 
@@ -210,7 +211,7 @@ def to_text(measurement: Measurement) -> str:
         f" jax {identity['jax_version']}",
         f"model             {subject['family']} of hidden {subject['hidden']}, seq_len {subject['seq_len']},"
         f" {subject['dtype']}, recompute {subject['recompute']}, attention {subject['attention']},"
-        f" tensor {subject['tensor']}",
+        + "".join(f" {axis} {subject[axis]}" for axis in KERNEL_AXES),
         f"{'milliseconds, of a microbatch of':34}" + "".join(f"{size:>12}" for size in sizes),
     ]
     for name in names:

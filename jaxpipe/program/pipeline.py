@@ -90,14 +90,14 @@ class Pipeline:
 
         Args:
             schedule: a schedule that keeps the rules, on as many devices as the mesh's `pipe` axis has.
-            mesh: the mesh, with axes `data`, `pipe`, `expert`, `tensor`, as `make_mesh` makes it.
+            mesh: the mesh, as `make_mesh` makes it.
             functions: the model.
             num_layers: layers of the model.
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
-                compute with equal copies of a parameter: those of `data` and `expert`, for shared ones of `pipe` too.
+                compute with equal copies of a parameter: those of `MASTER_AXES`, for shared ones of `pipe` too.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
@@ -166,7 +166,7 @@ class Pipeline:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `data` and `expert`."""
+        """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `BATCH_AXES`."""
         return NamedSharding(self.mesh, _BATCH)
 
     def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:

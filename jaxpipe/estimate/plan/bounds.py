@@ -43,10 +43,10 @@ def least_of_any_s(setting: Setting, times: Times) -> float:
 def least_gpu_s(setting: Setting, times: Times) -> float:
     """Lower bound of a step's time on one GPU times the number of GPUs, for the microbatches of `setting`.
 
-    Nothing but the layers is counted, whose times are the same on every mesh with these `tensor` and `expert`.
+    Nothing but the layers is counted, whose times are the same on every mesh with these `LAYER_AXES`.
     """
-    num_layers = setting.num_microbatches * setting.num_copies * setting.model.num_layers
-    return num_layers * _least_layer_s(times) * setting.tensor
+    num_layers = setting.num_microbatches * setting.num_batch_parts * setting.model.num_layers
+    return num_layers * _least_layer_s(times) * (setting.num_gpus // (setting.num_batch_parts * setting.pipe))
 
 
 def _least_layer_s(times: Times) -> float:
