@@ -1,8 +1,8 @@
 """The pipeline of a schedule without flush: one program, called once for each batch, that never drains.
 
 What is in flight at the end of a call, on every device, goes into the next: pages, messages, running gradients, the
-compute copies of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls. Call t works on batch t
-and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute batch t with
+compute copies of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls. Call t works on batch
+t and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute batch t with
 W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and draining calls
 are the same program with other lines of the table.
 """
