@@ -39,6 +39,7 @@ from absl.flags import FlagValues
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.cluster.axes import MeshSizes
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.distributed.gloo import tune_gloo
@@ -79,7 +80,7 @@ def execute(values: FlagValues) -> None:
     config = config_of(values)
     if values.num_processes > 1:
         # One device a process; other axes would need more.
-        config.mesh.update(data=1, pipe=values.num_processes, expert=1, tensor=1)
+        config.mesh.update(MeshSizes(pipe=values.num_processes).axes)
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
         pinned.join(values)

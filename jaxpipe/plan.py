@@ -3,7 +3,7 @@
     python -m jaxpipe.plan --config=configs/gpt3_96b.py --topology=a100-80g:6x8 [--costs=costs.json] [--top=10]
         [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE[:ROW]] [--config.X=Y ...]
 
-The search covers schedule, chunks, data x pipe x expert x tensor, microbatch size, recompute, mesh order, the head on
+The search covers schedule, chunks, all axes of the mesh, microbatch size, recompute, mesh order, the head on
 the last stage or over all devices, and fewer GPUs where they are faster. What does not fit a GPU with a margin is
 dropped. Model, sequence length and batch size are the config's. Its own pipeline and mesh are not read, except a
 method's .py file in pipeline.schedule, which is tried as well.
@@ -52,7 +52,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     flags.DEFINE_multi_string(
         "costs",
         [],
-        "costs.json of jaxpipe.measure; several for several kinds of recomputation or sizes of mesh.tensor. Links that"
+        "costs.json of jaxpipe.measure; several for several kinds of recomputation or ways to split a layer. Links that"
         " were not measured, and all times without a file, are a roofline's.",
         values,
     )

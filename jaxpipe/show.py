@@ -28,6 +28,7 @@ from typing import Any
 from absl import flags
 from absl.flags import FlagValues
 
+from jaxpipe.cluster.axes import ROWS
 from jaxpipe.command_line import HELP, check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
 from jaxpipe.drawing.comparison import compared, comparison_text
@@ -58,6 +59,8 @@ __all__ = ["Page", "main", "to_html"]
 _LAYERS_PER_STAGE = 4
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
 _RATIOS = ("slot_messages", "gradient_messages")  # ratio of one layer's bytes to a message's
+_PLACED = tuple(row for row in ROWS if not row.splits_stages and not row.for_some_models)  # beside the devices
+_PLACED_NAMES = tuple(row.name for row in _PLACED)
 _SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # flags that a schedule's file replaces
 _HTML = (".html", ".htm")
 
@@ -107,8 +110,8 @@ def _define_flags(values: FlagValues) -> None:
     define_number(values, "slot_bytes", None, size_help, what="size", is_positive=True)
     flags.DEFINE_bool("placement", False, "Show which GPU of --topology holds which stage instead.", values)
     text("topology", None, "With --placement, --config: hardware, nodes, GPUs of a node, as a100-80g:2x8.", values)
-    _define_integer(values, "tensor", "With --placement: GPUs that share each layer, default 1.", least=1)
-    _define_integer(values, "data", "With --placement: copies of the pipeline, default 1.", least=1)
+    for row in _PLACED:
+        _define_integer(values, row.name, f"With --placement: {row.means}, default 1.", least=1)
     format_help = "What is shown; by default what the ending of --output says, else text."
     flags.DEFINE_enum("format", None, list(_FORMATS), format_help, values)
     text("output", None, "A file to write to instead of the terminal, as schedule.json.", values)
@@ -146,7 +149,7 @@ def _check_flags(values: FlagValues) -> None:
         others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
     elif values.config:
-        others = ("name", "csv", "json", *_SOURCE[1:], *_TIMES, "layers_per_stage", "tensor", "data", "placement")
+        others = ("name", "csv", "json", *_SOURCE[1:], *_TIMES, "layers_per_stage", *_PLACED_NAMES, "placement")
         check_unused(values, others, "--config gives the schedule and its times")
     elif values.csv or values.json:
         source = "csv" if values.csv else "json"
@@ -178,7 +181,7 @@ def _check_flags(values: FlagValues) -> None:
         if values.format not in ("text", "json"):
             check_unused(values, ("format",), "--placement is shown as text or json")
     elif not values.config:
-        check_unused(values, ("topology", "tensor", "data"), "it needs --placement")
+        check_unused(values, ("topology", *_PLACED_NAMES), "it needs --placement")
     if values.format == "memory":
         _check_ending("output", values.output, tuple(f".{form}" for form in FORMS))
     elif not values.html:
@@ -240,7 +243,7 @@ def _show(values: FlagValues) -> None:
         schedule, decided = _schedule(values), ""
         costs = _costs(values, schedule)
     if values.placement:
-        mesh = {"data": values.data or 1, "tensor": values.tensor or 1}
+        mesh = {axis: values[axis].value or 1 for axis in _PLACED_NAMES}
         picture = show_placement(schedule, values.topology, **mesh, as_json=values.format == "json")
         write_output(picture, values.output)
         return

@@ -1,31 +1,21 @@
 """Assigns GPUs to places of the mesh: the orders to choose from, and the hops between nodes that each costs.
 
 Takes the mesh's shape and the GPUs per node, returns the GPU of every place of the mesh. GPUs count node by node; a
-place is the GPUs that share a layer: those of `expert` and `tensor`, which
-the orders below take together as `tensor`. `jaxpipe.mesh.devices.order_devices` applies an assignment to real devices.
+place is the GPUs that share a layer: those of all axes in a node, which the orders below take together as `tensor`, as
+they take the axes of copies of the pipeline as `data`. `jaxpipe.mesh.devices.order_devices` applies an assignment to
+real devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpipe.cluster.axes import NODE_AXES, OUTER_AXES, MeshSizes, told, written
 from jaxpipe.errors import ConfigError, closest, explain
-
-AXES = ("data", "pipe", "expert", "tensor")  # of the mesh, the innermost last
-
-
-def describe_mesh(axes: Mapping[str, int]) -> str:
-    """The sizes of a mesh as text; `expert` only where there are several.
-
-    Example:
-        >>> describe_mesh({"data": 2, "pipe": 4, "expert": 1, "tensor": 1})
-        'data 2 x pipe 4 x tensor 1'
-    """
-    return " x ".join(f"{name} {axes[name]}" for name in AXES if name != "expert" or axes[name] > 1)
 
 
 def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:
@@ -213,17 +203,20 @@ class Assignment:
 
     Attributes:
         order: the order that made it, one of `ORDERS`.
-        gpus: `[data, pipe, expert x tensor]`, GPU numbers, counted node by node.
+        gpus: `[copy, pipe, sharing]`, GPU numbers, counted node by node: copies of the pipeline, its devices, and GPUs
+            that share a layer.
         gpus_per_node: GPUs of every node; the mesh may leave some of the last node unused.
+        sizes: the sizes of the mesh.
     """
 
     order: str
     gpus: np.ndarray
     gpus_per_node: int
+    sizes: MeshSizes
 
     @property
     def nodes(self) -> np.ndarray:
-        """The node of every GPU, `[data, pipe, expert x tensor]`."""
+        """The node of every GPU, `[copy, pipe, sharing]`."""
         return self.gpus // self.gpus_per_node
 
     def is_apart(self, first: int, second: int) -> np.ndarray:
@@ -250,18 +243,15 @@ class Assignment:
 
 
 def _where(apart: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Places where any GPU of a tensor group is `apart` (`[data, devices, tensor]`), as (copy, device)."""
+    """Places where any GPU that shares a layer is `apart` (`[copy, devices, sharing]`), as (copy, device)."""
     return tuple((copy, device) for copy, device in np.argwhere(apart.any(axis=-1)).tolist())
 
 
-def assign(
-    order: str = "pair_adjacent", *, data: int = 1, pipe: int, expert: int = 1, tensor: int = 1, gpus_per_node: int
-) -> Assignment:
+def assign(order: str = "pair_adjacent", *, gpus_per_node: int, **sizes: int) -> Assignment:
     """The GPU of every place of the mesh under `order`; a mesh that fits into one node is always contiguous.
 
-    "contiguous" takes the GPUs in their order: `tensor` fastest, then `expert`, then the devices of one pipeline, then
-    its copies.
-    (Megatron-LM's default has `data` inside `pipe`; with one copy both are the same.) One hop per node boundary
+    "contiguous" takes the GPUs in their order: those that share a layer, then the devices of one pipeline, then its
+    copies. (Megatron-LM's default has `data` inside `pipe`; with one copy both are the same.) One hop per node boundary
     crosses nodes, and so do most pairs.
 
     "pair_adjacent" puts the devices d and pipe-1-d into one node, for BPipe's evictions and loads. Two hops per node
@@ -270,15 +260,12 @@ def assign(
     "replicas_together" puts the devices d and pipe-1-d of all copies into one node, for the gradients of two replicas.
     Two hops of each copy cross every node boundary. With one copy it equals "pair_adjacent".
 
-    Beyond one node, expert x tensor divides the GPUs of a node; `jaxpipe.cluster.assignment` has the other conditions.
+    Beyond one node, the GPUs that share a layer divide a node; `jaxpipe.cluster.assignment` has the other conditions.
 
     Args:
         order: the order of the devices, one of `ORDERS`.
-        data: copies of the pipeline.
-        pipe: devices of one pipeline.
-        expert: GPUs among which the experts of a layer are split.
-        tensor: GPUs that share each layer.
         gpus_per_node: GPUs of each node; the mesh fills nodes from the first one.
+        sizes: devices along axes of the mesh, as in `jaxpipe.cluster.axes.MeshSizes`; 1 where none are given.
 
     Raises:
         ConfigError: the order is unknown, or the mesh does not fit it.
@@ -295,15 +282,16 @@ def assign(
                 repair="set one of these",
             )
         )
-    sharing = expert * tensor
-    gpus = np.arange(data * pipe * sharing).reshape(data, pipe, sharing)
+    mesh = MeshSizes(**sizes)
+    copies, pipe, sharing = mesh.along(OUTER_AXES), mesh.pipe, mesh.along(NODE_AXES)
+    gpus = np.arange(mesh.num_devices).reshape(copies, pipe, sharing)
     # One node has no boundary, so its order changes no hop.
     if order != "contiguous" and gpus.size > gpus_per_node:
-        _check_sharing(expert, tensor, gpus_per_node)
+        _check_sharing(mesh, gpus_per_node)
         lay = {"pair_adjacent": pair_adjacent, "replicas_together": replicas_together}[order]
-        laid = lay(data, pipe, sharing, gpus_per_node)
-        gpus = _places(laid, data, pipe, gpus_per_node // sharing)[:, :, None] * sharing + np.arange(sharing)
-    return Assignment(order, gpus, gpus_per_node)
+        laid = lay(copies, pipe, sharing, gpus_per_node)
+        gpus = _places(laid, copies, pipe, gpus_per_node // sharing)[:, :, None] * sharing + np.arange(sharing)
+    return Assignment(order, gpus, gpus_per_node, mesh)
 
 
 def _places(laid: list[tuple[int, int]], data: int, pipe: int, places_per_node: int) -> np.ndarray:
@@ -316,17 +304,15 @@ def _places(laid: list[tuple[int, int]], data: int, pipe: int, places_per_node: 
     return places
 
 
-def _check_sharing(expert: int, tensor: int, gpus_per_node: int) -> None:
-    sharing = expert * tensor
+def _check_sharing(mesh: MeshSizes, gpus_per_node: int) -> None:
+    sharing = mesh.along(NODE_AXES)
     if gpus_per_node % sharing:
         nearest = min(divisors(gpus_per_node), key=lambda divisor: abs(divisor - sharing))
-        what = f"tensor={tensor}" if expert == 1 else f"expert={expert} x tensor={tensor}"
-        repair = f"tensor={nearest}" if expert == 1 else f"an expert x tensor of {nearest}"
         raise ConfigError(
             explain(
-                f"{what} does not divide the {gpus_per_node} GPUs of a node",
+                f"{written(mesh.axes, NODE_AXES)} does not divide the {gpus_per_node} GPUs of a node",
                 rule="tensor-in-node: the GPUs that share a layer stand in one node",
                 picture=f"{gpus_per_node} = {sharing} x {gpus_per_node // sharing} + {gpus_per_node % sharing}",
-                repair=f"set {repair}, the nearest legal value",
+                repair=f"set {' x '.join(told(mesh.axes, NODE_AXES))}={nearest}, the nearest legal value",
             )
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
+from jaxpipe.cluster.axes import PRODUCT, MeshSizes
 from jaxpipe.cluster.hardware import HARDWARE, Hardware
 from jaxpipe.errors import ConfigError, closest, explain
 
@@ -35,18 +35,19 @@ class Topology:
         """The number of GPUs of all nodes."""
         return self.num_nodes * self.gpus_per_node
 
-    def check_holds(self, *, data: int = 1, pipe: int, expert: int = 1, tensor: int = 1) -> None:
-        """Raises ConfigError if a mesh of this shape needs more GPUs than there are."""
-        num_needed = math.prod((data, pipe, expert, tensor))
+    def check_holds(self, **sizes: int) -> None:
+        """Raises ConfigError if a mesh of these sizes, as in `MeshSizes`, needs more GPUs than there are."""
+        mesh = MeshSizes(**sizes)
+        num_needed = mesh.num_devices
         if num_needed > self.num_gpus:
             # Rounded up to whole nodes.
             num_nodes = -(-num_needed // self.gpus_per_node)
             raise ConfigError(
                 explain(
                     f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}",
-                    rule="topology-size: data x pipe x expert x tensor is at most nodes x GPUs of a node",
+                    rule=f"topology-size: {PRODUCT} is at most nodes x GPUs of a node",
                     picture=(
-                        f"{data} x {pipe} x {expert} x {tensor} = {num_needed} > {self.num_nodes} x"
+                        f"{' x '.join(map(str, mesh.axes.values()))} = {num_needed} > {self.num_nodes} x"
                         f" {self.gpus_per_node} = {self.num_gpus}"
                     ),
                     repair=f"set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}",

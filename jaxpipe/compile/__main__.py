@@ -17,13 +17,14 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import config_flags
 
-from jaxpipe.cluster.assignment import describe_mesh
+from jaxpipe.cluster.axes import describe_mesh
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
+from jaxpipe.config.model import microbatch_size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +62,7 @@ def execute(values: FlagValues) -> None:
     schedule, num_microbatches = config.pipeline.schedule, config.pipeline.num_microbatches
     print(
         f"step         {schedule}, {describe_mesh(mesh)}, {num_microbatches}"
-        f" microbatches of {config.data.batch_size // (num_microbatches * mesh.data * mesh.expert)} sequences\n"
+        f" microbatches of {microbatch_size(config)} sequences\n"
         f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
         f" {jax.__version__}\n"
         f"costs        {step.costs.costs}: {step.costs.source}\n"

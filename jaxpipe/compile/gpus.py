@@ -10,12 +10,14 @@ import importlib.util
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.axes import PRODUCT, REST_AXIS
 from jaxpipe.cluster.hardware import target_config
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import mesh_axes
@@ -95,10 +97,10 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
         raise ConfigError(
             explain(
                 f"a mesh of {num_needed} devices for a topology of {topology.num_gpus} GPUs",
-                rule="compile-devices: data x pipe x expert x tensor is nodes x GPUs of a node",
+                rule=f"compile-devices: {PRODUCT} is nodes x GPUs of a node",
                 picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not"
                 f" {topology.num_nodes} x {topology.gpus_per_node} = {topology.num_gpus}",
-                repair=_repair(mesh, topology),
+                repair=_repair(axes, topology),
             )
         )
     if mesh.platform == "cpu":
@@ -119,12 +121,13 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
         )
 
 
-def _repair(mesh: ConfigDict, topology: Topology) -> str:
-    """A legal value for `mesh.data`, or else another number of nodes."""
-    of_one_pipeline = mesh.pipe * mesh.expert * mesh.tensor
-    if topology.num_gpus % of_one_pipeline == 0:
-        return f"set mesh.data={topology.num_gpus // of_one_pipeline}"
-    num_nodes, remainder = divmod(mesh.data * of_one_pipeline, topology.gpus_per_node)
+def _repair(axes: Mapping[str, int], topology: Topology) -> str:
+    """A legal value for `REST_AXIS`, or else another number of nodes."""
+    num_devices = math.prod(axes.values())
+    num_others = num_devices // axes[REST_AXIS]
+    if topology.num_gpus % num_others == 0:
+        return f"set mesh.{REST_AXIS}={topology.num_gpus // num_others}"
+    num_nodes, remainder = divmod(num_devices, topology.gpus_per_node)
     if not remainder:
         return f"give --topology={topology.hardware.name}:{num_nodes}x{topology.gpus_per_node}"
     return f"set axes that multiply to {topology.num_gpus}"

@@ -14,7 +14,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, OF_EXPERTS, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
-from jaxpipe.program.shapes import link_bytes, transit_bytes
+from jaxpipe.program.shapes import buffer_bytes, link_bytes
 from jaxpipe.units import gib
 
 
@@ -120,7 +120,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         hardware_bytes=hardware_bytes,
         num_slots=pipeline.run_table.num_slots,
         slot_bytes=shapes.storage.slot_bytes,
-        transit_bytes=transit_bytes(shapes),
+        transit_bytes=buffer_bytes(shapes).get("transit", 0),
         compile_s=step.compile_s,
         permutes=permutes,
         overlapped_permutes=overlapped,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.axes import ROWS
 from jaxpipe.config.model import example_of, model_section
 from jaxpipe.config.other_names import closest_field, elsewhere
 from jaxpipe.errors import ConfigError, explain
@@ -40,23 +41,19 @@ def base_config(family: str = "gpt") -> ConfigDict:
     # forward and backward likewise, only ratios matter; or a file of jaxpipe.measure. "auto": those of a known GPU,
     # else by model.recompute, except for times in options.
     config.pipeline.costs = "auto"
-    config.pipeline.num_microbatches = 16  # of one step; times mesh.data x mesh.expert divides data.batch_size
+    # Of one step; times the devices of mesh that split microbatches it divides data.batch_size.
+    config.pipeline.num_microbatches = 16
     config.pipeline.layers_per_stage = "auto"  # one count a stage, as "4,4,3,5"; "auto": as balanced as possible
     config.pipeline.embedding_layers = 0.0  # cost of the embedding in the first stage, in layers, for "auto"
     config.pipeline.head_layers = 0.0  # cost of head and loss in the last stage, in layers, for "auto"
 
-    # Embedding and head: "true" splits them by rows of the vocabulary over mesh.pipe (x mesh.tensor), and gives every
+    # Embedding and head: "true" splits them by rows of the vocabulary over mesh.pipe too, and gives every
     # device its part of each microbatch's head; "false" has them in the first and the last stage; "auto": "true" where
     # a step is estimated to be shorter, on GPUs that are known.
     config.pipeline.vocab_over_pipe = "false"
 
-    config.mesh = _section()
-    config.mesh.data = 1  # copies of the pipeline
-    config.mesh.pipe = 8  # devices of one pipeline
-    config.mesh.expert = (
-        1  # devices among which the experts of a layer are split; they split microbatches, as data does
-    )
-    config.mesh.tensor = 1  # devices that share each layer
+    # Devices along each axis, as `jaxpipe/cluster/axes.py` describes it: mesh.data = 1, mesh.pipe = 8, ...
+    config.mesh = _section({row.name: row.default for row in ROWS})
     config.mesh.platform = "auto"  # "gpu", "cpu" (virtual devices); "auto": GPUs where the mesh fits, else cpu
     # Which device holds which stage: "contiguous", in the order of the devices; "pair_adjacent", both devices of a pair
     # (d, D-1-d) in one node; "replicas_together", all devices that hold a stage in one node, in both directions and in
@@ -83,8 +80,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     config.optimizer.max_grad_norm = 1.0  # gradients with a larger global norm are scaled to this
     # For schedules without flush: to each gradient, which is of older weights, is added what the one before it lacked.
     config.optimizer.error_feedback = False
-    # Parameters and optimizer state: True shards them over mesh.data x mesh.expert, those of experts over mesh.data,
-    # those of embedding and head over mesh.data x mesh.expert x mesh.pipe; False keeps them whole on each device.
+    # Parameters and optimizer state: True shards them over the devices that compute with equal copies, those of
+    # embedding and head over mesh.pipe too; False keeps them whole on each device.
     config.optimizer.zero1 = True
 
     config.train = _section()

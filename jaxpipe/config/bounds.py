@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxpipe.cluster.axes import AXES
 from jaxpipe.errors import ConfigError, explain
 
 INT32 = 2**31 - 1  # steps, tokens and ids are counted in int32
@@ -34,10 +35,7 @@ AT_MOST: dict[str, float] = {
     "data.mask_fraction": 1.0,
     "data.short_fraction": 1.0,
     "pipeline.num_microbatches": 1_000_000,
-    "mesh.data": MOST_DEVICES,
-    "mesh.pipe": MOST_DEVICES,
-    "mesh.expert": MOST_DEVICES,
-    "mesh.tensor": MOST_DEVICES,
+    **{f"mesh.{axis}": MOST_DEVICES for axis in AXES},
     "optimizer.warmup_fraction": 0.5,
     "optimizer.final_learning_rate_fraction": 1.0,
     "optimizer.decay_fraction": 1.0,
@@ -48,7 +46,7 @@ AT_MOST: dict[str, float] = {
 # What several fields allocate together: their product is at most so much.
 TOGETHER: dict[tuple[str, ...], int] = {
     ("data.batch_size", "data.seq_len"): INT32,  # tokens of a step
-    ("mesh.data", "mesh.pipe", "mesh.expert", "mesh.tensor"): MOST_DEVICES,
+    tuple(f"mesh.{axis}" for axis in AXES): MOST_DEVICES,
     ("model.num_layers", "model.hidden"): 2**31,  # GPT-3 has 2^20
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
+from jaxpipe.cluster.axes import BATCH_AXES, KERNEL_AXES, REST_AXIS, ROWS, STAGE_AXIS, MeshAxis, written
 from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.bounds import TOGETHER, check_together, most_of
 from jaxpipe.config.costs import check_costs
@@ -22,6 +23,7 @@ from jaxpipe.config.model import (
     check_family,
     check_fields,
     check_words_and_numbers,
+    mesh_sizes,
     model_config,
     vocab_pipe,
 )
@@ -186,8 +188,8 @@ def _relations(config: ConfigDict) -> Checks:
     yield lambda: check_masked_sequence(config)
     yield from _model(config)
     yield lambda: check_attention_kernel(config)
-    yield lambda: check_tensor(config)
-    yield lambda: check_experts(config)
+    for row in ROWS:
+        yield lambda row=row: check_divides(config, row)
     yield from _given_relations(config)
 
 
@@ -219,81 +221,89 @@ def check_error_feedback(config: ConfigDict) -> None:
         )
 
 
-# ---- Divisibility: the batch over `data`, `expert` and microbatches, the model over `tensor` and `expert`
+# ---- Divisibility: the batch over devices that split it and microbatches, the model over axes that split a layer
 
-ROWS = "rows of the token table"
+TABLE_ROWS = "rows of the token table"
 
 
-def check_tensor(config: ConfigDict) -> None:
-    """Raises ConfigError unless `mesh.tensor` divides everything that it shards."""
+def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
+    """What an axis of the mesh must divide of model and data, by path.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    anatomy, sizes = model_config(config).anatomy, {}
+    if row.splits_kernels:
+        sizes |= {
+            TABLE_ROWS: anatomy.num_rows,
+            "model.num_heads": anatomy.num_heads,
+            "model.num_kv_heads": anatomy.num_kv_heads,
+            "model.feed_forward": anatomy.width,
+        }
+        if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
+            del sizes["model.num_kv_heads"]
+    if row.splits_tokens:
+        sizes["data.seq_len"] = config.data.seq_len
+    if row.splits_experts:
+        sizes["model.num_experts"] = anatomy.num_experts
+    return sizes
+
+
+def check_divides(config: ConfigDict, row: MeshAxis) -> None:
+    """Raises ConfigError unless the devices of an axis of the mesh divide everything that is split over it."""
     try:
-        anatomy = model_config(config).anatomy
+        sizes = sizes_to_divide(config, row)
     except ConfigError:
         return  # `check` reports it by itself
-    tensor = config.mesh.tensor
-    sizes = {
-        ROWS: anatomy.num_rows,
-        "model.num_heads": anatomy.num_heads,
-        "model.num_kv_heads": anatomy.num_kv_heads,
-        "model.feed_forward": anatomy.width,
-        "data.seq_len": config.data.seq_len,
-    }
-    if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
-        del sizes["model.num_kv_heads"]
-    broken = {path: size for path, size in sizes.items() if size % tensor}
-    num_parts = tensor * vocab_pipe(config)
-    if not broken and anatomy.num_rows % num_parts:
-        size = anatomy.num_rows
+    name, number = f"mesh.{row.name}", config.mesh[row.name]
+    broken = {path: size for path, size in sizes.items() if size % number}
+    if row.splits_kernels and not broken:
+        _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
+    if not broken:
+        return
+    rule = f"{row.name}-divides: every device of {name} has equally many {row.equally}"
+    if set(sizes.values()) == {1}:
         raise ConfigError(
             explain(
-                f"mesh.pipe={config.mesh.pipe} x mesh.tensor={tensor} does not divide {ROWS}={size}",
+                f"{name}={number} of a model without {row.equally}",
+                rule=rule,
+                picture=f"model.family={config.model.family!r}",
+                repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
+            )
+        )
+    common = math.gcd(*sizes.values())
+    nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
+    raise ConfigError(
+        explain(
+            f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
+            rule=rule,
+            picture="\n".join(
+                f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
+            ),
+            repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
+        )
+    )
+
+
+def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
+    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
+    if size % num_parts:
+        parts = written(config.mesh, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
+        raise ConfigError(
+            explain(
+                f"{parts} does not divide {TABLE_ROWS}={size}",
                 rule="vocab-over-pipe: every device has equally many rows of the token table",
-                picture=f"{ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
+                picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
                 repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
             )
         )
-    if broken:
-        common = math.gcd(*sizes.values())
-        nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - tensor))
-        raise ConfigError(
-            explain(
-                f"mesh.tensor={tensor} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
-                rule="tensor-divides: every device of mesh.tensor has equally many heads, columns, words and positions",
-                picture="\n".join(
-                    f"{path}: {size} = {tensor} x {size // tensor} + {size % tensor}" for path, size in broken.items()
-                ),
-                repair=f"set mesh.tensor={nearest}, the nearest legal value{_alternative(broken, config)}",
-            )
-        )
-
-
-def check_experts(config: ConfigDict) -> None:
-    """Raises ConfigError unless `mesh.expert` divides the experts of a layer."""
-    try:
-        num = model_config(config).anatomy.num_experts
-    except ConfigError:
-        return  # `check` reports it by itself
-    expert = config.mesh.expert
-    if num % expert == 0:
-        return
-    if num == 1:
-        subject, picture = f"mesh.expert={expert} of a model without experts", f"model.family={config.model.family!r}"
-        repair = f"set mesh.expert=1, and for example mesh.data={config.mesh.data * expert}"
-    else:
-        nearest = min((n for n in range(1, num + 1) if num % n == 0), key=lambda n: abs(n - expert))
-        subject = f"mesh.expert={expert} does not divide model.num_experts={num}"
-        picture = f"{num} = {expert} x {num // expert} + {num % expert}"
-        repair = f"set mesh.expert={nearest}, the nearest legal value"
-    rule = "expert-divides: every device of mesh.expert has equally many experts"
-    raise ConfigError(explain(subject, rule=rule, picture=picture, repair=repair))
 
 
 def check_batch(config: ConfigDict) -> None:
     """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
     batch_size = config.data.batch_size
-    mesh = config.mesh
-    num_parts = config.pipeline.num_microbatches * mesh.data * mesh.expert
-    experts = f" x mesh.expert={mesh.expert}" if mesh.expert > 1 else ""
+    num_parts = config.pipeline.num_microbatches * mesh_sizes(config).num_batch_parts
+    parts = written(config.mesh, BATCH_AXES, prefix="mesh.")
     remainder = batch_size % num_parts
     if remainder:
         lower, upper = batch_size - remainder, batch_size - remainder + num_parts
@@ -302,7 +312,7 @@ def check_batch(config: ConfigDict) -> None:
             explain(
                 (
                     f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
-                    f"{config.pipeline.num_microbatches} x mesh.data={mesh.data}{experts} = {num_parts}"
+                    f"{config.pipeline.num_microbatches} x {parts} = {num_parts}"
                     " equal parts"
                 ),
                 rule="batch-divides: every device gets equally many sequences of every microbatch",
@@ -314,9 +324,10 @@ def check_batch(config: ConfigDict) -> None:
 
 def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
     """A further repair if only the rows of the token table do not divide: more padding rows."""
-    if list(broken) != [ROWS]:
+    if list(broken) != [TABLE_ROWS]:
         return ""
-    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, config.mesh.tensor * vocab_pipe(config))}"
+    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
+    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}"
 
 
 # ---- What is counted in steps must fit into them: warm-up, and checkpoints that are kept

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import AXES
+from jaxpipe.cluster.axes import AXES, MeshSizes
 from jaxpipe.config.bounds import AT_MOST, INT32
 from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError, check_choice, explain
@@ -72,6 +72,16 @@ def number_of(config: ConfigDict, field: str) -> int | None:
 def mesh_axes(config: ConfigDict) -> dict[str, int]:
     """The sizes of the config's mesh by axis."""
     return {name: config.mesh[name] for name in AXES}
+
+
+def mesh_sizes(config: ConfigDict) -> MeshSizes:
+    """The sizes of the config's mesh."""
+    return MeshSizes(**mesh_axes(config))
+
+
+def microbatch_size(config: ConfigDict) -> int:
+    """Sequences of a microbatch on one device, of a checked config."""
+    return config.data.batch_size // (mesh_sizes(config).num_batch_parts * config.pipeline.num_microbatches)
 
 
 def check_family(config: ConfigDict) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-CLOSE = 0.7  # of difflib: "hiden" is close to "hidden", "context" is not to "expert"
+from jaxpipe.cluster.axes import BATCH_AXES, ROWS
+
+CLOSE = 0.7  # of difflib: "hiden" is close to "hidden", "context" is not to "tensor"
 
 # Ours, or how ours make it -> others' names, without their sections.
 HERE: dict[str, str] = {
@@ -37,7 +39,7 @@ HERE: dict[str, str] = {
     "model.dtype='bfloat16', with float32 masters": "bf16 mixed_precision mixed_precision_param param_dtype precision",
     "model.attention, 'cudnn' or 'chunked'": "use_flash_attn flash_attention attn_implementation attention_backend",
     "data.batch_size": "global_batch_size train_batch_size global_batch batch",
-    "data.batch_size / (mesh.data x mesh.expert x pipeline.num_microbatches)": (
+    "data.batch_size / (" + " x ".join(f"mesh.{axis}" for axis in BATCH_AXES) + " x pipeline.num_microbatches)": (
         "micro_batch_size local_batch_size per_device_batch_size per_device_train_batch_size microbatch_size"
         " train_micro_batch_size_per_gpu device_batch_size"
     ),
@@ -50,18 +52,7 @@ HERE: dict[str, str] = {
     "data.tokenizer": "tokenizer_path tokenizer_model tokenizer_type tokenizer_name hf_assets_path",
     "data.heldout_fraction": "split validation_split eval_split",
     "data.packing": "reset_attention_mask pack_sequences packing_strategy",
-    "mesh.data": (
-        "dp data_parallel data_parallel_size data_parallel_replicate_degree ici_data_parallelism dcn_data_parallelism"
-    ),
-    "mesh.pipe": (
-        "pp pipeline pipeline_parallel pipeline_model_parallel_size pipeline_parallel_degree ici_pipeline_parallelism"
-        " pipeline_parallel_size num_stages"
-    ),
-    "mesh.tensor": (
-        "tp tensor_parallel tensor_model_parallel_size tensor_parallel_degree ici_tensor_parallelism model_parallel"
-        " tensor_parallel_size model"
-    ),
-    "mesh.expert": "ep expert_parallel expert_model_parallel_size expert_parallel_degree ici_expert_parallelism",
+    **{f"mesh.{row.name}": row.elsewhere for row in ROWS},
     "pipeline.schedule, with pipeline.options as num_chunks=2": (
         "pipeline_parallel_schedule virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage"
         " num_pipeline_repeats virtual_stages"
@@ -162,7 +153,7 @@ def closest_field(field: str, known: Iterable[str]) -> str:
     A section in common makes no two names alike.
 
     Example:
-        >>> closest_field("model.hiden", ["model.hidden"]), closest_field("mesh.context", ["mesh.expert"])
+        >>> closest_field("model.hiden", ["model.hidden"]), closest_field("mesh.context", ["mesh.tensor"])
         (" Did you mean 'model.hidden'?", '')
     """
     section, _, name = field.rpartition(".")

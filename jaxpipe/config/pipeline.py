@@ -48,7 +48,7 @@ def build_schedule(config: ConfigDict) -> Schedule:
 
 
 def check_vocab_over_pipe(config: ConfigDict) -> None:
-    """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_tensor` for its rows."""
+    """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_divides` for its rows."""
     pipeline = config.pipeline
     if pipeline.vocab_over_pipe == "false" and is_written_with_head(config):
         raise ConfigError(

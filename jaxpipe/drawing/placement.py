@@ -7,28 +7,29 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpipe.cluster.assignment import ORDERS, Assignment, assign
+from jaxpipe.cluster.axes import OUTER_AXES, MeshSizes, describe_mesh, told
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Schedule
 
 
-def show_placement(schedule: Schedule, cluster: str, *, data: int = 1, tensor: int = 1, as_json: bool = False) -> str:
+def show_placement(schedule: Schedule, cluster: str, *, as_json: bool = False, **sizes: int) -> str:
     """The GPU of each stage and the messages that cross nodes, under each order of the devices.
 
     Args:
         schedule: the schedule to place.
         cluster: hardware, nodes and GPUs per node, as "a100-80g:2x8".
-        data: copies of the pipeline.
-        tensor: GPUs that share each layer.
         as_json: returns a JSON object in place of a drawing.
+        sizes: devices along axes of the mesh but that of the stages, as in `jaxpipe.cluster.axes.MeshSizes`.
 
     Raises:
         ConfigError: the hardware is unknown, there are too few GPUs, or no node can hold a group.
     """
     topology = parse_topology(cluster)
-    mesh = {"data": data, "pipe": schedule.num_devices, "tensor": tensor}
+    whole = MeshSizes(**sizes, pipe=schedule.num_devices)
+    mesh = told(whole.axes)
     topology.check_holds(**mesh)
-    hops, sums = _hops(schedule), _sums(schedule, data)
+    hops, sums = _hops(schedule), _sums(schedule, whole.along(OUTER_AXES))
     assignments, refusals = [], {}
     for order in ORDERS:
         if order == "replicas_together" and not sums:
@@ -59,9 +60,9 @@ def _labels(schedule: Schedule) -> dict[str, list[str]]:
     }
 
 
-def _sums(schedule: Schedule, data: int) -> dict[str, list[int]]:
+def _sums(schedule: Schedule, num_copies: int) -> dict[str, list[int]]:
     """The holders of each stage by its name; empty if each stage has one holder."""
-    if data == schedule.num_replicas == 1:
+    if num_copies == schedule.num_replicas == 1:
         return {}
     holders = zip(*schedule.placement.devices, strict=True)
     return {f"stage {stage}": sorted(set(devices)) for stage, devices in enumerate(holders)}
@@ -122,10 +123,9 @@ def draw(
           pairs that cross nodes:  0
           sums that cross nodes:   0
     """
-    data, pipe, tensor = assignments[0].gpus.shape
-    hardware = topology.hardware
+    sizes, hardware = assignments[0].sizes, topology.hardware
     head = (
-        f"{topology}, {data * pipe * tensor} of {topology.num_gpus} GPUs: data {data} x pipe {pipe} x tensor {tensor}\n"
+        f"{topology}, {sizes.num_devices} of {topology.num_gpus} GPUs: {describe_mesh(sizes.axes)}\n"
         f"to another GPU of the node {hardware.nvlink_bytes_per_s / 1e9:g} GB/s,"
         f" to another node {hardware.network_bytes_per_s / 1e9:g} GB/s (peaks, one way)\n"
     )

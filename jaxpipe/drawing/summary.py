@@ -153,18 +153,19 @@ def sent_slots(table: RoundTable) -> Transfers:
         table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    lanes_out, lanes_back = np.split(table.parked.sends.lane, 2)
+    parked: Any = table.transfers.get("parked_pages")
+    if parked is None:
+        return Transfers(*np.zeros((2, table.schedule.num_devices)))
+    moves, (lanes_out, lanes_back) = table.page_moves, np.split(parked.sends.lane, 2)
 
     def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
         # A permute, counted once for each device that evicts by it, runs in all rounds of its type.
-        round_type, _, home = np.unique(np.stack([table.round_type[rounds], lane, table.parked.home]), axis=1)
+        round_type, _, home = np.unique(np.stack([table.round_type[rounds], lane, moves.home]), axis=1)
         sent = np.zeros(table.schedule.num_devices)
         np.add.at(sent, home, table.rounds_of_type[round_type] / table.layers_per_stage[0])
         return sent
 
-    return Transfers(
-        evicted=slots(table.parked.evict_round, lanes_out), loaded=slots(table.parked.load_round, lanes_back)
-    )
+    return Transfers(evicted=slots(moves.leaves, lanes_out), loaded=slots(moves.returns, lanes_back))
 
 
 def sent_gradients(table: RoundTable) -> np.ndarray:
@@ -177,7 +178,9 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
         table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
-    return table.sent(table.gradient_permutes).sum(axis=1) / table.layers_per_stage[0]
+    if "replica_gradients" not in table.transfers:
+        return np.zeros(table.schedule.num_devices)
+    return table.sent("replica_gradients").sum(axis=1) / table.layers_per_stage[0]
 
 
 # The numbers as text and as JSON

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jaxpipe.cluster.axes import EXPERT_ROWS, ROWS, STAGE_AXIS, STREAM, Collectives
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting
 from jaxpipe.estimate.setting import Group, Setting, places_of
 
-# Collectives of the stream over `tensor`, of one layer (`jaxpipe.models.linear`): forward gathers it before two
-# matmuls and scatters sums of it after two. Backward does the same the other way around, and gathers it before the
-# two for the gradients of their kernels. A layer that is computed again lacks the last sum.
-FORWARD_COLLECTIVES = 4
-INPUT_GRADIENT_COLLECTIVES = 4
-WEIGHT_GRADIENT_COLLECTIVES = 2
-AGAIN_COLLECTIVES = 3
-# Of rows of experts over `expert`, of one layer (`jaxpipe.models.dispatch`): to the experts and back, and in backward
-# the same of their gradients. For the gradients of kernels rows go to the experts once more; where W is apart, so do
-# the gradients. A layer that is computed again sends rows to the experts.
-FORWARD_DISPATCHES = 2
-INPUT_GRADIENT_DISPATCHES = 2
-WEIGHT_GRADIENT_DISPATCHES = 2
-BACKWARD_DISPATCHES = 3
-AGAIN_DISPATCHES = 1
+
+def collectives_s(
+    setting: Setting, gather_s: Callable[[Group, float], float]
+) -> Callable[[Callable[[Collectives], int]], float]:
+    """Seconds of all collectives of a kind, as `collectives_s(...)(lambda of: of.forward)` those of a layer's forward.
+
+    Args:
+        setting: the setting.
+        gather_s: that of the source of times. An all-to-all takes as long as a gather of as many bytes.
+    """
+    num_bytes = {STREAM: message_bytes(setting) * setting.num_token_parts, EXPERT_ROWS: dispatch_bytes(setting)}
+    groups = places_of(setting).along
+    over = {row.name: row.collectives for row in ROWS if row.collectives}
+    seconds = {name: gather_s(groups[name], num_bytes[of.moves]) for name, of in over.items()}
+    return lambda number: sum(number(of) * seconds[name] for name, of in over.items())
 
 
 def statistics_bytes(setting: Setting) -> float:
@@ -37,7 +38,7 @@ def of_head_s(setting: Setting, gather_s: Callable[[Group, float], float]) -> tu
         setting: the setting.
         gather_s: that of the source of times.
     """
-    pipe = places_of(setting).pipe
+    pipe = places_of(setting).along[STAGE_AXIS]
     sum_s = 2 * gather_s(pipe, message_bytes(setting))
     return 2 * sum_s, 2 * sum_s + gather_s(pipe, statistics_bytes(setting))
 
@@ -45,15 +46,15 @@ def of_head_s(setting: Setting, gather_s: Callable[[Group, float], float]) -> tu
 def message_bytes(setting: Setting) -> float:
     """Bytes of one message between stages: a device's part of the stream of a microbatch."""
     tokens = setting.microbatch_size * setting.seq_len
-    return tokens * setting.anatomy.hidden * ITEMSIZE[setting.dtype] / setting.tensor
+    return tokens * setting.anatomy.hidden * ITEMSIZE[setting.dtype] / setting.num_token_parts
 
 
 def dispatch_bytes(setting: Setting) -> float:
-    """Bytes of the rows that one collective over `expert` brings to a device, its own included; 0 without experts.
+    """Bytes of the rows of experts that one collective brings to a device, its own included; 0 where none moves them.
 
-    With a capacity, the rows of all experts for its sequences; dropless, the tokens of all devices of `expert`.
+    With a capacity, the rows of all experts for its sequences; dropless, the tokens of all devices that share experts.
     """
-    if setting.expert == 1:
+    if setting.num_expert_parts == 1:
         return 0.0
     rows = dispatch_of_setting(setting).moved_rows(setting.microbatch_size, setting.seq_len)
     return rows * setting.anatomy.hidden * ITEMSIZE[setting.dtype]

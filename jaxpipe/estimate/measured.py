@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpipe.cluster.axes import LAYER_AXES, told
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate.communication import of_head_s
 from jaxpipe.estimate.setting import Group, Setting
@@ -169,7 +170,8 @@ class Measured:
         raise ConfigError(
             explain(
                 "no measurement fits this model as it is to be trained.",
-                rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and tensor",
+                rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and "
+                + ", ".join(told(setting.axes, LAYER_AXES)),
                 picture=f"nearest: {'; '.join(nearest)}",
                 repair="time this model too with python -m jaxpipe.measure, and give both files",
             )
@@ -177,7 +179,7 @@ class Measured:
 
 
 def read_costs(path: str | Path, *more: str | Path, otherwise: TimeSource | None = None) -> Measured:
-    """The times in `costs.json` files, each of another model, dtype, sequence length, recomputation or `tensor`.
+    """The times in `costs.json` files, each of another model, dtype, sequence length, recomputation or split layer.
 
     Args:
         path, more: files that `python -m jaxpipe.measure --output=FILE` wrote.
@@ -196,8 +198,7 @@ def subject_of(setting: Setting) -> dict[str, Any]:
         dtype=setting.dtype,
         seq_len=setting.seq_len,
         num_predicted=setting.num_predicted,
-        tensor=setting.tensor,
-        **({"expert": setting.expert} if setting.expert > 1 else {}),  # which no measurement has
+        **told(setting.axes, LAYER_AXES),
     )
 
 
@@ -246,8 +247,8 @@ def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)
     num_of_layers: float = num_layers * num_of_layer
     if setting.zero1:
-        num_of_layers /= setting.num_copies
-        num_shared /= setting.num_copies
+        num_of_layers /= setting.num_master_parts
+        num_shared /= setting.num_master_parts
     if setting.zero1 or setting.vocab_over_pipe:
         num_shared /= setting.pipe
     return num_of_layers + num_shared

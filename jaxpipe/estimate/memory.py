@@ -13,6 +13,7 @@ step's bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import NamedTuple
@@ -75,7 +76,7 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
         scores = _scores(setting, has_dropout=False)  # observed: dropout keeps no additional array of scores
         parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
         # On one device each gradient is added to its sum at once; on several it waits for gathered arrays.
-        waits = of.kernels + 2 * of.stream + 2 * of.width if setting.tensor > 1 else of.kernels // 2 + of.width
+        waits = of.kernels + 2 * of.stream + 2 * of.width if setting.num_token_parts > 1 else of.kernels // 2 + of.width
         parts["layer_weight_gradient"] = waits
     return parts
 
@@ -89,14 +90,14 @@ def head_bytes(setting: Setting) -> int:
     of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)
     logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
-    streams = 2 if setting.tensor > 1 else 3 if setting.anatomy.centered_norms else 1
+    streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
     return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
 
 
 def _embed_backward(setting: Setting) -> int:
-    """Bytes of the stream's gradient, over `tensor` the gathered one; and dropout's draws."""
+    """Bytes of the stream's gradient, the gathered one where tokens are split; and dropout's draws."""
     of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
-    if setting.tensor > 1:
+    if setting.num_token_parts > 1:
         return of.stream + has_dropout * of.local
     return has_dropout * of.local // ITEMSIZE[setting.dtype]
 
@@ -106,7 +107,7 @@ def _buffers(setting: Setting) -> Buffers:
     return Buffers(
         kernels=itemsize * layer_parameters(setting.model).of_device(setting),
         local=itemsize * of.stream,
-        stream=itemsize * of.stream * setting.tensor,
+        stream=itemsize * of.stream * setting.num_token_parts,
         width=itemsize * of.width,
         rows=itemsize * feed_forward_rows(setting) * setting.anatomy.hidden if setting.anatomy.num_experts > 1 else 0,
         scores=_scores(setting, has_dropout=setting.anatomy.has_dropout),
@@ -149,33 +150,28 @@ class Counts:
     Attributes:
         pages: pages of one layer's residuals, own and parked.
         weight_gradient_pages: pages of the inputs that I defers to W.
-        inbox: messages that wait.
-        in_flight: permutes that carry messages at once.
-        lanes: pages that travel at once.
-        exchange_lanes: layers whose gradients travel at once.
+        buffers: unit -> number of what transfers store, as `Transfer.buffers` counts it.
+        known_unit_bytes: unit -> its bytes, where no model decides them.
+        waiting: unit -> of these, those that grow with the microbatches if a device holds all of them.
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline.
         copies: compute copies of chunks without flush, all versions; 0 with a flush.
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
         holds_all: whether a device holds every microbatch of the table at once, as in GPipe.
-        entries, head_slots: what waits for collectives over `pipe`, and from S to T; one of each is not read.
     """
 
     pages: int
     weight_gradient_pages: int
-    inbox: int
-    in_flight: int
-    lanes: int
-    exchange_lanes: int
+    buffers: Mapping[str, int]
+    waiting: Mapping[str, int]
+    known_unit_bytes: Mapping[str, int]
     chunks: int
     replicas: int
     copies: int
     has_whole_backwards: bool
     has_split_backward: bool
     holds_all: bool
-    entries: int = 0
-    head_slots: int = 0
 
 
 def counts(setting: Setting) -> Counts:
@@ -188,13 +184,16 @@ def counts(setting: Setting) -> Counts:
     is_woven = setting.woven is not None
     few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options, is_woven=is_woven)
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
-    found = _of_equal_stages(
+    of_few = _of_equal_stages(
         name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
     )
-    if not found.holds_all:
-        return found
-    pages, inbox, entries = (each * num_microbatches // few for each in (found.pages, found.inbox, found.entries))
-    return replace(found, pages=pages, inbox=inbox, entries=entries)
+    if not of_few.holds_all:
+        return of_few
+    waiting = {unit: number * num_microbatches // few for unit, number in of_few.waiting.items()}
+    buffers = {
+        unit: number - of_few.waiting.get(unit, 0) + waiting.get(unit, 0) for unit, number in of_few.buffers.items()
+    }
+    return replace(of_few, pages=of_few.pages * num_microbatches // few, buffers=buffers, waiting=waiting)
 
 
 def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str, *, is_woven: bool = False) -> int:
@@ -273,24 +272,20 @@ def counted(
     return Counts(
         pages=table.pages.num_pages,
         weight_gradient_pages=table.weight_gradient_pages.num_pages,
-        inbox=table.inbox.num_inbox,
-        in_flight=max(map(len, table.permutes), default=0),
-        lanes=table.num_page_lanes,
-        exchange_lanes=table.num_gradient_lanes,
+        buffers=table.buffers,
+        waiting=table.waiting,
+        known_unit_bytes=table.known_unit_bytes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
         copies=sum(table.copies_of_chunk) if schedule.delays else 0,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
         holds_all=table.pages.num_pages >= num_microbatches * most_layers,
-        entries=table.collectives.num_entries + 1 if table.collectives else 0,
-        head_slots=table.collectives.num_slots + 1 if table.collectives else 0,
     )
 
 
 # ---- Bytes by kind
 
-AT_WORK = 3  # messages besides the waiting ones: the current one, and the one sent, which is held twice
 INT32_BYTES = 4
 
 
@@ -342,7 +337,15 @@ def memory(setting: Setting) -> Bytes:
     layer = layer_residuals(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
-    message = layer_sizes(setting).stream * itemsize
+    # Unit of what transfers store -> its bytes.
+    of_unit = {
+        **number.known_unit_bytes,
+        "message": layer_sizes(setting).stream * itemsize,
+        "page": layer.page_bytes,
+        "layer gradients": params.exchanged_layer,
+        "head slot": _exponential_bytes(setting),
+    }
+    stored = {unit: count * of_unit[unit] for unit, count in number.buffers.items()}
     work = at_work(
         setting,
         has_whole_backwards=number.has_whole_backwards,
@@ -357,11 +360,11 @@ def memory(setting: Setting) -> Bytes:
         gradients=params.gradients,
         slots=number.pages * layer.page_bytes,
         weight_slots=num_apart * layer.apart_bytes + work.deferred,
-        transit=2 * (number.lanes * layer.page_bytes + number.exchange_lanes * params.exchanged_layer),
-        inboxes=(number.inbox + AT_WORK + number.in_flight + number.entries) * message,
+        transit=sum(size for unit, size in stored.items() if unit not in ("message", "head slot")),
+        inboxes=stored["message"],
         logits=work.logits,
         workspace=work.workspace,
-        exponentials=number.head_slots * _exponential_bytes(setting),
+        exponentials=stored.get("head slot", 0),
     )
 
 
@@ -421,4 +424,4 @@ def batch_bytes(setting: Setting) -> int:
         per_sequence = (2 + setting.packs_documents + setting.tells_padding) * setting.seq_len
     else:  # tokens, token types, padding mask; places and targets; the order
         per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
-    return INT32_BYTES * per_sequence * setting.batch_size // setting.num_copies
+    return INT32_BYTES * per_sequence * setting.batch_size // setting.num_batch_parts

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting, places_of
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
@@ -20,9 +21,9 @@ class Parameters:
     """Number of parameters, of one layer or of embedding and head.
 
     Attributes:
-        split: parameters split over `tensor` alone, counted over all devices.
+        split: parameters of kernels that are split, but for those of experts, counted over all devices.
         whole: parameters that each device has whole.
-        experts: parameters split over `expert` and `tensor`.
+        experts: parameters of experts, split by experts and as other kernels.
     """
 
     split: int
@@ -36,11 +37,11 @@ class Parameters:
 
     def dense_of_device(self, setting: Setting) -> int:
         """Number of parameters that a device computes with, without experts."""
-        return self.split // setting.tensor + self.whole
+        return self.split // setting.num_kernel_parts + self.whole
 
     def experts_of_device(self, setting: Setting) -> int:
         """Number of parameters of a device's experts."""
-        return self.experts // (setting.expert * setting.tensor)
+        return self.experts // (setting.num_expert_parts * setting.num_kernel_parts)
 
     def of_device(self, setting: Setting) -> int:
         """Number of parameters that a device computes with."""
@@ -49,7 +50,7 @@ class Parameters:
     def by_copies(self, setting: Setting) -> tuple[tuple[Group, int], ...]:
         """(devices with equal copies, parameters of a device that are copied so), for a layer's parameters."""
         places = places_of(setting)
-        return (places.copies, self.dense_of_device(setting)), (places.data, self.experts_of_device(setting))
+        return (places.copies, self.dense_of_device(setting)), (places.of_experts, self.experts_of_device(setting))
 
     def owned_by_device(self, setting: Setting) -> float:
         """Number of a layer's parameters whose masters a device has."""
@@ -128,17 +129,18 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = updated = met = 0
     for parameters, owned, computed, num_copies, held in (
-        (shapes.layer, rows, rows * replicas, setting.num_copies, copies * rows // chunks or rows * replicas),
+        (shapes.layer, rows, rows * replicas, setting.num_master_parts, copies * rows // chunks or rows * replicas),
         # Copies for the next batch wait beside those in use: with two groups of stages, of embedding or head alone.
-        (shapes.shared, 1, 1, setting.num_copies * setting.pipe, copies / chunks or 1),
+        (shapes.shared, 1, 1, setting.num_master_parts * setting.pipe, copies / chunks or 1),
     ):
         for parameter in parameters:
             is_over_pipe = setting.vocab_over_pipe and parameters is shapes.shared and parameter.split is not None
             dims = parameter.local_dims(
-                expert=setting.expert, tensor=setting.vocab_parts if is_over_pipe else setting.tensor
+                num_kernel_parts=setting.vocab_parts if is_over_pipe else setting.num_kernel_parts,
+                num_expert_parts=setting.num_expert_parts,
             )
             size = math.prod(dims)
-            num_parts = _num_parts(parameter, setting, setting.num_copies if is_over_pipe else num_copies, dims)
+            num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
             has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
@@ -157,6 +159,6 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:
     """Number of devices over which masters are split: those with equal copies, if they divide any dim."""
-    num_copies = setting.data if parameter.split_experts is not None else num_copies
+    num_copies = setting.along(MASTERS_OF_EXPERTS) if parameter.split_experts is not None else num_copies
     divides = any(size % num_copies == 0 for size in dims)
     return num_copies if setting.zero1 and divides else 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jaxpipe.cluster.axes import EXPERT_AXES
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh.collectives import Axis
 from jaxpipe.models.dispatch import Dispatch, dispatch_of
@@ -16,7 +17,7 @@ from jaxpipe.models.experts import CHOSEN
 
 FLOAT32_BYTES = 4
 ITEMSIZE = {"float32": FLOAT32_BYTES, "bfloat16": 2}
-EXPERT_OF_TILE = "expert of a tile"
+EXPERT_OF_TILE = "experts of tiles"
 Arrays = dict[str, int]  # name -> elements
 
 
@@ -25,7 +26,7 @@ class LayerSizes:
     """Elements of the arrays of one layer and microbatch on one device.
 
     Attributes:
-        stream: "batch local_seq hidden", split along the sequence over `tensor`.
+        stream: "batch local_seq hidden", split along the sequence.
         queries: "batch seq local_head head_dim", and the attended values.
         keys: elements of the local key-value heads; the same for the values.
         width: "batch seq local_width", between the matmuls of the feed forward; of experts, "tile row local_width".
@@ -43,14 +44,14 @@ class LayerSizes:
 
 def layer_sizes(setting: Setting) -> LayerSizes:
     """Sizes of the arrays of `setting`."""
-    anatomy, tensor = setting.anatomy, setting.tensor
+    anatomy, num_parts = setting.anatomy, setting.num_kernel_parts
     num_tokens = setting.microbatch_size * setting.seq_len
-    rows = num_tokens * (anatomy.num_heads // tensor)
+    rows = num_tokens * (anatomy.num_heads // num_parts)
     return LayerSizes(
-        stream=num_tokens * anatomy.hidden // tensor,
+        stream=num_tokens * anatomy.hidden // setting.num_token_parts,
         queries=rows * anatomy.head_size,
-        keys=num_tokens * (anatomy.num_kv_heads // tensor) * anatomy.head_size,
-        width=feed_forward_rows(setting) * anatomy.width // tensor,
+        keys=num_tokens * (anatomy.num_kv_heads // num_parts) * anatomy.head_size,
+        width=feed_forward_rows(setting) * anatomy.width // num_parts,
         scores=rows * setting.seq_len,
         rows=rows,
     )
@@ -67,8 +68,8 @@ def feed_forward_rows(setting: Setting) -> int:
 def dispatch_of_setting(setting: Setting) -> Dispatch:
     """How tokens come to the experts of a layer that has several."""
     of = setting.anatomy
-    expert = Axis("expert", setting.expert)
-    return dispatch_of(of.num_experts, of.experts_per_token, of.capacity_factor, expert)
+    over = Axis(" ".join(EXPERT_AXES), setting.num_expert_parts)  # of which the size alone is read
+    return dispatch_of(of.num_experts, of.experts_per_token, of.capacity_factor, over)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         **(of_tiles if full else {}),
         **of_routing,
     }
-    fractions = ("weights of the chosen", "share of an expert", "gradient of the logits")
+    fractions = ("weights of the chosen", "shares of experts", "gradient of the logits")
     return LayerResiduals(
         itemsize=ITEMSIZE[setting.dtype],
         saved=saved,
@@ -206,12 +207,12 @@ def routing_residuals(setting: Setting) -> Arrays:
     of_all = choices * dispatch.num_sources
     num_tiles, _ = dispatch.shape(setting.microbatch_size, setting.seq_len)
     return {
-        CHOSEN: choices // setting.tensor,
+        CHOSEN: choices // setting.num_token_parts,
         "weights of the chosen": of_all,
         "choice of a row": rows,
         "row of a choice": of_all,
         **({EXPERT_OF_TILE: num_tiles} if dispatch.names_experts else {}),
-        "share of an expert": anatomy.num_experts,
+        "shares of experts": anatomy.num_experts,
     }
 
 

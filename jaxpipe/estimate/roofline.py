@@ -1,7 +1,7 @@
 """Times of actions on a kind of GPU, from sizes, peaks and a few constants; nothing is measured here.
 
 Goes in: hardware, and the fractions of its peaks that programs reach. Comes out: `Times`, and links. A matmul takes as
-long as its waves of tiles, or as its bytes; all else as long as its bytes; a collective of `tensor` as long as its
+long as its waves of tiles, or as its bytes; all else as long as its bytes; a collective of a layer as long as its
 bytes on the slowest link; nothing overlaps. Left to others: the step (`step`), and the time that the program's loops
 and guards take between kernels, for which there is no source.
 """
@@ -9,28 +9,16 @@ and guards take between kernels, for which there is no source.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from jaxpipe.cluster.axes import Collectives
 from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.estimate.communication import (
-    AGAIN_COLLECTIVES,
-    AGAIN_DISPATCHES,
-    BACKWARD_DISPATCHES,
-    FORWARD_COLLECTIVES,
-    FORWARD_DISPATCHES,
-    INPUT_GRADIENT_COLLECTIVES,
-    INPUT_GRADIENT_DISPATCHES,
-    WEIGHT_GRADIENT_COLLECTIVES,
-    WEIGHT_GRADIENT_DISPATCHES,
-    dispatch_bytes,
-    message_bytes,
-    of_head_s,
-)
+from jaxpipe.estimate.communication import collectives_s, of_head_s
 from jaxpipe.estimate.residuals import ITEMSIZE
-from jaxpipe.estimate.setting import Group, Setting, places_of
+from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, ring_s
 from jaxpipe.estimate.work import (
     OPERATIONS,
@@ -97,8 +85,6 @@ class Protocol:
     network_step_s: float
     fraction: float
 
-
-_REPEATED_DISPATCHES = INPUT_GRADIENT_DISPATCHES + WEIGHT_GRADIENT_DISPATCHES - BACKWARD_DISPATCHES  # by W
 
 # Low latency (LL), LL128 and simple. Source: NCCL, src/graph/tuning.cc, commit 01afd20: baseLat and hwLat of rings.
 PROTOCOLS = (
@@ -170,9 +156,8 @@ class Roofline:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
         matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
-        places, is_again = places_of(setting), setting.model.recompute == "full"
-        collective_s = self.gather_s(places.tensor, message_bytes(setting) * setting.tensor)
-        dispatch_s = self.gather_s(places.expert, dispatch_bytes(setting))  # an all-to-all as a gather of as many bytes
+        is_again = setting.model.recompute == "full"
+        sent_s = collectives_s(setting, self.gather_s)
 
         # Devices that are between two actions wait for collectives over `pipe`.
         of_statistics, of_gradients = split_head_matmuls(setting)
@@ -182,50 +167,42 @@ class Roofline:
             of: Iterable[Matmul],
             num_bytes: float,
             num_drawn: int,
+            number: Callable[[Collectives], int],
             *,
-            collectives: int,
             kernels: float,
-            dispatches: int = 0,
         ) -> float:
             computed_s = sum(self.matmul_s(matmul, dtype) for matmul in of) + self.draw_s(num_drawn)
-            sent_s = collectives * collective_s + dispatches * dispatch_s
-            return computed_s + self.memory_s(num_bytes) + sent_s + kernels * self.kernel_s
+            return computed_s + self.memory_s(num_bytes) + sent_s(number) + kernels * self.kernel_s
 
-        again, half = AGAIN_COLLECTIVES * is_again, self.backward_kernels / 2
+        half = self.backward_kernels / 2
         input_gradient_s = part_s(
             matmuls.input_gradient,
             moved.input_gradient,
             drawn.backward,
-            collectives=INPUT_GRADIENT_COLLECTIVES + again,
-            dispatches=INPUT_GRADIENT_DISPATCHES + AGAIN_DISPATCHES * is_again,
+            lambda over: over.input_gradient + is_again * over.again,
             kernels=half,
         )
         weight_gradient_s = part_s(
-            matmuls.weight_gradient,
-            moved.weight_gradient,
-            0,
-            collectives=WEIGHT_GRADIENT_COLLECTIVES,
-            dispatches=WEIGHT_GRADIENT_DISPATCHES,
-            kernels=half,
+            matmuls.weight_gradient, moved.weight_gradient, 0, lambda over: over.weight_gradient, kernels=half
         )
+        repeated_s = sent_s(lambda over: over.input_gradient + over.weight_gradient - over.backward)  # by W
         copied_s = self.memory_s(moved.deferred) if self.halves_copy else 0.0
         return Times(
             layer_forward_s=part_s(
                 matmuls.forward,
                 moved.forward,
                 drawn.forward,
-                collectives=FORWARD_COLLECTIVES,
-                dispatches=FORWARD_DISPATCHES,
+                lambda over: over.forward,
                 kernels=self.forward_kernels,
             ),
-            layer_backward_s=input_gradient_s + weight_gradient_s - _REPEATED_DISPATCHES * dispatch_s,
+            layer_backward_s=input_gradient_s + weight_gradient_s - repeated_s,
             layer_input_gradient_s=input_gradient_s + copied_s,
             layer_weight_gradient_s=weight_gradient_s + copied_s,
-            embed_forward_s=part_s((), moved.embed_forward, drawn.embed, collectives=1, kernels=1),
-            embed_backward_s=part_s((), moved.embed_backward, drawn.embed, collectives=1, kernels=1),
-            head_s=part_s(head_matmuls(setting), moved.head, 0, collectives=2, kernels=0),
-            statistics_s=part_s(of_statistics, moved.statistics, 0, collectives=1, kernels=0) + before_s,
-            gradients_s=part_s(of_gradients, moved.gradients, 0, collectives=1, kernels=0) + after_s,
+            embed_forward_s=part_s((), moved.embed_forward, drawn.embed, lambda over: over.embed, kernels=1),
+            embed_backward_s=part_s((), moved.embed_backward, drawn.embed, lambda over: over.embed, kernels=1),
+            head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, kernels=0),
+            statistics_s=part_s(of_statistics, moved.statistics, 0, lambda over: over.statistics, kernels=0) + before_s,
+            gradients_s=part_s(of_gradients, moved.gradients, 0, lambda over: over.gradients, kernels=0) + after_s,
             update_s=self.memory_s(update_bytes(setting)),
         )
 

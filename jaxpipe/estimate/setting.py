@@ -6,7 +6,6 @@ be compared, hashed and changed with `dataclasses.replace`. Left to others: time
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,7 +13,8 @@ from functools import cache, cached_property
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import AXES, Assignment, assign
+from jaxpipe.cluster.assignment import Assignment, assign
+from jaxpipe.cluster.axes import AXES, MASTER_AXES, MASTERS_OF_EXPERTS, STAGE_AXIS, SUM_AXES, MeshSizes
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
@@ -29,8 +29,8 @@ from jaxpipe.schedules.placement import Placement
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One way to train a model on a cluster.
+class Setting(MeshSizes):
+    """One way to train a model on a cluster; the sizes of its mesh are fields too.
 
     Attributes:
         model: the model, with its choices `recompute` and `attention`.
@@ -42,10 +42,8 @@ class Setting:
         costs: times that a stage's actions are expected to take, as in a config's `pipeline`; "auto": not yet decided.
         num_microbatches: microbatches of one step, on each copy of the pipeline.
         layers_per_stage: [stage] number of layers.
-        data, pipe, tensor: copies of the pipeline; devices of one; devices that share a layer.
-        expert: devices among which the experts of a layer are split.
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
-        zero1: whether masters and optimizer state are split over `data`.
+        zero1: whether masters and optimizer state are split over `MASTER_AXES`.
         topology: nodes and GPUs; the mesh may be smaller.
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
@@ -66,9 +64,6 @@ class Setting:
     options: str
     num_microbatches: int
     layers_per_stage: tuple[int, ...]
-    data: int
-    pipe: int
-    tensor: int
     order: str
     zero1: bool
     topology: Topology
@@ -76,7 +71,6 @@ class Setting:
     optimizer: str = "adamw"
     packs_documents: bool = False
     tells_padding: bool = False
-    expert: int = 1
     error_feedback: bool = False
     vocab_over_pipe: bool = False
 
@@ -104,12 +98,12 @@ class Setting:
     @property
     def vocab_parts(self) -> int:
         """Devices that share the rows of the vocabulary."""
-        return self.tensor * (self.pipe if self.vocab_over_pipe else 1)
+        return self.num_kernel_parts * (self.pipe if self.vocab_over_pipe else 1)
 
     @property
     def can_split_vocabulary(self) -> bool:
         """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
-        return self.anatomy.num_rows % (self.tensor * self.pipe) == 0
+        return self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
 
     @property
     def schedule(self) -> Schedule:
@@ -123,22 +117,12 @@ class Setting:
     @property
     def num_gpus(self) -> int:
         """GPUs of the mesh."""
-        return math.prod(self.axes.values())
-
-    @property
-    def axes(self) -> dict[str, int]:
-        """Sizes of the mesh by axis."""
-        return {name: getattr(self, name) for name in AXES}
-
-    @property
-    def num_copies(self) -> int:
-        """Devices that compute with equal copies of a layer's parameters, except for experts': data x expert."""
-        return self.data * self.expert
+        return self.num_devices
 
     @property
     def microbatch_size(self) -> int:
         """Sequences of one microbatch on one device."""
-        return self.batch_size // (self.num_copies * self.num_microbatches)
+        return self.batch_size // (self.num_batch_parts * self.num_microbatches)
 
     @cached_property
     def assignment(self) -> Assignment:
@@ -226,25 +210,23 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The groups of a mesh and the number of their devices per node.
+    """The groups of a mesh and the number of their devices per node; of the groups of a kind the worst one.
 
     Attributes:
         apart: [device, device] whether two devices of `pipe` are in different nodes, in any copy of the pipeline.
-        tensor: the group that shares a layer, the worst one.
-        expert: the group among which experts are split, the worst one.
-        pipe: the devices of a pipeline, the worst one.
-        data: the group of a device and its counterparts in other copies of the pipeline, the worst one.
-        copies: the group over `data` and `expert`, the worst one.
-        shared: all devices of `data`, `expert` and `pipe`, which share embedding and head.
+        along: the group along each axis, by its name.
+        copies: devices that share the masters of a layer.
+        of_experts: devices that share the masters of a layer's experts.
+        shared: devices that share the masters of embedding and head.
+        sums: devices with equal masters, whose gradients are summed.
     """
 
     apart: np.ndarray
-    tensor: Group
-    expert: Group
-    pipe: Group
-    data: Group
+    along: dict[str, Group]
     copies: Group
+    of_experts: Group
     shared: Group
+    sums: Group
 
 
 def places_of(setting: Setting) -> Places:
@@ -256,22 +238,21 @@ def places_of(setting: Setting) -> Places:
 def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> Places:
     sizes = dict(axes)
     nodes = assign(order, **sizes, gpus_per_node=gpus_per_node).nodes.reshape(*sizes.values())
-    flat = np.moveaxis(nodes, 1, 0).reshape(sizes["pipe"], -1)
+    flat = np.moveaxis(nodes, AXES.index(STAGE_AXIS), 0).reshape(sizes[STAGE_AXIS], -1)
 
     def worst(*along: str) -> Group:
         """Of the groups along these axes the one with the fewest members in a node."""
         places = [AXES.index(axis) for axis in along]
         last = np.moveaxis(nodes, places, range(-len(places), 0))
-        return _worst(last.reshape(-1, math.prod(sizes[axis] for axis in along)))
+        return _worst(last.reshape(-1, MeshSizes(**sizes).along(along)))
 
     return Places(
         apart=(flat[:, None] != flat[None]).any(axis=-1),
-        tensor=worst("tensor"),
-        expert=worst("expert"),
-        pipe=worst("pipe"),
-        data=worst("data"),
-        copies=worst("data", "expert"),
-        shared=worst("data", "expert", "pipe"),
+        along={axis: worst(axis) for axis in AXES},
+        copies=worst(*MASTER_AXES),
+        of_experts=worst(*MASTERS_OF_EXPERTS),
+        shared=worst(*MASTER_AXES, STAGE_AXIS),
+        sums=worst(*SUM_AXES),
     )
 
 

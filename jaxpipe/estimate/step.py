@@ -8,6 +8,7 @@ parameters that it does not split.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
-from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.models.anatomy import model_flops
 from jaxpipe.schedules.schedule import Kind
@@ -200,10 +201,16 @@ def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
 
 
 def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
-    """Seconds to sum a stage's gradients over their copies, [stage]: scattered with ZeRO-1, else gathered again."""
-    by_copies = layer_parameters(setting.model).by_copies(setting)
-    layer_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
-    return np.array(setting.layers_per_stage) * (1 if setting.zero1 else 2) * layer_s
+    """Seconds to sum a stage's gradients over their copies, [stage]."""
+    layer_s = _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
+    return np.array(setting.layers_per_stage) * layer_s
+
+
+def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group, int]]) -> float:
+    """Seconds to sum gradients over their copies: scattered with ZeRO-1, else gathered again."""
+    over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
+    num_bytes = FLOAT32_BYTES * sum(number for _, number in by_copies)
+    return (1 if setting.zero1 else 2) * over_copies_s + 2 * source.gather_s(places_of(setting).sums, num_bytes)
 
 
 def _copies_s(setting: Setting, source: TimeSource) -> float:
@@ -224,7 +231,4 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
 
 def _shared_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to sum the gradients of embedding and head over their copies, after all actions."""
-    by_copies = shared_by_copies(setting)
-    return sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies) * (
-        1 if setting.zero1 else 2
-    )
+    return _sum_s(setting, source, shared_by_copies(setting))

@@ -89,7 +89,7 @@ def flops(matmuls: tuple[Matmul, ...]) -> int:
 
 
 def layer_matmuls(setting: Setting) -> LayerMatmuls:
-    """Matmuls of one layer; every device of `tensor` has its columns or rows of the kernels, and its heads."""
+    """Matmuls of one layer; every device has its columns or rows of the kernels, and its heads."""
     into, out_of = _attention_kernels(setting)
     up, down = _feed_forward_kernels(setting)
     kernels = (into, out_of, *up, down)
@@ -104,7 +104,7 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
     anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
-    rows = anatomy.num_rows // setting.tensor
+    rows = anatomy.num_rows // setting.num_kernel_parts
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
     of_words = (logits, logits.of_inputs, replace(logits.of_weights, summed=True))
@@ -116,7 +116,7 @@ def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matm
 
     What stands before the logits every device computes whole, in S and again in T.
     """
-    rows = setting.anatomy.num_rows // (setting.tensor * setting.pipe)
+    rows = setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe)
     num_chunks, size = chunks_of(predicted_tokens(setting), rows)
     logits = Matmul(size, rows, setting.anatomy.hidden, num_chunks)
     before, of_words = _before_logits(setting), (logits.of_inputs, replace(logits.of_weights, summed=True))
@@ -142,7 +142,7 @@ def predicted_tokens(setting: Setting) -> int:
 
 
 def local_rows(setting: Setting) -> int:
-    """Rows of the token table, and of the head's kernel, on one device of `tensor`, or of `pipe` x `tensor`."""
+    """Rows of the token table, and of the head's kernel, on one device."""
     return setting.anatomy.num_rows // setting.vocab_parts
 
 
@@ -158,12 +158,12 @@ def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
 
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
     anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
-    if anatomy.num_experts > 1:  # each expert's rows are one matmul: its tiles read its kernel together
+    if anatomy.num_experts > 1:  # the rows of each of them are one matmul: its tiles read its kernel together
         dispatch = dispatch_of_setting(setting)
         _, size = dispatch.shape(setting.microbatch_size, setting.seq_len)
-        num = anatomy.num_experts // setting.expert
+        num = anatomy.num_experts // setting.num_expert_parts
         rows = -(-size * dispatch.used_tiles(setting.microbatch_size, setting.seq_len) // num)
-    hidden, width = anatomy.hidden, anatomy.width // setting.tensor
+    hidden, width = anatomy.hidden, anatomy.width // setting.num_kernel_parts
     return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 
 
@@ -312,14 +312,14 @@ def traffic(setting: Setting) -> Traffic:
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
     added = layer_parameters(setting.model).of_device(setting) * (item + 2 * FLOAT32_BYTES)
-    part = predicted_tokens(setting) * (setting.anatomy.num_rows // (setting.tensor * setting.pipe))
+    part = predicted_tokens(setting) * (setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe))
     return Traffic(
         forward=forward + 2 * residuals.page_bytes,
         input_gradient=2 * forward + recomputed,
         weight_gradient=added,
         deferred=2 * residuals.deferred_bytes,  # XLA copies to a page and from it
         embed_forward=item * 3 * of.stream,
-        embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.tensor,
+        embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.num_token_parts,
         head=_head_bytes(setting),
         # Float32 logits are read twice, for the largest and the sum; exponentials are written, and read in T.
         statistics=item * 3 * of.stream + part * (2 * FLOAT32_BYTES + item),
@@ -340,7 +340,7 @@ def _head_bytes(setting: Setting) -> int:
     Float32 logits are read three times, for the largest, the sum and the gradients, which are written.
     """
     item = ITEMSIZE[setting.dtype]
-    logits = predicted_tokens(setting) * (setting.anatomy.num_rows // setting.tensor)
+    logits = predicted_tokens(setting) * (setting.anatomy.num_rows // setting.num_kernel_parts)
     return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item)
 
 

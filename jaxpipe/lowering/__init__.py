@@ -1,9 +1,9 @@
 """Lowers a schedule to the integers that the SPMD program executes, and times them. No JAX here."""
 
-from jaxpipe.lowering.inbox import Inbox
 from jaxpipe.lowering.lower import lower, spmd_makespan
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.replay import Replay, replay
-from jaxpipe.lowering.table import IDLE, RoundTable
+from jaxpipe.lowering.table import IDLE, RoundTable, Transfer
+from jaxpipe.lowering.transfers.messages import Inbox
 
-__all__ = ["IDLE", "Inbox", "Pages", "Replay", "RoundTable", "lower", "replay", "spmd_makespan"]
+__all__ = ["IDLE", "Inbox", "Pages", "Replay", "RoundTable", "Transfer", "lower", "replay", "spmd_makespan"]

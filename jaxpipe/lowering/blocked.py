@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.fitted import CLOSE
-from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages, room_to_meet
+from jaxpipe.lowering.pages import NO_MOVES
+from jaxpipe.lowering.transfers.parked_pages import ParkedPages, room_to_meet
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -34,6 +35,8 @@ MOST_WALKS, MOST_STEPS = 1_000, 200_000  # walks, and actions that are begun in 
 WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait to exchange pages
 MOST_UNSENT = 2  # messages that a device holds for others; with one, steps are up to a tenth longer
 FAST_IF_BLOCKING = 1.001  # limit of the makespan over the asynchronous one, without transfers
+
+NOTHING_PARKED = ParkedPages(NO_MOVES)
 
 
 class BlockedRounds(NamedTuple):
@@ -221,7 +224,7 @@ class BlockedStep:
         for wait in WAITS_FOR_PAGES:
             yield is_last & (room >= -wait * np.mean(self._rows.duration) - CLOSE)
 
-    def in_rounds(self, parked: ParkedPages = NO_PARKED_PAGES) -> BlockedRounds:
+    def in_rounds(self, parked: ParkedPages = NOTHING_PARKED) -> BlockedRounds:
         """The first rounds that keep the order of each device's events.
 
         Args:
@@ -229,9 +232,10 @@ class BlockedStep:
         """
         rows, layout = self._rows, _Layout(self._rows.num_devices)
         rounds, send_round = np.zeros((2, len(rows.device)), int)
-        ends = np.sort([parked.home, parked.partner], axis=0)
+        pages = parked.moves
+        ends = np.sort([pages.home, pages.host], axis=0)
         # Each (place, device, device) is a meeting; pages that travel at the same time, and both ways, share it.
-        moves = np.concatenate([[parked.evict_round, *ends], [parked.load_round, *ends]], axis=1)
+        moves = np.concatenate([[pages.leaves, *ends], [pages.returns, *ends]], axis=1)
         meetings, meeting = np.unique(moves, axis=1, return_inverse=True)
         at_place: dict[int, list[int]] = {}
         for index, place in enumerate(meetings[0].tolist()):
@@ -244,9 +248,9 @@ class BlockedStep:
                 send_round[~event] = layout.meet("message", rows.device[~event], rows.target[~event])
             for index in at_place.get(2 * number + 1, ()):
                 met[index] = layout.meet("pages", *meetings[1:, index].tolist())
-        evicted, loaded = np.split(met[meeting.ravel()], 2)
-        parked = replace(parked, evict_round=evicted, load_round=loaded)
-        return BlockedRounds(rounds, send_round, np.array(layout.round_type), parked)
+        left, returned = np.split(met[meeting.ravel()], 2)
+        moved = ParkedPages(replace(pages, leaves=left, returns=returned))
+        return BlockedRounds(rounds, send_round, np.array(layout.round_type), moved)
 
 
 class _Layout:

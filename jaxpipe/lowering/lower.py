@@ -13,11 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
-from jaxpipe.lowering.collectives import NO_MICROBATCH, Collectives, MetRounds, plan_collectives, stepped_rounds
 from jaxpipe.lowering.couplings import coupled_bodies
-from jaxpipe.lowering.exchange import NO_EXCHANGE, plan_exchange
 from jaxpipe.lowering.fitted import fitted_rounds
-from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
@@ -31,13 +28,20 @@ from jaxpipe.lowering.rounds import (
     lockstep_rounds,
     periodic_rounds,
 )
-from jaxpipe.lowering.run_table import lower_run
-from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
+from jaxpipe.lowering.table import RoundTable, Transfer
+from jaxpipe.lowering.transfers.messages import MESSAGES
+from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
+from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
+from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
+from jaxpipe.lowering.without_flush import lower_run
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule, kinds_that_leave
 
+# Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
+LEFT_BY_ACTIONS: tuple[Transfer, ...] = (MESSAGES,)
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
 # and either of them longer; the last costs have a transfer of a tenth of a forward.
@@ -122,7 +126,10 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     round_type = np.append(table.round_type, np.full(max(stop - table.num_rounds, 0), table.num_types))
     round_type[first:] += table.num_types
     _, round_type = np.unique(round_type, return_inverse=True)
-    return replace(table, round_type=round_type, exchange=exchange)
+    # Permutes of a round begin in this order: all that travels between two devices comes before collectives.
+    meet = [transfer for transfer in table.kinds_of_traffic if transfer.num_collectives(table).any()]
+    travel = [transfer for transfer in table.kinds_of_traffic if transfer not in meet]
+    return replace(table, round_type=round_type, kinds_of_traffic=(*travel, exchange, *meet))
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ class Folding:
                 best = table, timed
                 break
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
-            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.inbox.num_inbox)
+            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.grids["messages"].num_inbox)
             if least is None or key < least:
                 best, least = (table, timed), key
         assert best is not None
@@ -197,7 +204,7 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            yield self._with_pages(step.places, step.open_gaps(), lambda pages: self._table(*step.in_rounds(pages)))
+            yield self._with_pages(step.places, step.open_gaps(), lambda *pages: self._table(*step.in_rounds(*pages)))
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
@@ -252,45 +259,41 @@ class Folding:
         """
         send_round = rounds + 1 if send_round is None else send_round
         num_rounds = int(max(rounds.max(), send_round[self._senders].max(initial=0))) + 1
-        collectives = None
+        head: SplitHead | None = None
         if self.compute.has_head_actions:
             # Rows of the embedding are looked up before the first action; what the last one leaves is added after it.
             rounds, send_round, stop = rounds + num_positions, send_round + num_positions, num_rounds + num_positions
             meets = np.ones(stop + 1, bool) if meets is None else np.append(np.arange(num_positions) == 0, meets)
             num_rounds = stop + int(meets[stop:].argmax()) + 1
-            collectives = plan_collectives(self.compute, rounds, meets[:num_rounds])
+            head = plan_collectives(self.compute, rounds, meets[:num_rounds])
         round_type = np.arange(num_rounds) % num_positions
-        if collectives:  # a type with collectives runs them in all of its rounds
-            round_type += num_positions * (collectives.microbatch != NO_MICROBATCH).any(axis=(1, 2))
+        if head:  # a type with collectives runs them in all of its rounds
+            round_type += num_positions * head.meets
             _, round_type = np.unique(round_type, return_inverse=True)
         choices = open_rounds(self.compute, rounds, round_type, lengths)
+        collectives = (head,) if head else ()
         return self._with_pages(
-            rounds, choices, lambda pages: self._table(rounds, send_round, round_type, pages, collectives)
+            rounds, choices, lambda *pages: self._table(rounds, send_round, round_type, *pages, *collectives)
         )
 
     def _with_pages(
-        self, rounds: np.ndarray, choices: Iterator[np.ndarray], table_with: Callable[[ParkedPages], RoundTable]
+        self, rounds: np.ndarray, choices: Iterator[np.ndarray], table_with: Callable[..., RoundTable]
     ) -> RoundTable:
         """The table with the pages that the schedule parks, which travel in one of several choices of open rounds.
 
         Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds.
         """
         if not self.schedule.has_transfers:
-            return table_with(NO_PARKED_PAGES)
+            return table_with()
         tables = [
-            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
+            table_with(ParkedPages(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open)))
             for is_open in choices
         ]
-        return min(tables, key=lambda table: (-len(table.parked.layer), table.num_slots))
+        return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
 
     def _table(
-        self,
-        rounds: np.ndarray,
-        send_round: np.ndarray,
-        round_type: np.ndarray,
-        parked: ParkedPages,
-        collectives: Collectives | None = None,
+        self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer
     ) -> RoundTable:
-        return RoundTable(
-            self.compute, self.layers_per_stage, rounds, send_round, round_type, parked, NO_EXCHANGE, collectives
-        )
+        columns = self.compute.columns
+        left = [each for each in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(each.name)).any()]
+        return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, (*left, *traffic))

@@ -8,14 +8,14 @@ the next round are read.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
 
-from jaxpipe.lowering.lifetimes import allocate_per_device
-from jaxpipe.lowering.parking import NO_PARKED_PAGES, ParkedPages
-from jaxpipe.schedules.schedule import Columns, Kind, Schedule
+from jaxpipe.lowering.lifetimes import Places, allocate_per_device
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Columns, Kind, Schedule
 
 
 class Span(enum.Enum):
@@ -30,12 +30,35 @@ class Pages:
     """Pages of one table for one span: a page for each layer of each (stage, microbatch)."""
 
     of_layer: np.ndarray  # [R, D, layer] page that the action writes or reads
-    send_page: np.ndarray  # [R, D, lane] page read at the end of the round, to travel in the next
-    num_sends: np.ndarray  # [R, D] lanes that are used
-    recv_page: np.ndarray  # [R, D, lane] page in which the arrived page is stored
-    num_recvs: np.ndarray  # [R, D] lanes that are used
     num_pages: int  # the most that any device needs at once
+    of_moves: np.ndarray  # [before / away / after, T] the pages of those that move, see `PageMoves`
     renumbered: np.ndarray | None = None  # [D, slot] as in `lifetimes.Places`
+
+
+@dataclass(frozen=True, eq=False)
+class PageMoves:
+    """T pages that spend part of their lifetime on another device; each has three places, one after the other.
+
+        home       F ... leaves                      returns ... backward
+        host             leaves ............. returns
+
+    Attributes:
+        backward: [T] index of the B or I that reads the page, in the columns of the compute schedule.
+        layer: [T] layer of the stage.
+        leaves: [T] the round in which the page travels to its host.
+        returns: [T] the round in which it travels back; later than `leaves`.
+        home, host: [T] the page's own device, and the other one.
+    """
+
+    backward: np.ndarray
+    layer: np.ndarray
+    leaves: np.ndarray
+    returns: np.ndarray
+    home: np.ndarray
+    host: np.ndarray
+
+
+NO_MOVES = PageMoves(*np.zeros((6, 0), dtype=int))
 
 
 def allocate_pages(
@@ -46,9 +69,9 @@ def allocate_pages(
     rounds: np.ndarray,
     num_rounds: int,
     layers_per_stage: tuple[int, ...],
-    parked: ParkedPages,
+    moves: PageMoves,
 ) -> Pages:
-    """Allocates pages for every layer of every (stage, microbatch), at home and, while parked, on the paired device.
+    """Allocates pages for every layer of every (stage, microbatch), at home and, while away, on its host.
 
     Args:
         schedule: a schedule of compute actions alone.
@@ -57,7 +80,7 @@ def allocate_pages(
         rounds: [A] round of each action.
         num_rounds: R, rounds of the step.
         layers_per_stage: [stage] number of layers.
-        parked: pages that spend part of their lifetime on the paired device; only for `Span.SLOT`.
+        moves: pages that spend part of their lifetime on another device; only those of `Span.SLOT` do.
 
     Example:
         1F1B on two devices: device 0 holds two microbatches at once and gives their pages to the next two.
@@ -69,46 +92,59 @@ def allocate_pages(
         >>> table.pages.of_layer[at, 0, 0].tolist(), table.pages.num_pages
         ([0, 1, 0, 1], 2)
     """
-    num_lanes = int(parked.sends.lane.max(initial=-1)) + 1
-    parked = parked if span is Span.SLOT else NO_PARKED_PAGES
-    shape = (num_rounds, schedule.num_devices)
-    of_layer = np.zeros((*shape, max(layers_per_stage)), np.int32)
-    send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
-    num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
-    if not schedule.columns.is_kind(Kind.B, Kind.I).any():
-        return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, 0)
+    moves = moves if span is Span.SLOT else NO_MOVES
+    of_layer = np.zeros((num_rounds, schedule.num_devices, max(layers_per_stage)), np.int32)
+    if not schedule.columns.is_kind(*BACKWARD_KINDS).any():
+        return Pages(of_layer, 0, np.zeros((3, 0), int))
 
-    held = _held(schedule.columns, span, writer, rounds, layers_per_stage, parked)
-    num_parked = held.num_parked
+    held = _held(schedule.columns, span, writer, rounds, layers_per_stage, moves)
+    num_away = held.num_away
     lives = _lives(held)
     units, num_pages = allocate_per_device(
         np.concatenate([life.device for life in lives]),
         np.concatenate([life.start for life in lives]),
         np.concatenate([life.end for life in lives]),
-        np.concatenate([held.num_layers - num_parked, np.ones(3 * len(parked.layer), int)]),
+        np.concatenate([held.num_layers - num_away, np.ones(3 * len(moves.layer), int)]),
     )
 
-    # Layers that stay; the first layers of a (stage, microbatch) are the parked ones.
+    # Layers that stay; the first layers of a (stage, microbatch) are those that move.
     num_held = len(held.device)
     for i, taken in enumerate(units[:num_held]):
-        layers, device = slice(num_parked[i], num_parked[i] + len(taken)), held.device[i]
+        layers, device = slice(num_away[i], num_away[i] + len(taken)), held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
             of_layer[round_, device, layers] = taken
-    # A parked layer has three pages, one after the other:
-    #     home       F ... evict                       load ... backward
-    #     partner          evict ................ load
-    before, away, after = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
-    of_held = held.of_parked
-    of_layer[held.written[of_held], parked.home, parked.layer] = before
+    of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
+    before, _, after = of_moves
+    of_layer[held.written[held.of_moves], moves.home, moves.layer] = before
     for round_ in (held.read, held.last):
-        of_layer[round_[of_held], parked.home, parked.layer] = after
+        of_layer[round_[held.of_moves], moves.home, moves.layer] = after
+    return Pages(of_layer, num_pages, of_moves)
 
-    sends = parked.sends  # all evictions, then all loads
-    send_page[sends.round - 1, sends.source, sends.lane] = np.concatenate([before, away])
-    recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
-    np.add.at(num_sends, (sends.round - 1, sends.source), 1)
-    np.add.at(num_recvs, (sends.round, sends.target), 1)
-    return Pages(of_layer, send_page, num_sends, recv_page, num_recvs, num_pages)
+
+def pages_in_calls(
+    schedule: Schedule,
+    writer: np.ndarray,
+    rounds: np.ndarray,
+    grid: Callable[..., np.ndarray],
+    placed: Callable[[np.ndarray, np.ndarray, np.ndarray], Places],
+    layers_per_stage: tuple[int, ...],
+) -> Pages:
+    """Pages in slots of a microbatch each, as the calls of a table of several number them, with whole backwards.
+
+    Args:
+        schedule, writer, rounds, layers_per_stage: as those of `allocate_pages`.
+        grid: (values [A], otherwise=) -> [R, D].
+        placed: devices, first and last rounds of intervals -> their units.
+    """
+    columns, num_layers = schedule.columns, max(layers_per_stage)
+    backward = np.flatnonzero(columns.kind == Kind.B)
+    forward = writer[backward]
+    places = placed(columns.device[backward], rounds[forward], rounds[backward])
+    of_action = np.zeros(len(columns.kind), int)
+    of_action[forward] = places.first
+    of_action[backward] = places.last
+    of_layer = grid(of_action, otherwise=0)[:, :, None] * num_layers + np.arange(num_layers, dtype=np.int32)
+    return Pages(of_layer, places.num_units * num_layers, np.zeros((3, 0), int), places.renumbered)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +156,13 @@ class _Held:
     written: np.ndarray  # [H] round
     read: np.ndarray  # [H] round of the first action that reads it
     last: np.ndarray  # [H] round
-    parked: ParkedPages
-    of_parked: np.ndarray  # [T] index in H
+    moves: PageMoves
+    of_moves: np.ndarray  # [T] index in H
 
     @property
-    def num_parked(self) -> np.ndarray:
-        """[H] pages that spend part of their lifetime on the paired device."""
-        return np.bincount(self.of_parked, minlength=len(self.device))
+    def num_away(self) -> np.ndarray:
+        """[H] pages that spend part of their lifetime on another device."""
+        return np.bincount(self.of_moves, minlength=len(self.device))
 
 
 def _held(
@@ -135,7 +171,7 @@ def _held(
     writer: np.ndarray,
     rounds: np.ndarray,
     layers_per_stage: tuple[int, ...],
-    parked: ParkedPages,
+    moves: PageMoves,
 ) -> _Held:
     weight = np.flatnonzero(columns.is_kind(Kind.W))
     last = rounds.copy()  # [A] for a B, its own round; for an I, the round of its W
@@ -144,7 +180,7 @@ def _held(
         actions = writer[weight]
         written = rounds[actions]
     else:
-        actions = np.flatnonzero(columns.is_kind(Kind.B, Kind.I))
+        actions = np.flatnonzero(columns.is_kind(*BACKWARD_KINDS))
         written = rounds[writer[actions]]
     index = np.zeros(len(rounds), dtype=int)
     index[actions] = np.arange(len(actions))
@@ -154,8 +190,8 @@ def _held(
         written=written,
         read=rounds[actions],
         last=last[actions],
-        parked=parked,
-        of_parked=index[parked.backward],
+        moves=moves,
+        of_moves=index[moves.backward],
     )
 
 
@@ -169,22 +205,22 @@ class _Life:
 
 
 def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
-    """The lifetimes of pages that stay, one per (stage, microbatch), and of parked ones before, away and after.
+    """The lifetimes of pages that stay, one per (stage, microbatch), and of moving ones before, away and after.
 
     Args:
         held: the kept pages.
         in_transit: whether a travelling page counts on both devices until the end of its round; in the pool
             it is on neither meanwhile, but in send and receive buffers.
     """
-    parked, written, last = held.parked, 2 * held.written, 2 * held.last
+    moves, written, last = held.moves, 2 * held.written, 2 * held.last
     # Half rounds from the start of the transfer's round to the last moment at the source, the first at the target.
     source, target = (1, 0) if in_transit else (-1, 1)
-    evict, load = 2 * parked.evict_round, 2 * parked.load_round
+    leaves, returns = 2 * moves.leaves, 2 * moves.returns
     return (
         _Life(held.device, written, last),
-        _Life(parked.home, written[held.of_parked], evict + source),
-        _Life(parked.partner, evict + target, load + source),
-        _Life(parked.home, load + target, last[held.of_parked]),
+        _Life(moves.home, written[held.of_moves], leaves + source),
+        _Life(moves.host, leaves + target, returns + source),
+        _Life(moves.home, returns + target, last[held.of_moves]),
     )
 
 
@@ -194,17 +230,17 @@ def peak_slots(
     writer: np.ndarray,
     rounds: np.ndarray,
     layers_per_stage: tuple[int, ...],
-    parked: ParkedPages,
+    moves: PageMoves,
 ) -> float:
     """The most slots that one device holds at a moment: own, parked and in transit; a whole number is an int.
 
     Args: as those of `allocate_pages`.
     """
-    held = _held(schedule.columns, Span.SLOT, writer, rounds, layers_per_stage, parked)
+    held = _held(schedule.columns, Span.SLOT, writer, rounds, layers_per_stage, moves)
     one = lcm(*layers_per_stage)  # units of a slot, such that every page is a whole number of units
     of_page = one // held.num_layers
-    stays = (held.num_layers - held.num_parked) * of_page
-    weights = np.concatenate([stays, *[of_page[held.of_parked]] * 3])
+    stays = (held.num_layers - held.num_away) * of_page
+    weights = np.concatenate([stays, *[of_page[held.of_moves]] * 3])
     lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
     # A running sum over all devices in sequence: each device frees all its pages by its end.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.lowering.collectives import MetRounds
+from jaxpipe.lowering.stepped import MetRounds
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order
 from jaxpipe.schedules.passes.phases import PHASE, TURN
 from jaxpipe.schedules.schedule import Schedule

@@ -63,21 +63,19 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
     schedule = table.schedule
     durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
     durations *= (table.kind != IDLE)[:, None, :]
+    for transfer in table.kinds_of_traffic:
+        durations += np.stack([np.broadcast_to(transfer.exposed(table, c), table.kind.shape) for c in costs], axis=1)
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
-    # [type] every permute of its rounds: those of messages, then those of pages and gradients, one layer each.
-    of_type = [[_rendezvous(pairs, links) for pairs in permutes] for permutes in table.permutes]
-    for permutes, messages in (
-        (table.page_permutes, [c.slot_messages for c in costs]),
-        # 32-bit gradients, whole and one way: twice what each device sends in a SYNC on the asynchronous clock.
-        (table.gradient_permutes, [2 * c.gradient_messages for c in costs]),
-    ):
-        one_layer = links * np.array(messages)[:, None, None] / min(table.layers_per_stage)
-        for of_round, lanes in zip(of_type, permutes, strict=True):
-            of_round += [_rendezvous(pairs, one_layer) for pairs in lanes]
-    all_devices = np.repeat(np.arange(schedule.num_devices)[:, None], schedule.num_devices, axis=1)
-    slowest = links.max(axis=(1, 2))[:, None, None]
-    for of_round, collectives in zip(of_type, table.collectives_of_type, strict=True):
-        of_round += [(all_devices, slowest) for _ in range(collectives.sum())]
+    # [type] the devices that each meets in every permute and collective of its rounds, and for how long.
+    of_type: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(table.num_types)]
+    for name, transfer in table.transfers.items():
+        times = np.stack(
+            [transfer.duration(link, c, table.layers_per_stage) for link, c in zip(links, costs, strict=True)]
+        )
+        num_collectives = transfer.num_collectives(table).tolist()
+        for of_round, lanes, num_meetings in zip(of_type, table.permutes[name], num_collectives, strict=True):
+            of_round += [_rendezvous(pairs, times) for pairs in lanes]
+            of_round += [_meeting(times)] * num_meetings
 
     starts, ends = np.empty_like(durations), np.empty_like(durations)
     now = np.zeros(durations.shape[1:])
@@ -104,3 +102,10 @@ def _rendezvous(pairs: tuple[Pair, ...], links: np.ndarray) -> tuple[np.ndarray,
         partner[2, target], transfer[:, 2, target] = source, links[:, source, target]
     transfer[:, 0] = transfer.max(axis=1)
     return partner, transfer
+
+
+def _meeting(links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same, [D, D] and [costs, 1, 1], for a collective over all devices: the time of the slowest link."""
+    num_devices = links.shape[-1]
+    all_devices = np.repeat(np.arange(num_devices)[:, None], num_devices, axis=1)
+    return all_devices, links.max(axis=(1, 2))[:, None, None]

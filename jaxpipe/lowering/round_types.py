@@ -18,14 +18,11 @@ from operator import or_
 
 import numpy as np
 
-from jaxpipe.lowering.collectives import NO_MICROBATCH
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.schedules.analysis.costs import Costs
 
 MAX_TYPES = 24  # each is a loop of the program, or a branch of one
 MAX_TRACED_ACTIONS = 16  # kinds of action in all types together; program size and compile time grow with it
 SMALL_WASTE = 0.15  # transfers without content, in messages and as a fraction of these, that a smaller program is worth
-SIZES = (1, round(Costs.slot_messages), round(Costs.gradient_messages))  # in messages: a message, a page, gradients
 MAX_COMPARED = 160  # types of a position that are compared with each other; the rarest others become one
 
 
@@ -107,24 +104,23 @@ def refine(
 
 
 def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
-    """[R] bit mask of the transfers of each round, in all channels, and how many are of the size of a message.
+    """[R] bit mask of the transfers of each round, and how many are of the size of a message.
 
-    A page has as many bits as messages of its size.
+    Each transfer has a bit for every pair of each of its lanes, and as many bits as messages of its size.
     """
-    device, (sender, reader) = table.schedule.columns.device, table.messages
-    needed = [(0 * sender, table.send_round[sender], device[sender], device[reader])]
-    for channel, sends in ((1, table.parked.sends), (2, table.exchange.sends)):
-        needed.append((3 * sends.lane + channel, sends.round, sends.source, sends.target))
-    if table.collectives:
-        rounds, replica, collective = np.nonzero(table.collectives.microbatch != NO_MICROBATCH)
-        needed.append((-1 - collective, rounds, replica, 0 * rounds))
-    lane, rounds, source, target = (np.concatenate(parts) for parts in zip(*needed, strict=True))
-    (lanes, _, _), pair = np.unique(np.stack([lane, source, target]), axis=1, return_inverse=True)
-    size = np.where(lanes < 0, 1, np.array(SIZES)[lanes % 3])
+    payloads = [transfer.payloads(table) for transfer in table.kinds_of_traffic]
+    keys = [
+        np.stack([np.full_like(sent.round, number), sent.lane, sent.source, sent.target])
+        for number, sent in enumerate(payloads)
+    ]
+    (number, *_), pair = np.unique(np.concatenate(keys, axis=1), axis=1, return_inverse=True)
+    size = np.array([sent.size for sent in payloads])[number]
     stop = size.cumsum()
     bits = [(1 << end) - (1 << begin) for begin, end in zip((stop - size).tolist(), stop.tolist(), strict=True)]
     masks = [0] * table.num_rounds
-    for round_, index in zip(rounds.tolist(), pair.ravel().tolist(), strict=True):
+    for round_, index in zip(
+        np.concatenate([sent.round for sent in payloads]).tolist(), pair.ravel().tolist(), strict=True
+    ):
         masks[round_] |= bits[index]
     return masks, int((size[pair.ravel()] == 1).sum())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.costs import Costs, costs_of_lengths
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -30,8 +30,7 @@ def earliest_rounds(compute: Schedule) -> np.ndarray:
         >>> earliest_rounds(build("gpipe", num_devices=2, num_microbatches=1)).tolist()  # 0F0 0B0 1F0 1B0
         [0, 5, 2, 3]
     """
-    one = float(REMOTE_ROUNDS - LOCAL_ROUNDS)
-    costs = Costs(backward=1.0, head_statistics=1.0, head_gradients=1.0, transfer=one)
+    costs = costs_of_lengths(np.ones(len(Kind)), transfer=REMOTE_ROUNDS - LOCAL_ROUNDS)
     return simulate(compute, costs).start.astype(int)
 
 
@@ -203,6 +202,6 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
         lengths: [kinds] lengths of actions, in forwards; longer ones count as `LONGEST`.
     """
     lengths = np.minimum(lengths, LONGEST)
-    timeline = simulate(compute, Costs(*lengths[:4].astype(float).tolist()))
+    timeline = simulate(compute, costs_of_lengths(lengths))
     start, end = timeline.start.astype(int), timeline.end.astype(int)
     return LOCKSTEP_ROUNDS * start + lengths[compute.columns.kind], LOCKSTEP_ROUNDS * end

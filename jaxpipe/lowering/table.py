@@ -1,43 +1,158 @@
 """The round table: everything that the SPMD program executes, as integers known before tracing.
 
-R rounds, D devices. Every round has a type, and the program one loop body for each type: its permutes, and the kinds of
-action that any device does in it. The grids hold each device's part in each round. Both ends of a message read the same
-table, so no tags travel. Grids and storage follow from the fields and are made when first used.
+R rounds, D devices, A actions. Every round has a type, and the program one loop body for each type: its permutes, and
+the kinds of action that any device does in it. The grids hold each device's part in each round. Both ends of a message
+read the same table, so no tags travel. Grids and storage follow from the fields and are made when first used.
+
+All that travels between devices, or that all of them meet for, is a `Transfer` of the table; each kind has a file in
+`jaxpipe.lowering.transfers`, and a channel of the same name in `jaxpipe.program.channels`. For example, the rounds of a
+1F1B of two devices and two microbatches; `>` and `<` are messages, which travel in the round after their action:
+
+    round      0    1    2    3    4    5    6
+    device 0   F0 > F1 >   .    B0        B1
+    device 1        F0   < B0   F1 <  B1 <
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective, Collectives
-from jaxpipe.lowering.exchange import ExchangeGrids, GradientExchange, exchange_grids
-from jaxpipe.lowering.inbox import Inbox, allocate_inbox
-from jaxpipe.lowering.lifetimes import Places, place
-from jaxpipe.lowering.pages import Pages, Span, allocate_pages, peak_slots
-from jaxpipe.lowering.parking import ParkedPages
-from jaxpipe.lowering.permutes import Permutes, permutes_of
+from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
+from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
+from jaxpipe.lowering.permutes import Permutes
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import (
+    BACKWARD_KINDS,
+    GRADIENT_KINDS,
+    WHOLE_BATCH_KINDS,
+    Action,
+    Kind,
+    Schedule,
+    kinds_that_leave,
+)
 
-IDLE = -1
+IDLE = -1  # the kind of a device that does nothing in a round
+FILL, STEADY, DRAIN = range(3)  # the calls of a table of several: the first, one in the middle, the last
+
+
+class Payloads(NamedTuple):
+    """What a schedule asks a transfer to carry: M payloads, each in one round; and their size, in messages.
+
+    Payloads of one lane, source and target need the same pair of a permute. A collective over all devices has a lane
+    of its own, and no source or target.
+    """
+
+    round: np.ndarray  # [M]
+    source: np.ndarray  # [M]
+    target: np.ndarray  # [M]
+    lane: np.ndarray  # [M]
+    size: int
+
+
+class Transfer(Protocol):
+    """One kind of traffic of a table: its permutes and collectives, what a device reads in its row, its buffers.
+
+    A transfer begins with a round and ends with it, behind the round's action. Integers alone: `jaxpipe.program` has
+    the channel of the same name, which carries arrays. A subclass overrides what it has; by default there is nothing.
+
+    Attributes:
+        name: the name of the transfer, and of its channel.
+        unit: the unit of its payloads between two devices, in which bytes are counted; empty if it has none.
+        unit_bytes: bytes of that unit if they do not depend on the model.
+        kind_of_bytes: what reports call the bytes of its buffers.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str] = ""
+    unit_bytes: ClassVar[int | None] = None
+    kind_of_bytes: ClassVar[str] = "transit"
+
+    def payloads(self, table: RoundTable) -> Payloads:
+        """All that a step asks for."""
+        raise NotImplementedError
+
+    def permutes(self, table: RoundTable) -> Permutes:
+        """[type][lane] -> (source, target) pairs; () for a type of rounds in which nothing travels."""
+        return ((),) * table.num_types
+
+    def num_collectives(self, table: RoundTable) -> np.ndarray:
+        """[type] collectives over all devices that each of its rounds runs."""
+        return np.zeros(table.num_types, int)
+
+    def works_in(self, table: RoundTable) -> np.ndarray:
+        """[R] whether any device prepares or stores something of it in the round, beside what travels."""
+        return np.zeros(table.num_rounds, bool)
+
+    def duration(self, links: np.ndarray, costs: Costs, layers_per_stage: tuple[int, ...]) -> np.ndarray:
+        """[source, target] time of a payload, given that of a message.
+
+        Args:
+            links: [source, target] time of a message.
+            costs: the costs whose links these are.
+            layers_per_stage: [stage] layers.
+        """
+        del costs, layers_per_stage
+        return links
+
+    def exposed(self, table: RoundTable, costs: Costs) -> np.ndarray | float:
+        """[R, D] time by which it makes actions longer, where it hangs on their loops over layers and is not hidden."""
+        del table, costs
+        return 0.0
+
+    def grids(self, table: RoundTable) -> Any:
+        """What a device reads in its row: a NamedTuple or dataclass of integers, [R, D, ...]."""
+        raise NotImplementedError
+
+    def buffers(self, table: RoundTable) -> Mapping[str, int]:
+        """What it stores, by the unit in which bytes are counted -> number of these on a device."""
+        del table
+        return {}
+
+    def waiting(self, table: RoundTable) -> Mapping[str, int]:
+        """Of the buffers those that grow with the microbatches of a schedule that holds all of them at once."""
+        del table
+        return {}
+
+    def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
+        """(round, device, action) of the schedule's actions that it carries out, for pictures of a device's rounds."""
+        del table
+        return set()
+
+    @property
+    def page_moves(self) -> PageMoves:
+        """Pages that spend part of their lifetime on another device."""
+        return NO_MOVES
 
 
 @dataclass(frozen=True, eq=False)
 class RoundTable:
-    """A schedule with a round for every action, and a type for every round."""
+    """A schedule with a round for every action, and a type for every round.
 
-    schedule: Schedule  # compute actions alone
-    layers_per_stage: tuple[int, ...]  # [S] residual pages of one microbatch
-    rounds: np.ndarray  # [A] the round of each action, in the order of schedule.columns
-    send_round: np.ndarray  # [A] the later round in which its message travels
-    round_type: np.ndarray  # [R] the type of each round, 0 to num_types - 1
-    parked: ParkedPages  # pages that travel to the paired device and back
-    exchange: GradientExchange  # gradients that travel to the other holder of their stage
-    collectives: Collectives | None = None  # those over all devices, of a schedule with S and T
+    Attributes:
+        schedule: compute actions alone; of several batches if the table has several calls.
+        layers_per_stage: [S] residual pages of one microbatch.
+        rounds: [A] the round of each action, in the order of schedule.columns.
+        send_round: [A] the later round in which its message travels.
+        round_type: [R] the type of each round, 0 to num_types - 1.
+        kinds_of_traffic: what travels; messages come first.
+        num_calls: calls of the program that the rounds are cut into, all of equal length; what is in flight at the end
+            of one goes on in the next (`jaxpipe.lowering.without_flush`).
+    """
+
+    schedule: Schedule
+    layers_per_stage: tuple[int, ...]
+    rounds: np.ndarray
+    send_round: np.ndarray
+    round_type: np.ndarray
+    kinds_of_traffic: tuple[Transfer, ...]
+    num_calls: int = 1
 
     # ---- Rounds ----
 
@@ -49,7 +164,14 @@ class RoundTable:
     @property
     def rounds_per_call(self) -> int:
         """Rounds that one call of the program runs."""
-        return self.num_rounds
+        return self.num_rounds // self.num_calls
+
+    @property
+    def calls(self) -> tuple[slice, slice, slice]:
+        """The rounds of the call that fills, of one in the middle, and of the one that drains."""
+        size = self.rounds_per_call
+        fill, steady, drain = (slice(call * size, (call + 1) * size) for call in (0, 1, self.num_calls - 1))
+        return fill, steady, drain
 
     @cached_property
     def num_types(self) -> int:
@@ -59,7 +181,10 @@ class RoundTable:
     @property
     def copies_of_chunk(self) -> tuple[int, ...]:
         """[chunk] versions of its weights that a device computes with."""
-        return (1,) * self.schedule.placement.num_chunks
+        placement, delays = self.schedule.placement, self.schedule.delays
+        if not delays:
+            return (1,) * placement.num_chunks
+        return tuple(1 + delays[stage] for _, stage in placement.stages_of[0])
 
     @cached_property
     def rounds_of_type(self) -> np.ndarray:
@@ -96,8 +221,9 @@ class RoundTable:
 
     @cached_property
     def microbatch(self) -> np.ndarray:
-        """[R, D] microbatch of the action; 0 where idle."""
-        return self.grid(self.schedule.columns.microbatch, otherwise=0)
+        """[R, D] microbatch of the action, counted in its batch; 0 where idle, and for an action of a whole batch."""
+        columns, size = self.schedule.columns, self.schedule.batch_size
+        return self.grid(np.where(columns.is_kind(*WHOLE_BATCH_KINDS), 0, columns.microbatch % size), otherwise=0)
 
     @cached_property
     def chunk(self) -> np.ndarray:
@@ -115,7 +241,7 @@ class RoundTable:
     def completes(self) -> np.ndarray:
         """[R, D] 1 if the action is the last to add to the gradients of its chunk."""
         columns = self.schedule.columns
-        adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
+        adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
         order = adds[np.argsort(self.rounds[adds], kind="stable")]
         owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
         # The first action of each owner from the end is its last.
@@ -142,109 +268,115 @@ class RoundTable:
     @cached_property
     def has_backward(self) -> bool:
         """Whether the table has any backward; a forward-only table keeps no residuals."""
-        return bool(self.schedule.columns.is_kind(Kind.B, Kind.I).any())
+        return bool(self.schedule.columns.is_kind(*BACKWARD_KINDS).any())
 
     # ---- What travels between devices ----
 
     @cached_property
-    def messages(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sender and the reader of each of the M messages between two devices, [M] and [M]."""
-        return self.dependencies.messages_between(self.schedule.columns.device)
+    def transfers(self) -> dict[str, Transfer]:
+        """All that travels, by name."""
+        return {transfer.name: transfer for transfer in self.kinds_of_traffic}
 
     @cached_property
-    def permutes(self) -> Permutes:
-        """[type][permute] -> (source, target) pairs of messages.
+    def permutes(self) -> dict[str, Permutes]:
+        """Name of a transfer -> [type][lane] -> (source, target) pairs, the union over all rounds of the type."""
+        return {name: transfer.permutes(self) for name, transfer in self.transfers.items()}
 
-        They carry the latest outputs of devices; their pairs are the union over all rounds of the type.
-        """
-        device = self.schedule.columns.device
-        sender, reader = self.messages
-        round_type = self.round_type[self.send_round[sender]]
-        pairs = np.unique(np.stack([round_type, device[sender], device[reader]], axis=1), axis=0).tolist()
-        return tuple(
-            permutes_of({(source, target) for i, source, target in pairs if i == index})
-            for index in range(self.num_types)
+    def permutes_of(self, name: str) -> Permutes:
+        """[type][lane] -> pairs of a transfer, () for one that the table has not."""
+        return self.permutes.get(name, ((),) * self.num_types)
+
+    @cached_property
+    def num_collectives(self) -> np.ndarray:
+        """[type] collectives over all devices, of all transfers together."""
+        return np.sum([transfer.num_collectives(self) for transfer in self.kinds_of_traffic], axis=0)
+
+    @cached_property
+    def grids(self) -> dict[str, Any]:
+        """Name of a transfer -> what a device reads in its row."""
+        return {name: transfer.grids(self) for name, transfer in self.transfers.items()}
+
+    def num_lanes(self, name: str) -> int:
+        """The most payloads of a transfer that any device sends at once; 0 for one that the table has not."""
+        return max(map(len, self.permutes_of(name)))
+
+    def is_at_work(self, name: str, round_type: int) -> bool:
+        """Whether a round of the type sends, prepares or stores anything of a transfer."""
+        transfer = self.transfers[name]
+        return bool(
+            self.permutes[name][round_type]
+            or transfer.works_in(self)[self.round_type == round_type].any()
+            or transfer.num_collectives(self)[round_type]
         )
 
-    @cached_property
-    def collectives_of_type(self) -> np.ndarray:
-        """[type, replica, collective] whether any round of the type has it; then all of its rounds run it."""
-        found = np.zeros((self.num_types, self.schedule.num_replicas, len(Collective)), bool)
-        if self.collectives:
-            has = self.collectives.microbatch != NO_MICROBATCH  # none in the rounds that an exchange adds
-            np.logical_or.at(found, self.round_type[: len(has)], has)
-        return found
+    def sender(self, name: str) -> np.ndarray:
+        """[A] the action whose payload of a transfer each action reads, on any device; -1 for none."""
+        sender = self.dependencies.message
+        is_carried = self.schedule.columns.is_kind(*kinds_that_leave(name))[sender] & (sender >= 0)
+        return np.where(is_carried, sender, -1)
+
+    def between(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The sender and the reader of each of the M payloads of a transfer between two devices, [M] and [M]."""
+        sender, device = self.sender(name), self.schedule.columns.device
+        reader = np.flatnonzero((sender >= 0) & (device[sender] != device))
+        return sender[reader], reader
 
     @cached_property
     def asked_messages(self) -> np.ndarray:
         """[device] messages that the schedule has the device send to others in one step."""
-        sender, _ = self.messages
+        sender, _ = self.between(self.kinds_of_traffic[0].name)
         return np.bincount(self.schedule.columns.device[sender], minlength=self.schedule.num_devices)
 
     @cached_property
     def sent_messages(self) -> np.ndarray:
         """[device] messages that one step's permutes carry away from the device, those without content included."""
-        return self.sent(self.permutes).sum(axis=1)
-
-    def sent(self, permutes: Permutes) -> np.ndarray:
-        """[source, target] payloads that one step's `permutes`, [type][permute] -> pairs, carry."""
-        sent = np.zeros((self.schedule.num_devices,) * 2, dtype=int)
-        for num_rounds, of_type in zip(self.rounds_of_type.tolist(), permutes, strict=True):
-            for pair in chain.from_iterable(of_type):
-                sent[pair] += num_rounds
-        return sent
-
-    @cached_property
-    def traffic(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """[source, target] payloads of a step that are asked for, and that permutes carry, by what they are.
-
-        Those of "messages", of "pages" of a layer, and of the "gradients" of a layer.
-
-        Example:
-            A 1F1B of two devices asks for a message up and one down for each microbatch; one round sends in vain.
-
-            >>> from jaxpipe.lowering import lower
-            >>> from jaxpipe.schedules import build
-            >>> asked, sent = lower(build("1f1b", num_devices=2, num_microbatches=4)).traffic["messages"]
-            >>> asked.tolist(), sent.tolist()
-            ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
-        """
-        device = self.schedule.columns.device
-        ends = {
-            "messages": tuple(device[end] for end in self.messages),
-            "pages": (self.parked.sends.source, self.parked.sends.target),
-            "gradients": (self.exchange.sends.source, self.exchange.sends.target),
-        }
-        permutes = {"messages": self.permutes, "pages": self.page_permutes, "gradients": self.gradient_permutes}
-        asked = {kind: np.zeros((self.schedule.num_devices,) * 2, dtype=int) for kind in ends}
-        for kind, pairs in ends.items():
-            np.add.at(asked[kind], pairs, 1)
-        return {kind: (asked[kind], self.sent(permutes[kind])) for kind in ends}
+        return self.sent(self.kinds_of_traffic[0].name).sum(axis=1)
 
     @property
     def sent_over_asked(self) -> float:
         """Messages sent over messages asked for, of the device that sends most; 1 if there are none."""
         return float(self.sent_messages.max() / max(self.asked_messages.max(), 1)) or 1.0
 
-    @cached_property
-    def page_permutes(self) -> Permutes:
-        """[type][lane] -> (source, target) pairs of the permute that carries a parked page of each source."""
-        return self.parked.sends.permutes(self.round_type, self.num_types)
+    def asked(self, name: str) -> np.ndarray:
+        """[source, target] payloads of a transfer that a step asks for."""
+        payloads = self.transfers[name].payloads(self)
+        asked = np.zeros((self.schedule.num_devices,) * 2, dtype=int)
+        np.add.at(asked, (payloads.source, payloads.target), 1)
+        return asked
+
+    def sent(self, name: str) -> np.ndarray:
+        """[source, target] payloads of a transfer that one step's permutes carry, with or without content.
+
+        Example:
+            A 1F1B of two devices asks for a message up and one down for each microbatch; one round sends in vain.
+
+            >>> from jaxpipe.lowering import lower
+            >>> from jaxpipe.schedules import build
+            >>> table = lower(build("1f1b", num_devices=2, num_microbatches=4))
+            >>> table.asked("messages").tolist(), table.sent("messages").tolist()
+            ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
+        """
+        sent = np.zeros((self.schedule.num_devices,) * 2, dtype=int)
+        for num_rounds, lanes in zip(self.rounds_of_type.tolist(), self.permutes[name], strict=True):
+            for pair in chain.from_iterable(lanes):
+                sent[pair] += num_rounds
+        return sent
 
     @cached_property
-    def gradient_permutes(self) -> Permutes:
-        """[type][lane] -> (source, target) pairs of the permute that carries a layer's gradients."""
-        return self.exchange.sends.permutes(self.round_type, self.num_types)
+    def buffers(self) -> dict[str, int]:
+        """What all transfers store, by unit -> number of these on a device."""
+        return _total([transfer.buffers(self) for transfer in self.kinds_of_traffic])
 
     @property
-    def num_page_lanes(self) -> int:
-        """The most pages that any device sends at once."""
-        return max(map(len, self.page_permutes))
+    def known_unit_bytes(self) -> dict[str, int]:
+        """Unit -> its bytes, of transfers for which they do not depend on the model."""
+        transfers = self.kinds_of_traffic
+        return {transfer.unit: transfer.unit_bytes for transfer in transfers if transfer.unit_bytes is not None}
 
-    @property
-    def num_gradient_lanes(self) -> int:
-        """The most layers whose gradients any device sends at once."""
-        return max(map(len, self.gradient_permutes))
+    @cached_property
+    def waiting(self) -> dict[str, int]:
+        """Of these, those that grow with the microbatches where a device holds all of them at once."""
+        return _total([transfer.waiting(self) for transfer in self.kinds_of_traffic])
 
     @property
     def has_delays(self) -> bool:
@@ -254,34 +386,36 @@ class RoundTable:
     @cached_property
     def permutes_per_step(self) -> int:
         """Permutes that the program executes in one step."""
-        everything = zip(self.permutes, self.page_permutes, self.gradient_permutes, strict=True)
-        of_type = [sum(map(len, of_round)) for of_round in everything]
+        of_type = [sum(map(len, lanes)) for lanes in zip(*self.permutes.values(), strict=True)]
         return int(self.rounds_of_type @ of_type)
 
     # ---- Storage ----
 
-    @cached_property
-    def inbox(self) -> Inbox:
-        """Entries for messages that wait."""
-        return allocate_inbox(
-            self.schedule,
-            message=self.dependencies.message,
-            rounds=self.rounds,
-            send_round=self.send_round,
-            round_type=self.round_type,
-            permutes=self.permutes,
-            previous=self.previous,
-            placed=self.placed,
-        )
-
     @property
     def previous(self) -> np.ndarray:
-        """[A] round of the action before each on its device; -1 for none."""
-        return np.where(self.schedule.columns.position > 0, np.roll(self.rounds, 1), -1)
+        """[A] round of the action before each on its device, with several calls in one in the middle; -1 for none."""
+        if self.num_calls == 1:
+            return np.where(self.schedule.columns.position > 0, np.roll(self.rounds, 1), -1)
+        device, length = self.schedule.columns.device, self.rounds_per_call
+        previous = np.zeros(len(device), int)
+        for d in range(self.schedule.num_devices):
+            of_device = np.flatnonzero(device == d)
+            busy = np.flatnonzero(self.kind[self.calls[STEADY], d] >= 0)
+            before = np.concatenate([[busy[-1] - length], busy])  # the last round of a call precedes the next call
+            at = self.rounds[of_device] % length
+            previous[of_device] = self.rounds[of_device] - at + before[np.searchsorted(busy, at)]
+        return previous
 
     def placed(self, device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
-        """Units of storage for intervals of rounds, both ends inclusive."""
-        return place(device, start, end)
+        """Units of storage for intervals of rounds, both ends inclusive; several calls number them anew in each."""
+        if self.num_calls == 1:
+            return place(device, start, end)
+        return place_in_calls(device, start, end, num_devices=self.schedule.num_devices, length=self.rounds_per_call)
+
+    @cached_property
+    def page_moves(self) -> PageMoves:
+        """Pages that spend part of their lifetime on another device, whichever transfer moves them."""
+        return next((each.page_moves for each in self.kinds_of_traffic if len(each.page_moves.layer)), NO_MOVES)
 
     @cached_property
     def pages(self) -> Pages:
@@ -294,6 +428,10 @@ class RoundTable:
         return self._pages(Span.WEIGHT_GRADIENT)
 
     def _pages(self, span: Span) -> Pages:
+        if self.num_calls > 1:
+            return pages_in_calls(
+                self.schedule, self.dependencies.local, self.rounds, self.grid, self.placed, self.layers_per_stage
+            )
         return allocate_pages(
             self.schedule,
             span,
@@ -301,17 +439,7 @@ class RoundTable:
             rounds=self.rounds,
             num_rounds=self.num_rounds,
             layers_per_stage=self.layers_per_stage,
-            parked=self.parked,
-        )
-
-    @cached_property
-    def exchange_grids(self) -> ExchangeGrids:
-        """The layers whose gradients each device sends and receives, round by round."""
-        return exchange_grids(
-            self.exchange,
-            num_rounds=self.num_rounds,
-            num_devices=self.schedule.num_devices,
-            num_lanes=self.num_gradient_lanes,
+            moves=self.page_moves,
         )
 
     @cached_property
@@ -319,12 +447,22 @@ class RoundTable:
         """The most slots that any device holds at once: its own, parked ones and those in transit.
 
         A slot holds the residuals of one (stage, microbatch). A page in transit counts on both devices, for the whole
-        round.
+        round. Several calls number their slots alike.
         """
+        if self.num_calls > 1:
+            return self.pages.num_pages // max(self.layers_per_stage)
         return peak_slots(
             self.schedule,
             writer=self.dependencies.local,
             rounds=self.rounds,
             layers_per_stage=self.layers_per_stage,
-            parked=self.parked,
+            moves=self.page_moves,
         )
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of numbers by name."""
+    totals: dict[str, int] = {}
+    for name, number in chain.from_iterable(count.items() for count in counts):
+        totals[name] = totals.get(name, 0) + number
+    return totals

@@ -5,14 +5,14 @@
     python -m jaxpipe.measure --config=configs/bench_cpu.py --mock=NODESxGPUS --stage=S [--collectives=local]
         [--output=costs.json [--overwrite]] [--num_repeats=5] [--config.X=Y ...]
 
-The command times the compiled program with three stages of a few layers each on one device (on `mesh.tensor` devices),
-a few of its actions at a time. It uses the config's model, data, optimizer and `mesh.tensor`, not its schedule. With
-pipeline.vocab_over_pipe=true it also times S and T of a head that is split over `mesh.pipe` devices. Times are medians
-of wall time. With --num_processes=P, P processes of one core and one thread measure at once, as if they
-computed in one pipeline, and the link is between two of them.
+The command times the compiled program with three stages of a few layers each on one device (on those that share
+kernels), a few of its actions at a time. It uses the config's model, data, optimizer and the sizes of mesh that split
+kernels, not its schedule. With pipeline.vocab_over_pipe=true it also times S and T of a head that is split over
+`mesh.pipe` devices. Times are medians of wall time. With --num_processes=P, P processes of one core and one thread
+measure at once, as if they computed in one pipeline, and the link is between two of them.
 
 With --mock the command times the config's whole step instead, its own schedule and mesh included, on one device of a
-cluster that is not there: the one at index S of pipe, and 0 of data, expert and tensor. It needs one GPU, or none. What
+cluster that is not there: the one at index S of pipe, and 0 of every other axis. It needs one GPU, or none. What
 others would send is left out, and so is waiting for it: the time is to be compared with the device's busy time by the
 schedule's clock, not with the time of a step.
 """
@@ -32,10 +32,11 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
+from jaxpipe.cluster.axes import KERNEL_AXES, written
 from jaxpipe.command_line import check_unused
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.config.model import vocab_pipe
+from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
@@ -126,7 +127,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
         ConfigError: a size is not a whole number from 1 to 99999.
     """
     if written is None:
-        return [config.data.batch_size // (config.mesh.data * config.mesh.expert * config.pipeline.num_microbatches)]
+        return [microbatch_size(config)]
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(
@@ -149,12 +150,12 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
 
 
 def _check_alone(config: ConfigDict, num_processes: int) -> None:
-    if config.mesh.tensor > 1:
+    if mesh_sizes(config).num_kernel_parts > 1:
         raise ConfigError(
             explain(
-                f"--num_processes={num_processes} with mesh.tensor={config.mesh.tensor}",
+                f"--num_processes={num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
                 rule="measured-processes: each of several processes has one device, and no layer is split over devices",
-                repair="leave --num_processes out, or set --config.mesh.tensor=1",
+                repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
             )
         )
 
@@ -227,7 +228,7 @@ def to_text(measurement: Measurement) -> str:
         f" jax {identity['jax_version']}",
         f"model             {subject['family']} of hidden {subject['hidden']}, seq_len {subject['seq_len']},"
         f" {subject['dtype']}, recompute {subject['recompute']}, attention {subject['attention']},"
-        f" tensor {subject['tensor']}",
+        + "".join(f" {axis} {subject[axis]}" for axis in KERNEL_AXES),
         f"{'milliseconds, of a microbatch of':34}" + "".join(f"{size:>12}" for size in sizes),
     ]
     for name in names:

@@ -21,7 +21,8 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.optimize import nnls
 
-from jaxpipe.config import model_config
+from jaxpipe.cluster.axes import AXES, KERNEL_AXES
+from jaxpipe.config import mesh_axes, model_config
 from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, key_of, make_mesh
@@ -79,9 +80,9 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     """The three stages of a checked config's model.
 
     Args:
-        config: a checked config; its model, data, optimizer and `mesh.tensor` are used, and `mesh.pipe` if it splits
-            the vocabulary.
-        devices: `mesh.tensor` devices.
+        config: a checked config; its model, data, optimizer and sizes along `KERNEL_AXES` are used, and `mesh.pipe` if
+            it splits the vocabulary.
+        devices: those that share the kernels of a layer.
         microbatch_size: sequences of a microbatch.
         num_layers: layers of each stage.
     """
@@ -102,9 +103,9 @@ def _make_stages(
     config.model.num_layers = NUM_STAGES * num_layers
     config.data.batch_size = microbatch_size * NUM_MICROBATCHES
     config.pipeline.num_microbatches = NUM_MICROBATCHES
-    config.mesh.update(data=1, pipe=1, expert=1)
-    tensor = config.mesh.tensor
-    model = LanguageModel(model_config(config), TensorAxis(tensor, config.mesh.deterministic))
+    config.mesh.update({axis: 1 for axis in AXES if axis not in KERNEL_AXES})
+    sizes = mesh_axes(config)
+    model = LanguageModel(model_config(config), TensorAxis.of(deterministic=config.mesh.deterministic, **sizes))
     functions = StageFunctions.of(model)
     if splits_head:
         functions = replace(functions, over_pipe=SplitEnds.of(EndsOverPipe(model)))
@@ -112,7 +113,7 @@ def _make_stages(
     def pipeline(*, by_halves: bool) -> Pipeline:
         return Pipeline(
             three_stages(NUM_MICROBATCHES, by_halves=by_halves, splits_head=splits_head),
-            make_mesh(tensor=tensor, devices=devices),
+            make_mesh(**sizes, devices=devices),
             functions,
             num_layers=config.model.num_layers,
             layers_per_stage=(num_layers,) * NUM_STAGES,

@@ -22,9 +22,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.config import model_config
 from jaxpipe.config.data import num_predicted_of
-from jaxpipe.config.model import vocab_pipe
+from jaxpipe.config.model import mesh_sizes, vocab_pipe
 from jaxpipe.estimate import Link
 from jaxpipe.estimate.measured import Measurement, subject
 from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, times_of
@@ -106,17 +107,17 @@ def measure(
     """Measures the model of a checked config; every process calls it.
 
     Args:
-        config: a checked config; its model, data, optimizer, `mesh.tensor` and `mesh.deterministic` are used, and
-            `mesh.pipe` if it splits the vocabulary.
-        devices: devices of this process: `mesh.tensor` to time and, if there is one more, one for the link.
+        config: a checked config; its model, data, optimizer, `mesh.deterministic` and sizes along `KERNEL_AXES` are
+            used, and `mesh.pipe` if it splits the vocabulary.
+        devices: devices of this process: those that share kernels, to time, and one for the link if there is one more.
         microbatch_sizes: the microbatch sizes to measure, in sequences.
         num_layers: layers of each of the three timed stages.
         num_repeats: repeats of each timing.
     """
-    tensor, update_s, parameters = config.mesh.tensor, None, {}
+    num_timed, update_s, parameters = mesh_sizes(config).num_kernel_parts, None, {}
     times, spread = {}, {}
     for size in sorted(set(microbatch_sizes)):
-        stages = make_stages(config, devices[:tensor], microbatch_size=size, num_layers=num_layers)
+        stages = make_stages(config, devices[:num_timed], microbatch_size=size, num_layers=num_layers)
         if update_s is None:
             (found,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
             update_s = median(found).wall_s
@@ -134,7 +135,7 @@ def measure(
         times=times,
         spread_ratio=spread,
         **parameters,
-        link=_link(devices, tensor, num_repeats=num_repeats),
+        link=_link(devices, num_timed, num_repeats=num_repeats),
         head_parts=vocab_pipe(config),
     )
 
@@ -146,7 +147,7 @@ def subject_of_config(config: ConfigDict) -> dict[str, Any]:
         dtype=config.model.dtype,
         seq_len=config.data.seq_len,
         num_predicted=num_predicted_of(config),
-        tensor=config.mesh.tensor,
+        **{axis: config.mesh[axis] for axis in KERNEL_AXES},
     )
 
 
@@ -179,11 +180,11 @@ def identity_of(device: Any, *, num_repeats: int, num_layers: int) -> dict[str, 
     }
 
 
-def _link(devices: Sequence[Any], tensor: int, *, num_repeats: int) -> Link | None:
+def _link(devices: Sequence[Any], num_timed: int, *, num_repeats: int) -> Link | None:
     """The link from the first device to one that shares no layer with it: in another process, or else the next one."""
     first = devices[0]
     others = [other for other in jax.devices(first.platform) if other.process_index != first.process_index]
-    others = [*others, *devices[tensor:]]
+    others = [*others, *devices[num_timed:]]
     if not others:
         return None
     return link_between((first, others[0]), num_repeats=num_repeats)
@@ -196,10 +197,10 @@ def devices_to_measure(config: ConfigDict) -> list[Any]:
     """The devices to time and, if there is one more, one for the link; call it before any other use of JAX.
 
     Raises:
-        ConfigError: there are fewer than `mesh.tensor` devices.
+        ConfigError: there are fewer devices than share the kernels of a layer.
     """
-    tensor, platform = config.mesh.tensor, config.mesh.platform
+    num_timed, platform = mesh_sizes(config).num_kernel_parts, config.mesh.platform
     if platform != "gpu":
-        add_flags({_COUNT_FLAG: str(tensor + 1)})
-    chosen = choose_devices(tensor, platform=platform, deterministic=config.mesh.deterministic)
-    return jax.local_devices(backend=chosen.platform)[: tensor + 1]
+        add_flags({_COUNT_FLAG: str(num_timed + 1)})
+    chosen = choose_devices(num_timed, platform=platform, deterministic=config.mesh.deterministic)
+    return jax.local_devices(backend=chosen.platform)[: num_timed + 1]

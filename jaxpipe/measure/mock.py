@@ -13,7 +13,7 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
-from jaxpipe.cluster.assignment import describe_mesh
+from jaxpipe.cluster.axes import PRODUCT, describe_mesh
 from jaxpipe.command_line import check_unused
 from jaxpipe.config import build_schedule, check, mesh_axes
 from jaxpipe.errors import ConfigError, explain
@@ -87,7 +87,7 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
         raise ConfigError(
             explain(
                 f"--mock={written} for a mesh of {num_needed} devices",
-                rule="mocked-mesh: data x pipe x expert x tensor is nodes x GPUs of a node",
+                rule=f"mocked-mesh: {PRODUCT} is nodes x GPUs of a node",
                 picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not {num_nodes} x {gpus_per_node} ="
                 f" {num_nodes * gpus_per_node}",
                 repair=f"write --mock={nodes}x{num_needed // nodes}, or set another mesh",

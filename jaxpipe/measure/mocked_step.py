@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxpipe.cluster.axes import MASTER_AXES, written
 from jaxpipe.cluster.hardware import HARDWARE, known_hardware
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.compile import CompiledStep, compile_step, predict
@@ -87,13 +88,13 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
     """
     places = mesh_order(config, build_schedule(config), range(len(devices)), gpus_per_node)
     shape = [mesh_axes(config)[axis] for axis in AXES]
-    devices = with_first_at((0, stage, 0, 0), np.reshape(places, shape), devices)
+    devices = with_first_at(tuple(stage * (axis == "pipe") for axis in AXES), np.reshape(places, shape), devices)
     step = compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())
     left = collectives_in(step.compiled.as_text()) if collectives_are_local() else ()
     if left:
         raise ConfigError(
             explain(
-                f"optimizer.name={config.optimizer.name!r} on data {config.mesh.data} x expert {config.mesh.expert}"
+                f"optimizer.name={config.optimizer.name!r} on {written(config.mesh, MASTER_AXES, prefix='mesh.')}"
                 " reads numbers of other devices",
                 rule="mocked-step: collectives that are jaxpipe's own become local ones; those that XLA adds do not",
                 picture=f"in the program: {', '.join(sorted(left))}",
@@ -222,7 +223,7 @@ def _setting_and_source(
 
 
 def _without_collectives(source: TimeSource) -> TimeSource:
-    """A roofline without the collectives of `tensor` and `expert`; measured times keep them."""
+    """A roofline without the collectives inside layers; measured times keep them."""
     return replace(source, exposed_fraction=0.0) if isinstance(source, Roofline) else source
 
 

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
 from jaxpipe.config import model_config
+from jaxpipe.config.model import mesh_sizes
 from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of
 from jaxpipe.models import LanguageModel, ModelConfig
@@ -217,7 +218,7 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         model_config(config),
         batch=message.shape[0],
         seq_len=config.data.seq_len,
-        tensor=config.mesh.tensor,
+        tensor=mesh_sizes(config).num_kernel_parts,
         itemsize=message.dtype.itemsize,
     )
     return {
@@ -257,7 +258,7 @@ def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, i
     """Bytes that a layer saves of one microbatch for backward on one device, by the formulas of the literature.
 
     Each operation that needs an array in backward saves it once, in compute dtype, and a dropout saves its mask as
-    bytes; all is split over the devices of `tensor` (sequence parallel).
+    bytes; all is split over `tensor` devices (sequence parallel).
 
     With s tokens of b sequences, h = hidden, a heads of size d of which g have their own keys and values, width f
     and k matmuls to it (2 where the activation is gated, else 1), in elements for each of the s b tokens:

@@ -1,9 +1,8 @@
-"""The mesh with axes `data`, `pipe`, `expert`, `tensor`: devices, collectives, and random numbers independent of it."""
+"""The mesh with the axes of `jaxpipe.cluster.axes`: devices, collectives, and random numbers independent of it."""
 
-from jaxpipe.cluster.assignment import AXES
+from jaxpipe.cluster.axes import AXES, BATCH_AXES
 from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, with_losses
 from jaxpipe.mesh.devices import (
-    BATCH_AXES,
     Devices,
     choose_devices,
     collectives_in_turn,

@@ -6,6 +6,7 @@ added in the same order everywhere and give the same digits, at the price of mor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jaxpipe.cluster.axes import BATCH_AXES, MeshSizes
 
 
 def added(sums: Any, terms: Any) -> Any:
@@ -108,24 +111,30 @@ class TensorAxis(Axis):
     """The devices that share each layer, and the others that have parts of the same microbatches.
 
     Attributes:
-        num_data, num_expert: sizes of the mesh's `data` and `expert`, over which each microbatch is split.
+        batch: the axes over which each microbatch is split.
         num_pipe: devices of `pipe` over which the vocabulary is split as well; 1: it is not.
     """
 
     name: str = field(default="tensor", init=False)
-    num_data: int = 1
-    num_expert: int = 1
+    batch: tuple[Axis, ...] = ()
     num_pipe: int = 1
+
+    @classmethod
+    def of(cls, *, deterministic: bool = False, num_pipe: int = 1, **sizes: int) -> TensorAxis:
+        """The axis in a mesh of these sizes, as in `MeshSizes`."""
+        mesh = MeshSizes(**sizes)
+        batch = tuple(Axis(name, mesh.axes[name], deterministic) for name in BATCH_AXES)
+        return cls(mesh.tensor, deterministic, batch, num_pipe)
 
     @property
     def expert(self) -> Axis:
         """The devices among which a layer's experts are split."""
-        return Axis("expert", self.num_expert, self.deterministic)
+        return next((axis for axis in self.batch if axis.name == "expert"), Axis("expert"))
 
     @property
     def num_sharing(self) -> int:
         """Devices that share a microbatch in one stage."""
-        return self.size * self.num_data * self.num_expert
+        return math.prod(axis.size for axis in (*self.batch, self))
 
     @property
     def num_vocab_parts(self) -> int:
@@ -138,8 +147,7 @@ class TensorAxis(Axis):
 
     def sum_over_batch(self, x: jax.Array) -> jax.Array:
         """The sum of `x` over all devices that share a microbatch in one stage; no gradient passes through it."""
-        sizes = {"data": self.num_data, "expert": self.num_expert, "tensor": self.size}
-        axes = [name for name, size in sizes.items() if size > 1]
+        axes = [axis.name for axis in (*self.batch, self) if axis.size > 1]
         return sum_over(x, axes, deterministic=self.deterministic)
 
 

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxpipe.cluster.assignment import AXES, assign
+from jaxpipe.cluster.assignment import assign
+from jaxpipe.cluster.axes import AXES, BATCH_AXES, PRODUCT, MeshSizes
 from jaxpipe.distributed.shared_device import MEMORY_VARIABLES, memory_fraction
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.mesh.local import collectives_are_local
@@ -57,7 +58,7 @@ def choose_devices(
     """`num_devices` devices: GPUs if there are enough, else virtual CPU devices.
 
     Args:
-        num_devices: data x pipe x expert x tensor.
+        num_devices: those of the mesh.
         platform: "gpu" or "cpu" takes only these; "auto" prefers GPUs.
         deterministic: whether a device adds in the same order every time.
         num_processes: number of joined processes, each with an equal share of the devices.
@@ -151,7 +152,7 @@ def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -
         raise ConfigError(
             explain(
                 f"the mesh needs {num_needed} devices and there are {len(found)} {kind}",
-                rule="mesh-devices: data x pipe x expert x tensor of mesh is at most the number of devices",
+                rule=f"mesh-devices: {PRODUCT} of mesh is at most the number of devices",
                 picture=f"{num_needed} > {len(found)}",
                 repair=f"set a smaller mesh, or {repair}",
             )
@@ -165,38 +166,30 @@ if sys.platform == "linux" and find_spec("jax_plugins") and not jax.config.value
     jax.config.update("jax_platforms", "cpu")
 
 
-BATCH_AXES = ("data", "expert")  # over which the sequences of a microbatch are split
-
-
 def num_batch_parts(mesh: Mesh) -> int:
-    """Parts that each microbatch is split into: the devices of `data` x `expert`."""
+    """Parts that each microbatch is split into: the devices along `BATCH_AXES`."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def make_mesh(
-    *, data: int = 1, pipe: int = 1, expert: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
-) -> Mesh:
-    """The mesh with axes `data`, `pipe`, `expert` and `tensor`, `tensor` innermost.
+def make_mesh(*, devices: Sequence[Any] | None = None, **sizes: int) -> Mesh:
+    """The mesh with all axes of `jaxpipe.cluster.axes`, the last of them innermost; `make_mesh(data=2, pipe=4)`.
 
     Args:
-        data: copies of the pipeline, each with its part of every microbatch.
-        pipe: devices of one pipeline.
-        expert: devices among which the experts of a layer are split; they split every microbatch too.
-        tensor: devices that share each layer.
-        devices: data x pipe x expert x tensor devices, in mesh order; by default the first of `jax.devices()`.
+        devices: the devices of the mesh, in its order; by default the first of `jax.devices()`.
+        sizes: devices along its axes, as in `MeshSizes`; 1 where none are given.
 
     Raises:
         ConfigError: there are not so many devices.
     """
-    shape = (data, pipe, expert, tensor)
-    num_needed = math.prod(shape)
+    mesh = MeshSizes(**sizes)
+    shape, num_needed = tuple(mesh.axes.values()), mesh.num_devices
     found = list(jax.devices()[:num_needed] if devices is None else devices)
     if len(found) != num_needed:
         raise ConfigError(
             explain(
                 f"the mesh has {num_needed} devices, and {len(found)} are given",
-                rule="mesh-devices: data x pipe x expert x tensor is the number of devices",
-                picture=f"{data} x {pipe} x {expert} x {tensor} = {num_needed}",
+                rule=f"mesh-devices: {PRODUCT} is the number of devices",
+                picture=f"{' x '.join(map(str, shape))} = {num_needed}",
                 repair=f"set axes that multiply to {len(found)}, or give {num_needed} devices",
             )
         )
@@ -207,26 +200,16 @@ def make_mesh(
 
 
 def order_devices(
-    devices: Sequence[Any],
-    *,
-    data: int = 1,
-    pipe: int,
-    expert: int = 1,
-    tensor: int = 1,
-    order: str = "pair_adjacent",
-    gpus_per_node: int | None = None,
+    devices: Sequence[Any], *, order: str = "pair_adjacent", gpus_per_node: int | None = None, **sizes: int
 ) -> tuple[Any, ...]:
     """`devices` in the order that `make_mesh` takes, so that the mesh follows `order`.
 
     Args:
-        devices: data x pipe x expert x tensor devices; node by node if `gpus_per_node` is given.
-        data: copies of the pipeline.
-        pipe: devices of one pipeline.
-        expert: devices among which the experts of a layer are split.
-        tensor: devices that share each layer.
+        devices: as many as the mesh has; node by node if `gpus_per_node` is given.
         order: the order of the devices, one of `jaxpipe.cluster.assignment.ORDERS`; "contiguous" keeps the given order.
         gpus_per_node: None asks the devices. On GPUs a node is what JAX calls a slice: the GPUs of one host or of one
             NVLink domain. The virtual CPU devices of one process are one node. Give the number for absent GPUs.
+        sizes: devices along axes of the mesh, as in `MeshSizes`; 1 where none are given.
 
     Raises:
         ConfigError: nodes differ in size, or the mesh does not fit the order.
@@ -235,7 +218,7 @@ def order_devices(
         gpus_per_node = len(devices)
     elif gpus_per_node is None:
         devices, gpus_per_node = node_by_node(devices)
-    gpus = assign(order, data=data, pipe=pipe, expert=expert, tensor=tensor, gpus_per_node=gpus_per_node).gpus
+    gpus = assign(order, gpus_per_node=gpus_per_node, **sizes).gpus
     return tuple(devices[gpu] for gpu in gpus.ravel())
 
 

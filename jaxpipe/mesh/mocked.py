@@ -50,7 +50,7 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
 
     Args:
         place: indices along the axes of the mesh.
-        places: "data pipe expert tensor", the index of the device that the mesh takes for each place.
+        places: [axes of the mesh], the index of the device that the mesh takes for each place.
         devices: the devices, by index.
 
     Example:

@@ -100,15 +100,15 @@ class ParameterShape:
         """Elements of the whole parameter."""
         return math.prod(self.dims)
 
-    def local_dims(self, *, expert: int = 1, tensor: int = 1) -> tuple[int, ...]:
-        """Dims on one of expert x tensor devices.
+    def local_dims(self, *, num_kernel_parts: int = 1, num_expert_parts: int = 1) -> tuple[int, ...]:
+        """Dims of a device's part.
 
         Example:
-            >>> ParameterShape((128, 24), split=0).local_dims(tensor=4)
+            >>> ParameterShape((128, 24), split=0).local_dims(num_kernel_parts=4)
             (32, 24)
         """
-        # An axis that splits no dim has no entry here: its devices hold equal copies.
-        parts = {dim: {"expert": expert, "tensor": tensor}[axis] for axis, dim in self.splits}
+        # A part that splits no dim has no entry here: its devices hold equal copies.
+        parts = {self.split: num_kernel_parts, self.split_experts: num_expert_parts}
         return tuple(size // parts.get(dim, 1) for dim, size in enumerate(self.dims))
 
 

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import AXES, MEASURED, Randomness, num_batch_parts, on_devices, with_losses
+from jaxpipe.mesh import AXES, BATCH_AXES, MEASURED, Randomness, num_batch_parts, on_devices, with_losses
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -43,7 +44,8 @@ class StageFunctions:
         head_backward: (shared, x, microbatch, scale, sums) -> (result of `head`, gradient of `x`, sums): the gradients
             of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
-            names the dim split over `tensor`, for example P(None, "tensor"), and that over `expert`; None if none is.
+            names the dims split over axes of `jaxpipe.cluster.axes.PARAMETER_AXES`, as P(None, "tensor") in a language
+            model; None if none is.
         over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
@@ -51,11 +53,11 @@ class StageFunctions:
     to no stage, since every device has the batch, and backward gets it again; arrays that a layer computes from it are
     saved like activations. `random` is the source of a training step's random numbers, None if nothing is random.
 
-    Over a `tensor` axis of several devices, each calls the functions together with the others, with its
-    part of the split parameters, and may exchange values with them. All of them must get the same losses from
-    `head` and `layer`. The gradient of a parameter that is not split is the sum over the devices of their gradients.
-    Over `expert`, devices have other sequences of a microbatch, as over `data`; a parameter split over it has the
-    gradient of all their sequences, which the layer's own exchanges bring.
+    Devices along these axes call the functions together, each with its part of the split parameters, and may exchange
+    values. Over an axis that splits tokens, all must get the same losses from `head` and `layer`, and the gradient of
+    a parameter that is not split is the sum of theirs. Over an axis that splits experts, devices have other sequences
+    of a microbatch, as over `data`; a parameter split over it has the gradient of all their sequences, which the
+    layer's own exchanges bring.
     """
 
     embed: Callable[[PyTree, PyTree, Randomness | None], Any]
@@ -106,6 +108,14 @@ class Losses:
         if not self.layers:
             return self.head
         return {**(self.head if isinstance(self.head, dict) else {WORDS: self.head}), **self.layers}
+
+    @staticmethod
+    def with_measured(joined: PyTree, measured: dict[str, Any]) -> PyTree:
+        """Losses of a step, as one tree, with what channels have measured beside them, by name."""
+        if not measured:
+            return joined
+        named = joined if isinstance(joined, dict) else {WORDS: joined}
+        return {**named, **{f"{MEASURED}{name}": number for name, number in measured.items()}}
 
     def apart(self, joined: PyTree) -> Losses:
         """The inverse of `joined`, for a tree of its structure."""
@@ -175,16 +185,16 @@ def check_dtype(dtype: Any) -> None:
 
 
 def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
-    """Raises CompileError unless `mesh` has our axes and the schedule's devices, and uses its `tensor` axis."""
+    """Raises CompileError unless `mesh` has our axes and the schedule's devices, and kernels are split over it."""
     if tuple(mesh.axis_names) != AXES:
         raise CompileError(
             explain(
                 f"the mesh has axes {tuple(mesh.axis_names)}.",
                 rule=f"mesh-axes: a mesh has the axes {AXES}, in this order",
-                repair="make it with jaxpipe.mesh.make_mesh(data=..., pipe=..., expert=..., tensor=...)",
+                repair=f"make it with jaxpipe.mesh.make_mesh({', '.join(f'{name}=...' for name in AXES)})",
             )
         )
-    num_pipe, num_tensor = mesh.shape["pipe"], mesh.shape["tensor"]
+    num_pipe = mesh.shape["pipe"]
     if num_pipe != schedule.num_devices:
         raise CompileError(
             explain(
@@ -193,16 +203,17 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
                 repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
             )
         )
-    if num_tensor > 1 and functions.specs is None:
-        raise CompileError(
-            explain(
-                f"the mesh has tensor={num_tensor}, and no parameter is split over it.",
-                rule="tensor-axis: functions that use `tensor` say in `specs` which parameters it splits; without it "
-                "all its devices would do the same work",
-                repair="make the functions for this tensor axis, for example StageFunctions.of(LanguageModel(config, "
-                f"TensorAxis({num_tensor}))), or use tensor=1",
+    for axis in KERNEL_AXES:
+        if mesh.shape[axis] > 1 and functions.specs is None:
+            raise CompileError(
+                explain(
+                    f"the mesh has {axis}={mesh.shape[axis]}, and no parameter is split over it.",
+                    rule=f"{axis}-axis: functions that use `{axis}` say in `specs` which parameters it splits; without "
+                    "it all its devices would do the same work",
+                    repair="make the functions for this mesh, for example StageFunctions.of(LanguageModel(config, "
+                    f"TensorAxis.of({axis}={mesh.shape[axis]}))), or use {axis}=1",
+                )
             )
-        )
 
 
 def check_inputs(
@@ -241,7 +252,7 @@ def check_inputs(
                 explain(
                     f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
                     rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
-                    f"the size a multiple of data x expert={num_parts}",
+                    f"the size a multiple of {' x '.join(BATCH_AXES)}={num_parts}",
                     repair="reshape the global batch to [num_microbatches, -1, ...]",
                 )
             )

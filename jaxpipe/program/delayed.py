@@ -1,8 +1,8 @@
 """The pipeline of a schedule without flush: one program, called once for each batch, that never drains.
 
 What is in flight at the end of a call, on every device, goes into the next: pages, messages, running gradients, the
-compute copies of the weights. `jaxpipe.lowering.run_table` says how rows are cut into calls. Call t works on batch t
-and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute batch t with
+compute copies of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls. Call t works on batch
+t and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute batch t with
 W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and draining calls
 are the same program with other lines of the table.
 """
@@ -21,11 +21,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain, first_of
-from jaxpipe.lowering.run_table import FILL, Meeting, RunTable, lower_run
-from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, collectives_in_turn, on_devices
-from jaxpipe.program.actions import Actions
-from jaxpipe.program.carry import Carry, Row, initial_carry, table_operands
+from jaxpipe.lowering.table import FILL, RoundTable
+from jaxpipe.lowering.transfers.shared_sums import Meeting
+from jaxpipe.lowering.without_flush import lower_run
+from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, on_devices
+from jaxpipe.program.carry import Carry, Row
+from jaxpipe.program.channels.shared_sums import in_its_batch
 from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
+from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
 from jaxpipe.program.partition import compute_copies
@@ -33,8 +36,9 @@ from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
+from jaxpipe.program.start import initial_carry, table_operands
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
+from jaxpipe.program.updates import NAME, OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -122,7 +126,7 @@ class DelayedPipeline(Pipeline):
         run_table: the round table of `call`.
     """
 
-    run_table: RunTable
+    run_table: RoundTable
 
     def __init__(self, schedule: Schedule, mesh: Mesh, functions: StageFunctions, **options: Any):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
@@ -254,7 +258,7 @@ class DelayedPipeline(Pipeline):
             shared = with_some(shapes.ends.is_first, previous["shared"], newest["shared"])
             waiting = shapes.ends.waiting(newest["shared"])
             given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
-            units = Units(*(jnp.arange(number) for number in (table.num_slots, table.inbox.num_inbox + 1)))
+            units = Units(*(jnp.arange(number) for number in (table.num_slots, table.grids["messages"].num_inbox + 1)))
             flight = Flight(carry, units, {"shared": shared, "layers": layers}, waiting, given)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
@@ -337,25 +341,26 @@ class DelayedPipeline(Pipeline):
                     jnp.int32(0),
                 ),
             )
-            actions = self._actions_of_laps(shapes, batches, scale, keys, updates)
-            carry = flight.carry._replace(state=flight.carry.state._replace(run=run))
+            on_device = self._step_of_laps(shapes, batches, scale, keys, updates)
+            carry = flight.carry._replace(state=flight.carry.state._replace(of={**flight.carry.state.of, NAME: run}))
             carry = run_rounds(
-                table, actions, self._placed(shapes, flight.units, rows), carry, table.round_type[table.calls[FILL]]
+                table, on_device, self._placed(shapes, flight.units, rows), carry, table.round_type[table.calls[FILL]]
             )
-            run, losses = carry.state.run, carry.state.loss
+            run, losses = carry.state.of[NAME], carry.state.loss
             # The newest batch is the older one of the next call.
             losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), losses)
-            state = carry.state._replace(run=None, loss=losses, num_done=jnp.int32(0))
+            state = carry.state._replace(of={**carry.state.of, NAME: None}, loss=losses, num_done=jnp.int32(0))
             moved = jax.tree.map(lambda places, before: places[before], flight.units, units)
             flight = Flight(carry._replace(state=state), moved, run.copies, run.waiting, run.given)
             flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, run.masters["layers"]))
             moments = optimizer.map_layers(lambda leaf: leaf[None], run.optimizer)
             return {**run.masters, "layers": layers}, moments, flight, run.found
 
-        entries = table.inbox.renumbered
+        inbox = table.grids["messages"]
+        entries = inbox.renumbered
         assert table.pages.renumbered is not None
         assert entries is not None
-        nobody = np.full((len(entries), 1), table.inbox.num_inbox)
+        nobody = np.full((len(entries), 1), inbox.num_inbox)
         units = Units(jnp.asarray(table.pages.renumbered), jnp.asarray(np.concatenate([entries, nobody], axis=1)))
         specs = jax.tree.map(lambda part: part.spec(), parts)
         held = specs, optimizer.specs, _OF_DEVICES
@@ -377,27 +382,24 @@ class DelayedPipeline(Pipeline):
             units,
         )
 
-    def _actions_of_laps(
+    def _step_of_laps(
         self, shapes: StepShapes, batches: PyTree, scale: PyTree, keys: jax.Array | None, updates: Updates
-    ) -> Actions:
-        """The actions of this device; tokens, factors and random numbers are those of both batches, [lap, ...]."""
+    ) -> DeviceStep:
+        """The step on this device; tokens, factors and random numbers are those of both batches, [lap, ...]."""
         copies = {"shared": (), "layers": ()}  # an action takes them from the state
         newest, key = jax.tree.map(lambda leaf: leaf[0], (batches, keys))
-        actions = Actions.on_this_device(
-            self.functions,
-            shapes,
-            self.layout,
-            params=copies,
-            batch=newest,
-            scale=scale,
-            key=key,
-            deterministic=self.deterministic,
-            in_turn=collectives_in_turn(self.mesh),
-        )
-        random = actions.random
+        on_device = self._on_this_device(shapes, params=copies, batch=newest, scale=scale, key=key)
+        random = on_device.random
         if random is not None:
             random = replace(random, words=keys, first_sequence=jnp.stack([random.first_sequence] * NUM_LAPS))
-        return replace(actions, batch=batches, random=random, updates=updates)
+        return replace(
+            on_device,
+            batch=batches,
+            random=random,
+            sums_when_complete=False,  # an UPDATE sums itself
+            wrap=in_its_batch,
+            of={NAME: updates},
+        )
 
     def _rows_of_call(self, shapes: StepShapes, form: jax.Array, turn: jax.Array) -> Row:
         """The lines of call t, leaves [D, R, ...].
@@ -412,22 +414,25 @@ class DelayedPipeline(Pipeline):
         )
         num_copies = np.array(table.copies_of_chunk)
         first, num = (jnp.asarray(each)[rows.chunk] for each in (np.cumsum(num_copies) - num_copies, num_copies))
-        run = rows.run._replace(
-            copied_chunk=first + (turn - rows.run.lap - (num - 1)) % num,
-            event=jnp.where(form == FILL, Meeting.NONE, rows.run.event),
+        line = rows.of[NAME]
+        return rows._replace(
+            copied_chunk=first + (turn - line.lap - (num - 1)) % num,
+            of={**rows.of, NAME: line._replace(event=jnp.where(form == FILL, Meeting.NONE, line.event))},
         )
-        return rows._replace(run=run)
 
     @staticmethod
     def _placed(shapes: StepShapes, units: Units, rows: Row) -> Row:
         """The line of a device with the places of its slots and entries in this call."""
         size = shapes.storage.pages_per_slot
-        source = jnp.where(rows.next_source >= 0, units.entries[jnp.maximum(rows.next_source, 0)], rows.next_source)
-        return rows._replace(
-            pages=units.slots[rows.pages // size] * size + rows.pages % size,
+        line = rows.of["messages"]
+        source = jnp.where(line.next_source >= 0, units.entries[jnp.maximum(line.next_source, 0)], line.next_source)
+        line = line._replace(
             next_source=source,
-            store_own=units.entries[rows.store_own],
-            store_arrival=units.entries[rows.store_arrival],
+            store_own=units.entries[line.store_own],
+            store_arrival=units.entries[line.store_arrival],
+        )
+        return rows._replace(
+            pages=units.slots[rows.pages // size] * size + rows.pages % size, of={**rows.of, "messages": line}
         )
 
 

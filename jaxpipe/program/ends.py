@@ -1,7 +1,8 @@
-"""Backward of embedding and head, with their gradients added to the running sums of the shared parameters.
+"""Embedding and head: where the first stage's actions begin and end, and those of the last stage turn around.
 
-A model may do this itself (`StageFunctions.embed_backward`, `head_backward`): then a gradient as large as the
-vocabulary is added where it is computed. Else `jax.vjp` makes the gradients, which are added afterwards.
+Gradients are added to the running sums of the shared parameters. A model may do this itself
+(`StageFunctions.embed_backward`, `head_backward`): then a gradient as large as the vocabulary is added where it is
+computed. Else `jax.vjp` makes the gradients, which are added afterwards.
 """
 
 from __future__ import annotations
@@ -11,9 +12,50 @@ from typing import Any
 import jax
 
 from jaxpipe.mesh import Randomness, added
+from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
+from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.in_place import cond_in_place
 
 PyTree = Any
+
+
+class WholeBoundary(Boundary):
+    """The first stage has the embedding, the last one the head: its F ends with the loss, and the head's backward."""
+
+    def embed(self, step: DeviceStep, row: Row, microbatch: PyTree, state: State) -> jax.Array:
+        """See `Boundary`."""
+        return step.functions.embed(step.params["shared"], microbatch, step.random_at(row, EMBEDDING))
+
+    def end_forward(
+        self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
+    ) -> tuple[PyTree, State]:
+        """See `Boundary`; the message of the last stage is the gradient of its output."""
+        functions, shared = step.functions, step.params["shared"]
+
+        def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
+            y, loss, sums = walk
+            if not step.shapes.table.has_backward:
+                return y, add_scaled(loss, step.scale.head, functions.head(shared, y, microbatch)), sums
+            value, dy, sums = head_backward(functions, shared, y, microbatch, step.scale.head, sums)
+            return dy, add_scaled(loss, step.scale.head, value), sums
+
+        message, head, sums = cond_in_place(step.is_last(row), turn_around, (y, head, state.grads["shared"]))
+        return head, state._replace(message=message, grads={**state.grads, "shared": sums})
+
+    def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
+        """See `Boundary`."""
+        return state.message
+
+    def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
+        """See `Boundary`."""
+        shared, microbatch = step.params["shared"], step.microbatch(row)
+
+        def embed(sums: PyTree) -> PyTree:
+            return embed_backward(step.functions, shared, microbatch, step.random_at(row, EMBEDDING), dx, sums)
+
+        sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
+        return state._replace(message=dx, grads={**state.grads, "shared": sums})
 
 
 def embed_backward(

@@ -1,9 +1,8 @@
 """Partitions parameters over devices, gathers compute copies from the parts, and reduces gradients to them.
 
-A model says which dim of a parameter is split over `tensor`, and which over `expert`. Devices that compute with equal
-copies (of a layer: those along `data` and `expert`, of experts along `data` alone; of a shared parameter: also those
-along `pipe`) also hold one part each of the master copy, of its optimizer state and of its reduced gradient, along the
-first dim that divides.
+A model says which dims of a parameter are split over which axes of the mesh (`PARAMETER_AXES`). Devices that compute
+with equal copies also hold one part each of the master copy, of its optimizer state and of its reduced gradient, along
+the first dim that divides: of a layer those along `MASTER_AXES`, of a shared parameter those along `pipe` too.
 Source: ZeRO stage 1, Rajbhandari et al., SC 2020, section 5.1.
 """
 
@@ -21,8 +20,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import BATCH_AXES, on_devices
+from jaxpipe.mesh import on_devices
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
@@ -30,7 +30,6 @@ from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 PyTree = Any
-SPLIT_AXES = ("expert", "tensor")  # over which a model splits parameters
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
 
 
@@ -39,7 +38,7 @@ class Part:
     """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
 
     Attributes:
-        split_dims: (axis, dim) that the model splits over `expert` or `tensor`, or rows of a vocabulary over `pipe`,
+        split_dims: (axis, dim) that the model splits over `PARAMETER_AXES`, or rows of a vocabulary over `pipe`,
             where these have several devices.
         master_dim: the dim of a device's compute copy along which master copies are split, or None.
         copy_axes: mesh axes of more than one device along which compute copies are equal.
@@ -144,8 +143,8 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
     Args:
         params: staged parameters {"shared", "layers"}, or their shapes.
-        specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, each naming `expert`,
-            `tensor` or nothing; None if no parameter is split.
+        specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `PARAMETER_AXES`;
+            None if no parameter is split.
         mesh: the mesh.
         split_masters: whether master copies are split over devices; False keeps them whole on each.
 
@@ -177,13 +176,16 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
 def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
-    split_dims = _split_dims(name, shape, spec, mesh, allowed=SPLIT_AXES if stacked else (*SPLIT_AXES, "pipe"))
+    split_dims = _split_dims(name, shape, spec, mesh, allowed=PARAMETER_AXES if stacked else (*PARAMETER_AXES, "pipe"))
     for axis, dim in split_dims:
         shape = (*shape[:dim], shape[dim] // mesh.shape[axis], *shape[dim + 1 :])
     split = [axis for axis, _ in split_dims]
     # The master copy is split over the devices with equal compute copies, along the first dim that divides.
-    holders = BATCH_AXES if stacked else (*BATCH_AXES, "pipe")
+    holders = MASTER_AXES if stacked else (*MASTER_AXES, "pipe")
     copies = tuple(axis for axis in holders if mesh.shape[axis] > 1 and axis not in split)
+    # Devices with other sequences or tokens have other terms of the gradient, unless exchanges of the layer bring them.
+    terms = (axis for axis in mesh.shape if axis in BATCH_AXES or axis in TOKEN_AXES)
+    partial = tuple(axis for axis in terms if mesh.shape[axis] > 1 and axis not in split and axis not in copies)
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
     # An empty one is not: no collective cuts a dim of size zero.
     is_split = bool(copies) and split_masters and math.prod(shape) > 0
@@ -192,7 +194,7 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
         split_dims=split_dims,
         master_dim=divides[0] if divides else None,
         copy_axes=copies,
-        partial_axes=("tensor",) if mesh.shape["tensor"] > 1 and "tensor" not in split else (),
+        partial_axes=partial,
         num_copies=num_copies,
         compute_shape=shape,
         stacked=stacked,
@@ -214,8 +216,9 @@ def _split_dims(
         raise CompileError(
             explain(
                 f"{name} of shape {shape} has the spec {spec}.",
-                rule="split-spec: a parameter is split along at most one of its dims over 'tensor', and over 'expert'",
-                repair="give P() or for example P(None, 'tensor')",
+                rule="split-spec: a parameter is split along at most one of its dims over each of "
+                + ", ".join(map(repr, allowed)),
+                repair=f"give P() or for example P(None, {PARAMETER_AXES[-1]!r})",
             )
         )
     for axes, dim in entries:

@@ -2,7 +2,7 @@
 
 The walk from a row to the permute: `check` the schedule's rules; `lower` it to a round table, integers alone;
 `step_shapes` traces the model once for all shapes; `run_rounds` traces the loop over the table's rounds, whose
-`Actions` compute and whose `channels` send; finally the devices' sums are summed over the devices.
+actions compute and whose channels send; finally the devices' sums are summed over the devices.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block
-from jaxpipe.program.actions import Actions
-from jaxpipe.program.carry import Row, initial_carry, table_operands
+from jaxpipe.program.carry import Row
+from jaxpipe.program.channels import measured_by
+from jaxpipe.program.channels.split_head import SplitBoundary
 from jaxpipe.program.contract import (
+    Losses,
     StageFunctions,
     check_actions,
     check_dtype,
@@ -30,10 +32,13 @@ from jaxpipe.program.contract import (
     scale_of_each,
     without_derivative,
 )
+from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.ends import WholeBoundary
 from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
+from jaxpipe.program.start import initial_carry, table_operands
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -85,14 +90,14 @@ class Pipeline:
 
         Args:
             schedule: a schedule that keeps the rules, on as many devices as the mesh's `pipe` axis has.
-            mesh: the mesh, with axes `data`, `pipe`, `expert`, `tensor`, as `make_mesh` makes it.
+            mesh: the mesh, as `make_mesh` makes it.
             functions: the model.
             num_layers: layers of the model.
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
-                compute with equal copies of a parameter: those of `data` and `expert`, for shared ones of `pipe` too.
+                compute with equal copies of a parameter: those of `MASTER_AXES`, for shared ones of `pipe` too.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
@@ -161,7 +166,7 @@ class Pipeline:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `data` and `expert`."""
+        """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `BATCH_AXES`."""
         return NamedSharding(self.mesh, _BATCH)
 
     def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
@@ -200,6 +205,23 @@ class Pipeline:
             random=random,
         )
 
+    def _on_this_device(
+        self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
+    ) -> DeviceStep:
+        """The step on the device that traces this inside `shard_map`."""
+        return DeviceStep.on_this_device(
+            self.functions,
+            shapes,
+            self.layout,
+            params=params,
+            batch=batch,
+            scale=scale,
+            key=key,
+            deterministic=self.deterministic,
+            in_turn=collectives_in_turn(self.mesh),
+            boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),
+        )
+
     def _run(
         self,
         table: RoundTable,
@@ -222,20 +244,10 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             params, num_done = compute_copies(params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs)
-            actions = Actions.on_this_device(
-                self.functions,
-                shapes,
-                self.layout,
-                params=params,
-                batch=batch,
-                scale=scale,
-                key=key,
-                deterministic=self.deterministic,
-                in_turn=collectives_in_turn(self.mesh),
-            )
-            state = run_rounds(table, actions, rows, initial_carry(shapes, params, num_done)).state
+            on_device = self._on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
+            state = run_rounds(table, on_device, rows, initial_carry(shapes, params, num_done)).state
             return sums_over_devices(
-                state.loss,
+                Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,
                 shapes.parts,
                 num_done=state.num_done,

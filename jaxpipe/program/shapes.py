@@ -186,13 +186,12 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
 
     Returns:
         pages: residuals, own and parked, and inputs deferred to W; left: deferred inputs of one layer before they are
-            in their
-        page; transit: see `transit_bytes`; weights: compute copies of the parameters, if they are not the masters
-        themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and one
-        for each permute in flight; head: entries and slots of one that is split over `pipe`.
+            in their page; transit: pages and gradients on their way between two devices, each held twice; weights:
+            compute copies of the parameters, if they are not the masters themselves; gradients: float32 running sums;
+            messages: those that wait, the current one, the one sent and one for each permute in flight; head: entries
+            and slots of one that is split over `pipe`.
     """
     table, storage, num_replicas = shapes.table, shapes.storage, shapes.table.schedule.num_replicas
-    num_in_flight = max(map(len, table.permutes), default=0)
     kinds = {"weights": 0, "gradients": 0}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
@@ -210,10 +209,32 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     return {
         "pages": storage.num_bytes,
         "left": sum(map(_num_bytes, storage.saved.deferred)),
-        "transit": transit_bytes(shapes),
+        "transit": 0,
         **kinds,
-        "messages": (table.inbox.num_inbox + 1 + 2 + num_in_flight) * _num_bytes(shapes.message),
-        **({"head": _head_bytes(shapes)} if table.collectives else {}),
+        **buffer_bytes(shapes),
+    }
+
+
+def buffer_bytes(shapes: StepShapes) -> dict[str, int]:
+    """Bytes per device of what the transfers of the table store, by their kind of bytes."""
+    table, of_unit = shapes.table, unit_bytes(shapes)
+    totals: dict[str, int] = {}
+    for transfer in table.kinds_of_traffic:
+        for unit, number in transfer.buffers(table).items():
+            totals[transfer.kind_of_bytes] = totals.get(transfer.kind_of_bytes, 0) + number * of_unit[unit]
+    return totals
+
+
+def unit_bytes(shapes: StepShapes) -> dict[str, int]:
+    """Bytes of what transfers carry and store, by the units in which `Transfer.buffers` counts."""
+    kept, statistics = (sum(map(_num_bytes, jax.tree.leaves(tree))) for tree in (shapes.kept, shapes.statistics))
+    return {
+        **shapes.table.known_unit_bytes,
+        "message": _num_bytes(shapes.message),
+        "page": shapes.storage.pools[0].page_bytes,
+        "layer gradients": pool_for(1, shapes.sent_layer).page_bytes,
+        # What S leaves, this device's statistics, and those of all devices.
+        "head slot": kept + (1 + shapes.table.schedule.num_devices) * statistics,
     }
 
 
@@ -232,43 +253,18 @@ def meeting_bytes(shapes: StepShapes) -> int:
     )
 
 
-def _head_bytes(shapes: StepShapes) -> int:
-    """Bytes of what waits between the actions and collectives of a head that is split over `pipe`."""
-    plan, num_devices = shapes.table.collectives, shapes.table.schedule.num_devices
-    assert plan
-    kept, statistics = (sum(map(_num_bytes, jax.tree.leaves(tree))) for tree in (shapes.kept, shapes.statistics))
-    in_slots = (plan.num_slots + 1) * (kept + (1 + num_devices) * statistics)
-    return in_slots + (plan.num_entries + 1) * _num_bytes(shapes.message)
-
-
-def transit_bytes(shapes: StepShapes) -> int:
-    """Bytes per device of pages and gradients on their way between the two devices of a pair.
-
-    A payload that travels during an action is held twice meanwhile: the copy that is sent, and the buffer in which it
-    lands before it goes into the pool, or is added.
-    """
-    table, payload_bytes = shapes.table, _payload_bytes(shapes)
-    return 2 * (table.num_page_lanes * payload_bytes["pages"] + table.num_gradient_lanes * payload_bytes["gradients"])
-
-
 def link_bytes(shapes: StepShapes) -> tuple[np.ndarray, np.ndarray]:
     """[source, target] bytes of a step between two devices of `pipe`: asked for by the schedule, and sent by permutes.
 
     Each device of the other mesh axes sends as many.
     """
-    payload_bytes = _payload_bytes(shapes)
-    traffic = [payload_bytes[kind] * np.stack(counts) for kind, counts in shapes.table.traffic.items()]
-    asked, sent = np.sum(traffic, axis=0)
+    table, of_unit = shapes.table, unit_bytes(shapes)
+    total = np.zeros((2, *(table.schedule.num_devices,) * 2), dtype=int)
+    for name, transfer in table.transfers.items():
+        if transfer.unit:
+            total += of_unit[transfer.unit] * np.stack([table.asked(name), table.sent(name)])
+    asked, sent = total
     return asked, sent
-
-
-def _payload_bytes(shapes: StepShapes) -> dict[str, int]:
-    """Bytes of what one permute carries, by kind, as in `RoundTable.traffic`."""
-    return {
-        "messages": _num_bytes(shapes.message),
-        "pages": shapes.storage.pools[0].page_bytes,
-        "gradients": pool_for(1, shapes.sent_layer).page_bytes,
-    }
 
 
 def bytes_per_device(tree: PyTree) -> int:

@@ -15,10 +15,11 @@ PyTree = Any
 class SplitEnds:
     """Embedding and head whose parameters are split over `pipe` too: every device has a part of each.
 
-    Their specs name ("tensor", "pipe"). All devices call these functions with the same microbatch, between collectives:
+    Their specs name `pipe` beside the axis that splits kernels. All devices call these functions with the same
+    microbatch, between collectives:
 
     Attributes:
-        rows: (shared, microbatch) -> this device's term of an array of the shape and dtype of x; it may use `tensor`.
+        rows: (shared, microbatch) -> this device's term of an array of the shape and dtype of x; it may use that axis.
         embed: (shared, rows, microbatch, random) -> x, from the sum of all terms. Runs inside the first stage's F.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums, on every device, with the gradient of x.
         statistics: (shared, x, microbatch) -> (kept, statistics): what `gradients` needs again, and small arrays

@@ -7,10 +7,25 @@ place, and copies the slice.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax import lax
 
+PyTree = Any
 Index = jax.Array | int
+
+
+def at_index(storage: PyTree, index: jax.Array) -> PyTree:
+    """What is stored at `index` of the first axis of every array."""
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, False), storage)
+
+
+def with_index(storage: PyTree, index: jax.Array, values: PyTree) -> PyTree:
+    """Returns `storage` with `values` at `index` of the first axis, in its dtypes."""
+    return jax.tree.map(
+        lambda leaf, value: lax.dynamic_update_index_in_dim(leaf, value.astype(leaf.dtype), index, 0), storage, values
+    )
 
 
 def slice_at(leaf: jax.Array, *at: Index, shape: tuple[int, ...] | None = None) -> jax.Array:

@@ -16,7 +16,7 @@ residuals that only I reads, as far as they fit; the rest has its own pages, fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -150,6 +150,11 @@ def pool_for(num_pages: int, *forms: PageForm) -> Pool:
     """The smallest pool whose pages have room for any one of `forms`."""
     dtypes = dict.fromkeys(dtype for form in forms for dtype in form.num_elements)
     return Pool(num_pages, tuple((dtype, max(form.num_elements.get(dtype, 0) for form in forms)) for dtype in dtypes))
+
+
+def empty_pages(pool: Pool, num_pages: int, empty: Callable[..., jax.Array]) -> list[jax.Array]:
+    """Pages of a pool, [dtype] -> [num_pages, width]; `empty` makes storage of a shape and dtype."""
+    return [empty(row.shape, row.dtype) for row in pool.like(num_pages)]
 
 
 # The storage of a step

@@ -24,16 +24,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpipe.lowering.run_table import Meeting, RunTable
+from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
+from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import cond_in_place, of_round
 from jaxpipe.program.partition import Part, sum_of_parts
 from jaxpipe.program.stacked import slice_at, with_slice
 
 PyTree = Any
+NAME = "shared_sums"  # of the channel whose state is `Updated`
 OLDER = 1  # lap of the batch that a call ends
 
 
@@ -136,18 +138,18 @@ class Updates:
 
     # ---- The layers of a stage
 
-    def of_stage(self, actions: Any, row: Row, state: State) -> State:
+    def of_stage(self, step: DeviceStep, row: Row, state: State) -> State:
         """Returns `state` after the UPDATE of the stage in `row`."""
 
         def layer(i: jax.Array, walk: tuple[Updated, PyTree, _Made]) -> tuple[Updated, PyTree, _Made]:
-            return self._layer(row.chunk, row.run.copied_chunk, i, *walk)
+            return self._layer(row.chunk, row.copied_chunk, i, *walk)
 
-        run = state.run
+        run = state.of[NAME]
         first = partial(_layer_of, at=(0, 0))
         like = _Made(first(run.masters), self._held(run, first), run.squares["layers"], jnp.bool_(True))
         walk = run, state.grads["layers"], jax.tree.map(jnp.zeros_like, like)
-        run, layers, _ = lax.fori_loop(0, actions.num_layers_of(row), layer, walk)
-        return state._replace(run=run, grads={**state.grads, "layers": layers})
+        run, layers, _ = lax.fori_loop(0, step.num_layers_of(row), layer, walk)
+        return state._replace(of={**state.of, NAME: run}, grads={**state.grads, "layers": layers})
 
     def _layer(
         self, chunk: jax.Array, copied_chunk: jax.Array, i: jax.Array, run: Updated, sums: PyTree, room: _Made
@@ -199,13 +201,12 @@ class Updates:
         after = jax.tree.map(taken, *(_some(chosen, tree) for tree in (both, waiting, copies["shared"])))
         return {**copies, "shared": with_some(chosen, copies["shared"], after)}
 
-    def exchange(self, table: Any, round_type: int, row: Row, state: State) -> dict[str, PyTree]:
-        """What all devices tell each other in a round of this type; begins with the round, as messages do.
+    def exchange(self, meeting: Meeting, row: Row, state: State) -> dict[str, PyTree]:
+        """What all devices tell each other in a round with a meeting; begins with the round, as messages do.
 
         In a call without the meeting nobody gives anything, and nothing is stored.
         """
-        assert isinstance(table, RunTable)
-        meeting, run, sums = table.event_of_type[round_type], state.run, state.grads["shared"]
+        run, sums = state.of[NAME], state.grads["shared"]
         ends, met = self.ends, {}
         if meeting is Meeting.COLLECT_HEAD:
             met["given"] = self._given(ends.of_head, ends.of_embedding, sums, is_last_stage())
@@ -236,13 +237,13 @@ class Updates:
             met["copies"] = self._copies(met["masters"]["shared"], _some(chosen, self.parts["shared"]))
         return met
 
-    def store(self, table: Any, round_type: int, row: Row, met: dict[str, PyTree], state: State) -> State:
+    def store(self, meeting: Meeting, row: Row, met: dict[str, PyTree], state: State) -> State:
         """Returns `state` with what `exchange` has brought; the sums that were given are zeros."""
-        meeting = table.event_of_type[round_type]
-        return cond_in_place(row.run.event == meeting, lambda state: self._stored(meeting, met, state), state)
+        is_here = row.of[NAME].event == meeting
+        return cond_in_place(is_here, lambda state: self._stored(meeting, met, state), state)
 
     def _stored(self, meeting: Meeting, met: dict[str, PyTree], state: State) -> State:
-        run, shared, ends = state.run, state.grads["shared"], self.ends
+        run, shared, ends = state.of[NAME], state.grads["shared"], self.ends
         if meeting is Meeting.COLLECT_HEAD:
             given = with_some(ends.of_head, run.given, met["given"])
             taken = jax.tree.map(operator.and_, ends.of_head, ends.waits)
@@ -255,7 +256,7 @@ class Updates:
             shared = _left(ends.of_embedding, ends.of_head, shared, ~is_last_stage())
         else:
             run = self._with_shared(meeting, met, run)
-        return state._replace(run=run, grads={**state.grads, "shared": shared})
+        return state._replace(of={**state.of, NAME: run}, grads={**state.grads, "shared": shared})
 
     def _found(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Found, jax.Array]:
         """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""

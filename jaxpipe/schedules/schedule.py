@@ -46,11 +46,64 @@ class Kind(enum.IntEnum):
     UPDATE = 9
 
 
-HEAD_KINDS = frozenset({Kind.S, Kind.T})  # one of each microbatch in every device's row
-COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.UPDATE}) | HEAD_KINDS
-TRANSFER_KINDS = frozenset({Kind.EVICT, Kind.LOAD})  # of activations, between the two devices of a pair
+class Traits(NamedTuple):
+    """What holds for all actions of a kind.
 
-_TEXT = re.compile(r"([0-9]{1,9})(EVICT|LOAD|SYNC|UPDATE|F|B|I|W|S|T)([0-9]{0,9})(?:@([0-9]{1,9}))?")
+    Attributes:
+        computes: whether it takes the device, and not only a link.
+        leaves: the transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
+        backward: whether it takes the gradient of its stage's output.
+        gradients: whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
+        head: whether it belongs to the split head: one of each microbatch in every device's row.
+        moves: whether it moves activations between the two devices of a pair.
+        whole_batch: whether it is of a batch, whose number is its microbatch.
+        numbered: whether its text has a microbatch.
+    """
+
+    computes: bool = True
+    leaves: str = ""
+    backward: bool = False
+    gradients: bool = False
+    head: bool = False
+    moves: bool = False
+    whole_batch: bool = False
+    numbered: bool = True
+
+
+TRAITS = {
+    Kind.F: Traits(leaves="messages"),
+    Kind.B: Traits(leaves="messages", backward=True, gradients=True),
+    Kind.I: Traits(leaves="messages", backward=True),
+    Kind.W: Traits(gradients=True),
+    Kind.EVICT: Traits(computes=False, moves=True),
+    Kind.LOAD: Traits(computes=False, moves=True),
+    Kind.SYNC: Traits(computes=False, numbered=False),
+    Kind.S: Traits(head=True),
+    Kind.T: Traits(head=True),
+    Kind.UPDATE: Traits(whole_batch=True),
+}
+
+
+def _with(trait: str) -> frozenset[Kind]:
+    return frozenset(kind for kind, traits in TRAITS.items() if getattr(traits, trait))
+
+
+def kinds_that_leave(transfer: str) -> frozenset[Kind]:
+    """The kinds of action whose payload a transfer carries to the action that reads it."""
+    return frozenset(kind for kind, traits in TRAITS.items() if traits.leaves == transfer)
+
+
+COMPUTE_KINDS = _with("computes")
+MESSAGE_KINDS = kinds_that_leave("messages")
+BACKWARD_KINDS = _with("backward")
+GRADIENT_KINDS = _with("gradients")
+HEAD_KINDS = _with("head")
+TRANSFER_KINDS = _with("moves")
+WHOLE_BATCH_KINDS = _with("whole_batch")
+
+# The longest name first, else the S of SYNC would match.
+_NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
+_TEXT = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})(?:@([0-9]{{1,9}}))?")
 
 
 class Action(NamedTuple):
@@ -82,7 +135,7 @@ def parse_action(text: str) -> Action:
     """
     match = _TEXT.fullmatch(text.strip())
     kind = Kind[match[2]] if match else None
-    if match is None or kind is None or (match[3] == "") != (kind is Kind.SYNC):
+    if match is None or kind is None or (match[3] == "") == TRAITS[kind].numbered:
         kinds = " ".join(kind.name for kind in Kind)
         raise ScheduleError(
             explain(

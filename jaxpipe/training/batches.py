@@ -159,7 +159,7 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
 def local_rows(pipeline: Pipeline, microbatch_size: int) -> np.ndarray:
     """The rows of every microbatch that the devices of this process hold, ascending: "row".
 
-    All rows if this process has devices of every `data` and `expert` index, as when the pipe axis spans the processes.
+    All rows if this process has devices of every index along `BATCH_AXES`, as when the pipe axis spans the processes.
     """
     indices = pipeline.batch_sharding.addressable_devices_indices_map((1, microbatch_size)).values()
     return np.unique([np.arange(microbatch_size)[index[1]] for index in indices if index is not None])

@@ -19,7 +19,7 @@ import optax
 from jax import lax
 
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.lowering.run_table import DRAIN, FILL, STEADY
+from jaxpipe.lowering.table import DRAIN, FILL, STEADY
 from jaxpipe.mesh import key_of
 from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.updates import StagedOptimizer

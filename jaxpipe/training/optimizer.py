@@ -119,7 +119,7 @@ def is_load_bias(params: Any) -> Any:
 
 
 def against_load(rate: float) -> optax.GradientTransformation:
-    """Adds `rate` to the bias of an expert with less load than the mean, and takes it from one with more.
+    """Adds `rate` to the biases of experts with less load than the mean, and takes it from those with more.
 
     Source: DeepSeek-V3 technical report, 2024 (arXiv 2412.19437), section 2.1.2.
     """

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpipe.cluster.axes import told
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.program import Pipeline
@@ -101,13 +102,14 @@ def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_byt
     if limit_bytes is None or needed <= limit_bytes:
         return
     picture = ", ".join(f"{kind} {gib(num, '.3g')}" for kind, num in parts.items() if num)
+    more = " or ".join(f"mesh.{axis}" for axis in told(pipeline.mesh.shape))
     raise ConfigError(
         explain(
             f"a step needs at least {gib(needed, '.3g')} GiB on each device, which has {gib(limit_bytes, '.3g')} GiB",
             rule="memory: the train state and what the schedule stores fit the device",
             picture=f"GiB: {picture}",
             repair=(
-                "more mesh.pipe, mesh.tensor or mesh.data, pipeline.schedule='bpipe', smaller"
+                f"more {more}, pipeline.schedule='bpipe', smaller"
                 " microbatches (more pipeline.num_microbatches), or model.recompute='full';"
                 " `python -m jaxpipe.compile` shows the bytes of a step"
             ),

@@ -222,7 +222,7 @@ def mesh_order(
     Args:
         config: the checked config.
         schedule: its schedule.
-        devices: data x pipe x expert x tensor devices; node by node if `gpus_per_node` is given.
+        devices: all devices of the mesh; node by node if `gpus_per_node` is given.
         gpus_per_node: None asks the devices.
 
     Raises:

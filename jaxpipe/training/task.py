@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxpipe.config import model_config
+from jaxpipe.config import mesh_axes, model_config
 from jaxpipe.config.model import family_of, vocab_pipe
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.mesh import TensorAxis
@@ -84,11 +84,8 @@ class Task:
 
 def language_model(config: ConfigDict) -> LanguageModel:
     """The model of a checked config, for its mesh."""
-    mesh = config.mesh
-    return LanguageModel(
-        model_config(config),
-        TensorAxis(mesh.tensor, mesh.deterministic, mesh.data, mesh.expert, vocab_pipe(config)),
-    )
+    axis = TensorAxis.of(deterministic=config.mesh.deterministic, num_pipe=vocab_pipe(config), **mesh_axes(config))
+    return LanguageModel(model_config(config), axis)
 
 
 def task_of(config: ConfigDict) -> Task:

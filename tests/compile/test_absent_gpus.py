@@ -109,9 +109,11 @@ def test_compiling_makes_no_constant_as_large_as_the_saved_activations():
 @pytest.mark.ci
 def test_every_message_of_a_round_with_actions_is_behind_one():
     table, numbers = lower(build("1f1b", num_devices=8, num_microbatches=16), layers_per_stage=(8,) * 8), report("gpt")
-    with_actions = sum(len(permutes) for permutes, kinds in zip(table.permutes, table.kinds, strict=True) if kinds)
+    with_actions = sum(
+        len(permutes) for permutes, kinds in zip(table.permutes["messages"], table.kinds, strict=True) if kinds
+    )
     assert numbers["overlapped_permutes"] == with_actions
-    assert numbers["permutes"] == sum(map(len, table.permutes))
+    assert numbers["permutes"] == sum(map(len, table.permutes["messages"]))
 
 
 @pytest.mark.slow

@@ -100,7 +100,8 @@ config.mesh.update(pipe=4, platform="gpu")
 config.pipeline.update(num_microbatches=16, vocab_over_pipe="true")
 check(config)
 step = compile_step(config, absent_gpus(parse_topology("h100-80g:1x4")), gpus_per_node=4)
-text, entries = step.compiled.as_text(), f"bf16[{step.pipeline.table.collectives.num_entries + 1},1,2048,2048]"
+num_entries = step.pipeline.table.transfers["split_head"].num_entries + 1
+text, entries = step.compiled.as_text(), f"bf16[{num_entries},1,2048,2048]"
 print([overlapped_permutes(text, opcode=opcode)[1] for opcode in ("all-reduce", "all-gather")])
 print(entries in text, len(re.findall(rf"= {re.escape(entries)}[^ ]* copy[(]", text)))
 """

@@ -69,7 +69,7 @@ def test_bpipe_keeps_its_bound_page_by_page():
 def test_what_travels_is_held_on_both_devices_for_its_rounds():
     costs = Costs(transfer=0.02)
     panel, table = panel_of("bpipe", costs)
-    times, moves = replay(table, costs), table.parked.sends
+    times, moves = replay(table, costs), table.transfers["parked_pages"].sends
     expected = np.zeros(8)  # pages times time
     for round_, *ends in zip(moves.round, moves.source, moves.target, strict=True):
         for device in ends:

@@ -169,7 +169,7 @@ def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
     table = lower(schedule, layers_per_stage=(num_layers,) * 8)
     away, back = np.zeros(8), np.zeros(8)  # [device] pages
     for round_type in table.round_type:
-        for source, target in itertools.chain(*table.page_permutes[round_type]):
+        for source, target in itertools.chain(*table.permutes_of("parked_pages")[round_type]):
             if source < target:  # early devices evict
                 away[source] += 1
             else:
@@ -177,7 +177,7 @@ def test_sent_is_what_the_permutes_of_each_round_carry(num_layers):
     carried = sent_slots(table)
     assert carried.evicted.tolist() == pytest.approx(away / num_layers)
     assert carried.loaded.tolist() == pytest.approx(back / num_layers)
-    moves = table.parked.sends
+    moves = table.transfers["parked_pages"].sends
     assert (away + back).sum() >= len(moves.round) > 0
 
 

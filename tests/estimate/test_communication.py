@@ -1,10 +1,20 @@
 """Bytes of a message, the groups of a mesh, and the time of a ring over nodes."""
 
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+import pytest
 from settings_of_gpts import gpt_setting
 
-from jaxpipe.estimate.communication import message_bytes
+from jaxpipe.estimate.communication import collectives_s, message_bytes
 from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.times import Link, ring_s
+from jaxpipe.models import MixtureConfig
+
+IN_LAYER = ("forward", "backward", "input_gradient", "weight_gradient", "again")
+SIZES: dict[str, Any] = {"num_layers": 24, "hidden": 64, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 24}
+MIXTURE = MixtureConfig(**SIZES, vocab_size=512, num_experts=4)
 
 
 def test_bytes_of_a_message():
@@ -16,10 +26,30 @@ def test_bytes_of_a_message():
 def test_groups_by_where_devices_stand():
     """Of data 4 x pipe 2 a node of 4 has two whole pipelines; where replicas stand together, it has all of a stage."""
     places = places_of(gpt_setting(pipe=2, data=4, topology="a100-80g:2x4"))
-    assert (places.data, places.shared, places.tensor) == (Group(4, 2), Group(8, 4), Group(1, 1))
+    assert (places.along["data"], places.shared, places.along["tensor"]) == (Group(4, 2), Group(8, 4), Group(1, 1))
     choices = {"schedule": "chimera", "pipe": 4, "data": 2, "topology": "a100-80g:2x4"}
-    assert places_of(gpt_setting(**choices)).data == Group(2, 1)
-    assert places_of(gpt_setting(**choices, order="replicas_together")).data == Group(2, 2)
+    assert places_of(gpt_setting(**choices)).along["data"] == Group(2, 1)
+    assert places_of(gpt_setting(**choices, order="replicas_together")).along["data"] == Group(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layer", "ends"),
+    [
+        # Korthikanti et al., MLSys 2023, section 4.2.2: two gathers and two scattered sums, and as many backward,
+        # which gathers the inputs of two matmuls once more. One for the embedding, two around the head.
+        ({"tensor": 2}, [4, 6, 4, 2, 3], [1, 2, 1, 1]),
+        # GShard, section 3.1: to the experts and back, and the same of gradients; rows once more for the kernels'.
+        ({"expert": 2}, [2, 3, 2, 2, 1], [0, 0, 0, 0]),
+        ({"expert": 2, "tensor": 2}, [6, 9, 6, 4, 4], [1, 2, 1, 1]),
+        ({"data": 2}, [0] * 5, [0] * 4),
+    ],
+)
+def test_collectives_of_a_layer_and_of_the_ends(sizes, layer, ends):
+    """Each of them takes a second."""
+    setting = replace(gpt_setting(pipe=1), **sizes, model=MIXTURE, batch_size=16)
+    seconds = collectives_s(setting, lambda group, num_bytes: float(group.size > 1 and num_bytes > 0))
+    assert [seconds(attrgetter(name)) for name in IN_LAYER] == layer
+    assert [seconds(attrgetter(name)) for name in ("embed", "head", "statistics", "gradients")] == ends
 
 
 def link(in_node: bool) -> Link:

@@ -57,7 +57,7 @@ def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int, expert: 
 
 def storage(of: Setting) -> Storage:
     """What the program itself would keep."""
-    model = LanguageModel(of.model, TensorAxis(of.tensor, num_expert=of.expert))
+    model = LanguageModel(of.model, TensorAxis.of(tensor=of.tensor, expert=of.expert))
     pipeline = Pipeline(
         build(of.schedule_name, num_devices=1, num_microbatches=NUM_MICROBATCHES),
         make_mesh(data=1, pipe=1, expert=of.expert, tensor=of.tensor),

@@ -7,9 +7,14 @@ looks at what the program looks at (grids, permutes, storage), never at how the 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
-from jaxpipe.lowering.pages import Pages
+from jaxpipe.lowering.pages import NO_MOVES, Pages
+from jaxpipe.lowering.permutes import in_lanes
+from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.lowering.transfers.parked_pages import ParkedPages
+from jaxpipe.lowering.transfers.replica_gradients import ReplicaGradients
 from jaxpipe.schedules import Action, Kind
 
 # What an action does with the pages of its (stage, microbatch): it fills empty ones, or reads them, and may free them.
@@ -17,6 +22,13 @@ FILLS, READS, FREES = "fills", "reads", "frees"
 POOLS = {
     "pages": {Kind.F: FILLS, Kind.B: FREES, Kind.I: READS, Kind.W: FREES},
     "weight_gradient_pages": {Kind.I: FILLS, Kind.W: FREES},
+}
+
+# Transfers of nothing, in the place of those that a table has not.
+NONE = np.zeros(0, int)
+ABSENT = {
+    "parked_pages": ParkedPages(NO_MOVES),
+    "replica_gradients": ReplicaGradients(in_lanes(NONE, NONE, NONE), NONE, NONE, NONE),
 }
 
 # Labels of messages: what leaves stage s for microbatch m is ("x", s, m); its gradient is ("dx", s, m).
@@ -29,7 +41,7 @@ class Device:
 
     inbox: list
     pools: dict  # one of the names in POOLS -> pages
-    send_buffer_pages: dict  # the same -> [lane] pages that travel next
+    send_buffer_pages: list  # [lane] pages that travel next; they are of the pool "pages"
     send_buffer_grads: list
     message: tuple = GARBAGE
     out: tuple = GARBAGE
@@ -37,6 +49,16 @@ class Device:
     marked: list = field(default_factory=list)  # of these, those that the table calls the last of their stage
     # (chunk, layer) -> the (stage, layer, microbatch) whose gradients the running sum has; none twice.
     sums: dict = field(default_factory=lambda: defaultdict(list))
+
+
+def transfer_of(table: RoundTable, name: str) -> ParkedPages | ReplicaGradients:
+    """A transfer in lanes, of nothing if the table has not got it."""
+    return table.transfers.get(name, ABSENT[name])
+
+
+def grids_of(table: RoundTable, name: str):
+    """What devices read of the same."""
+    return table.grids[name] if name in table.grids else ABSENT[name].grids(table)
 
 
 def interpret(table: RoundTable) -> None:
@@ -48,29 +70,30 @@ def interpret(table: RoundTable) -> None:
             gradients of their stage than those that are, or the owner of a stage has not the gradients of
             every microbatch in the end, once.
     """
-    schedule, inbox, pools = table.schedule, table.inbox, _pools(table)
+    schedule, inbox, pools = table.schedule, table.grids["messages"], _pools(table)
+    parked, gradient = (grids_of(table, name) for name in ABSENT)
+    page_lanes, gradient_lanes = (table.permutes_of(name) for name in ABSENT)
     devices = [
         Device(
             inbox=[None] * (inbox.num_inbox + 1),
             pools={name: [None] * pages.num_pages for name, pages in pools.items()},
-            send_buffer_pages={name: [GARBAGE] * table.num_page_lanes for name in pools},
-            send_buffer_grads=[GARBAGE] * table.num_gradient_lanes,
+            send_buffer_pages=[GARBAGE] * table.num_lanes("parked_pages"),
+            send_buffer_grads=[GARBAGE] * table.num_lanes("replica_gradients"),
         )
         for _ in range(schedule.num_devices)
     ]
     for round_ in range(table.num_rounds):
         round_type = table.round_type[round_]
-        arrived = [_permute(pairs, [device.out for device in devices]) for pairs in table.permutes[round_type]]
-        received = {
-            name: [
-                _permute(pairs, [device.send_buffer_pages[name][lane] for device in devices])
-                for lane, pairs in enumerate(table.page_permutes[round_type])
-            ]
-            for name in pools
-        }
+        arrived = [
+            _permute(pairs, [device.out for device in devices]) for pairs in table.permutes["messages"][round_type]
+        ]
+        received = [
+            _permute(pairs, [device.send_buffer_pages[lane] for device in devices])
+            for lane, pairs in enumerate(page_lanes[round_type])
+        ]
         gradients = [
             _permute(pairs, [device.send_buffer_grads[lane] for device in devices])
-            for lane, pairs in enumerate(table.gradient_permutes[round_type])
+            for lane, pairs in enumerate(gradient_lanes[round_type])
         ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
@@ -83,13 +106,13 @@ def interpret(table: RoundTable) -> None:
             _store(device, inbox.store_own[round_, d], own, inbox.num_inbox, where)
             _leave(device, inbox.next_out[round_, d], where)
             _choose(device, inbox.next_source[round_, d], own, [brought[d] for brought in arrived], where)
-            for name, pages in pools.items():
-                pool = device.pools[name]
-                recv_pages = pages.recv_page[round_, d, : pages.num_recvs[round_, d]]
-                _receive(pool, recv_pages, [brought[d] for brought in received[name]], where)
-                send_pages = pages.send_page[round_, d, : pages.num_sends[round_, d]]
-                device.send_buffer_pages[name] = _send(pool, send_pages, table.num_page_lanes, where)
-            _exchange(table, round_, d, device, [brought[d] for brought in gradients], where)
+            if "pages" in pools:
+                pool = device.pools["pages"]
+                recv_pages = parked.recv_page[round_, d, : parked.num_recvs[round_, d]]
+                _receive(pool, recv_pages, [brought[d] for brought in received], where)
+                send_pages = parked.send_page[round_, d, : parked.num_sends[round_, d]]
+                device.send_buffer_pages = _send(pool, send_pages, len(device.send_buffer_pages), where)
+            _exchange(gradient, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
         last = {(a.stage, a.replica): a for a in device.done if a.kind in (Kind.B, Kind.W)}
@@ -180,12 +203,11 @@ def _send(pool, pages, num_lanes, where):
     return send_buffer_pages
 
 
-def _exchange(table, round_, d, device, arrived, where):
-    grids = table.exchange_grids
+def _exchange(grids, round_, d, device, arrived, where):
     for lane in range(grids.num_recvs[round_, d]):
         assert arrived[lane] != GARBAGE, f"{where} adds gradients that nobody sent"
         device.sums[tuple(grids.recv_layer[round_, d, lane])] += arrived[lane]
-    device.send_buffer_grads = [GARBAGE] * table.num_gradient_lanes
+    device.send_buffer_grads = [GARBAGE] * len(device.send_buffer_grads)
     for lane in range(grids.num_sends[round_, d]):
         device.send_buffer_grads[lane] = list(device.sums[tuple(grids.send_layer[round_, d, lane])])
 

@@ -9,8 +9,8 @@ from user_schedules import PLACEMENTS, random_schedule
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.blocked import MOST_UNSENT
-from jaxpipe.lowering.inbox import NOTHING
 from jaxpipe.lowering.replay import replay
+from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
@@ -82,7 +82,7 @@ def test_a_step_is_little_longer_than_on_the_asynchronous_clock(name):
 @pytest.mark.parametrize("name", ["mixpipe", "hanayo"])
 def test_a_message_waits_while_its_device_computes_on(name):
     table = lower(build(name, num_devices=4, num_microbatches=16), blocking=True)
-    assert (table.inbox.next_out != NOTHING).any()
+    assert (table.grids["messages"].next_out != NOTHING).any()
     interpret(table)
 
 
@@ -93,7 +93,7 @@ def test_pages_travel_when_neither_device_waits(num_devices, num_microbatches, b
     schedule = build("bpipe", num_devices=num_devices, num_microbatches=num_microbatches)
     table, beside_actions = (lower(schedule, costs=costs, blocking=blocking) for blocking in (True, False))
     interpret(table)
-    assert len(table.parked.layer) == len(beside_actions.parked.layer) > 0
+    assert len(table.page_moves.layer) == len(beside_actions.page_moves.layer) > 0
     assert table.num_slots <= beside_actions.num_slots
     assert replay(table, costs, blocking=True).makespan == pytest.approx(simulate(table.schedule, costs).makespan)
 
@@ -103,5 +103,5 @@ def test_where_devices_are_never_between_actions_at_once_they_wait_for_pages():
     schedule = build("bpipe", num_devices=4, num_microbatches=16)
     table = lower(schedule, costs=costs, blocking=True)
     interpret(table)
-    assert len(table.parked.layer) == len(lower(schedule).parked.layer)
+    assert len(table.page_moves.layer) == len(lower(schedule).page_moves.layer)
     assert replay(table, costs, blocking=True).makespan <= 1.01 * simulate(table.schedule, costs).makespan

@@ -7,11 +7,11 @@ import pytest
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.collectives import NO_MICROBATCH, Collective
 from jaxpipe.lowering.lower import Folding
 from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.round_types import refine
 from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective
 from jaxpipe.schedules import Costs, build, check, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.passes.vocabulary import vocabulary
@@ -22,7 +22,7 @@ COSTS = Costs(head_statistics=0.1, head_gradients=0.2)
 
 def check_collectives(table: RoundTable) -> None:
     """Every collective has a round of its own between the actions that it waits for and those that wait for it."""
-    schedule, plan = table.schedule, table.collectives
+    schedule, plan = table.schedule, table.transfers["split_head"]
     num_microbatches = schedule.num_microbatches
     columns, last = schedule.columns, schedule.num_stages - 1
     assert set(map(Kind, columns.kind.tolist())) <= COMPUTE_KINDS
@@ -99,7 +99,7 @@ def test_in_phases_meetings_that_hold_up_all_devices_cost_nothing(name, num_devi
 def test_no_device_ends_a_round_with_a_collective_before_all_have_begun_it():
     table = lower(vocabulary(build("1f1b", num_devices=4, num_microbatches=9)), costs=COSTS)
     clock = replay(table, COSTS)
-    meets = np.flatnonzero((table.collectives.microbatch != NO_MICROBATCH).any(axis=(1, 2)))
+    meets = np.flatnonzero((table.transfers["split_head"].microbatch != NO_MICROBATCH).any(axis=(1, 2)))
     assert (clock.end[meets].min(axis=1) >= clock.start[meets].max(axis=1)).all()
     columns, needs = table.schedule.columns, dependencies(table.schedule)
     ends = clock.end[table.rounds, columns.device]

@@ -10,8 +10,8 @@ from legal_devices import TWO_REPLICAS, variants
 from user_schedules import TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.lowering.exchange import GradientExchange
 from jaxpipe.lowering.permutes import in_lanes
+from jaxpipe.lowering.transfers.replica_gradients import ReplicaGradients
 from jaxpipe.schedules import Kind, Schedule, build
 
 VARIANTS = [variant for variant in variants(2, 6) if variant[0] in TWO_REPLICAS]
@@ -36,7 +36,8 @@ def complete(schedule: Schedule, table: RoundTable) -> dict[int, int]:
 
 
 def assert_planned(schedule: Schedule, table: RoundTable) -> None:
-    exchange, moves, placement = table.exchange, table.exchange.sends, schedule.placement
+    exchange, placement = table.transfers["replica_gradients"], schedule.placement
+    moves = exchange.sends
     sent = []
     for round_, source, target, given, received, layer in zip(
         moves.round, moves.source, moves.target, exchange.send_chunk, exchange.recv_chunk, exchange.layer, strict=True
@@ -49,7 +50,9 @@ def assert_planned(schedule: Schedule, table: RoundTable) -> None:
     assert sorted(sent) == [(stage, i) for stage, num in enumerate(table.layers_per_stage) for i in range(num)]
     start = tail_start(table)
     assert (moves.round > start).all()
-    assert not any(table.gradient_permutes[round_type] for round_type in np.unique(table.round_type[:start]))
+    assert not any(
+        table.permutes_of("replica_gradients")[round_type] for round_type in np.unique(table.round_type[:start])
+    )
 
 
 def tail_start(table: RoundTable) -> int:
@@ -75,7 +78,8 @@ def test_so_they_do_in_user_schedules(placement, has_syncs):
 def test_one_replica_exchanges_nothing():
     for name in ("1f1b", "bpipe", "interleaved_1f1b"):
         table = lower(build(name, num_devices=4, num_microbatches=8))
-        assert len(table.exchange.layer) == table.num_gradient_lanes == 0
+        assert "replica_gradients" not in table.transfers
+        assert table.num_lanes("replica_gradients") == 0
 
 
 @pytest.mark.parametrize(("name", "num_devices"), [("chimera", 8), ("bitpipe", 4), ("bitpipe", 8), ("mixpipe", 8)])
@@ -83,10 +87,10 @@ def test_an_eager_exchange_begins_before_the_last_action_and_a_lazy_one_after_it
     for num_microbatches in (num_devices, 3 * num_devices):
         sizes = {"num_devices": num_devices, "num_microbatches": num_microbatches}
         eager, lazy = (lowered(build(name, eager_sync=eager_sync, **sizes)) for eager_sync in (True, False))
-        moves = eager.exchange.sends
+        moves = eager.transfers["replica_gradients"].sends
         assert moves.round.min() < eager.rounds.max()
         assert (moves.round < last_action(eager)[[moves.source, moves.target]]).any()
-        moves = lazy.exchange.sends
+        moves = lazy.transfers["replica_gradients"].sends
         assert (moves.round > last_action(lazy)[[moves.source, moves.target]]).all()
 
 
@@ -131,35 +135,35 @@ def test_lanes_are_as_few_as_leave_nothing_over_that_could_be_hidden(name, optio
         start, any_number = tail_start(table), num_layers * schedule.num_stages
         least = max(left_over(schedule, table, any_number, start))
         lanes = next(lanes for lanes in count(1) if max(left_over(schedule, table, lanes, start)) == least)
-        assert table.num_gradient_lanes == lanes
+        assert table.num_lanes("replica_gradients") == lanes
 
 
 def test_several_lanes_are_among_these():
-    assert lowered(build("bitpipe", num_devices=4, num_microbatches=4), 8).num_gradient_lanes > 1
+    assert lowered(build("bitpipe", num_devices=4, num_microbatches=4), 8).num_lanes("replica_gradients") > 1
 
 
 def with_moves(table: RoundTable, rounds: np.ndarray, chosen: np.ndarray) -> RoundTable:
     """`table` with the chosen layers of its exchange, in `rounds`; lanes anew."""
-    exchange, moves = table.exchange, table.exchange.sends
-    travels = in_lanes(rounds, moves.source[chosen], moves.target[chosen])
-    return replace(
-        table,
-        exchange=GradientExchange(
-            travels, exchange.send_chunk[chosen], exchange.recv_chunk[chosen], exchange.layer[chosen]
-        ),
+    exchange = table.transfers["replica_gradients"]
+    travels = in_lanes(rounds, exchange.sends.source[chosen], exchange.sends.target[chosen])
+    changed = ReplicaGradients(
+        travels, exchange.send_chunk[chosen], exchange.recv_chunk[chosen], exchange.layer[chosen]
     )
+    traffic = tuple(changed if transfer is exchange else transfer for transfer in table.kinds_of_traffic)
+    return replace(table, kinds_of_traffic=traffic)
 
 
 @pytest.mark.parametrize("eager_sync", [True, False])
 def test_the_interpreter_sees_layers_that_are_lost_doubled_or_sent_too_early(eager_sync):
     schedule = build("bitpipe", num_devices=4, num_microbatches=6, eager_sync=eager_sync)
     table = lowered(schedule)
-    rounds, when = table.exchange.sends.round, complete(schedule, table)
+    exchange, when = table.transfers["replica_gradients"], complete(schedule, table)
+    rounds = exchange.sends.round
     every = np.arange(len(rounds))
     interpret(with_moves(table, rounds, every))
     for i in every.tolist():
-        source, given = table.exchange.sends.source[i], table.exchange.send_chunk[i]
-        stage = schedule.placement.stages_of[source][given][1]
+        source = exchange.sends.source[i]
+        stage = schedule.placement.stages_of[source][exchange.send_chunk[i]][1]
         columns = table.schedule.columns
         adds = columns.is_kind(Kind.B) & (columns.stage == stage) & (columns.device == source)
         lost = with_moves(table, np.delete(rounds, i), np.delete(every, i))
@@ -180,7 +184,7 @@ def test_the_interpreter_sees_layers_that_are_lost_doubled_or_sent_too_early(eag
 def test_a_layer_is_read_after_its_sum(name, eager_sync):
     schedule = build(name, num_devices=4, num_microbatches=8, eager_sync=eager_sync)
     table = lower(schedule, layers_per_stage=(2,) * schedule.num_stages)
-    exchange = table.exchange
+    exchange = table.transfers["replica_gradients"]
     summed = {
         (device, int(table.chunk[r, device])): r + 1 for r, device in np.argwhere(table.completes).tolist()
     }  # (device, chunk) -> round

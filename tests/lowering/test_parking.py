@@ -29,8 +29,8 @@ def bound(num_devices: int) -> int:
 
 def asked_slots(table: RoundTable) -> np.ndarray:
     """[device] slots that leave it in a step."""
-    layers = np.array(table.layers_per_stage)[table.schedule.columns.stage[table.parked.backward]]
-    return np.bincount(table.parked.home, 1 / layers, minlength=table.schedule.num_devices)
+    layers = np.array(table.layers_per_stage)[table.schedule.columns.stage[table.page_moves.backward]]
+    return np.bincount(table.page_moves.home, 1 / layers, minlength=table.schedule.num_devices)
 
 
 def assert_within_the_bound(num_devices: int, num_microbatches: int, num_layers: int) -> None:
@@ -76,7 +76,7 @@ def test_pages_are_where_they_are_looked_for(num_devices, num_microbatches, roll
         schedule = bpipe(num_devices, num_microbatches, unit=unit)
         table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
         interpret(table)
-        assert len(table.parked.layer) or num_microbatches <= bound(num_devices)
+        assert len(table.page_moves.layer) or num_microbatches <= bound(num_devices)
 
 
 @pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
@@ -138,15 +138,15 @@ def test_traffic():
 @pytest.mark.parametrize("num_devices", [4, 8, pytest.param(16, marks=pytest.mark.ci)])
 def test_transfers_hide_behind_actions_and_are_few(num_devices, num_layers):
     table = lower(bpipe(num_devices, 4 * num_devices), layers_per_stage=(num_layers,) * num_devices)
-    assert any(table.page_permutes)
+    assert any(table.permutes_of("parked_pages"))
     # At the end of the step a page may travel in a round in which no device computes any more.
-    exposed = ~np.isin(table.parked.sends.round, table.rounds)
+    exposed = ~np.isin(table.transfers["parked_pages"].sends.round, table.rounds)
     assert exposed.sum() <= 0.02 * len(exposed) + 2
-    for permutes, lanes in zip(table.permutes, table.page_permutes, strict=True):
+    for permutes, lanes in zip(table.permutes["messages"], table.permutes_of("parked_pages"), strict=True):
         assert len(permutes) + len(lanes) <= 4
         assert all(source + target == num_devices - 1 for pairs in lanes for source, target in pairs)
     # A microbatch parks at most half its pages, in three rounds of its period.
-    assert table.num_page_lanes == ceil(ceil(num_layers / 2) / 3)
+    assert table.num_lanes("parked_pages") == ceil(ceil(num_layers / 2) / 3)
 
 
 def test_the_body_does_not_grow_with_microbatches():

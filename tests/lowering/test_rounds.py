@@ -106,9 +106,9 @@ def test_in_each_round_of_messages_a_device_meets_one_neighbour(name, options, n
     line = [frozenset(link) for link in pairwise(range(num_devices))]
     around = [frozenset({num_devices - 1, 0})] if not options.get("v_shape", True) else []
     for position, links in ((1, line[::2]), (3, [*line[1::2], *around])):
-        assert (table.kinds[position - 1], table.permutes[position - 1]) == ({Kind.F, Kind.B}, ())
+        assert (table.kinds[position - 1], table.permutes["messages"][position - 1]) == ({Kind.F, Kind.B}, ())
         assert not table.kinds[position]
-        (pairs,) = table.permutes[position]
+        (pairs,) = table.permutes["messages"][position]
         assert set(map(frozenset, pairs)) == set(links)
         assert all(sum(device in link for link in links) <= 1 for device in range(num_devices))
 
@@ -154,7 +154,7 @@ def test_messages_travel_between_forwards_alone(placement):
     schedule = random_schedule(placement, num_microbatches=6, seed=1)
     for costs in (Costs(backward=1.0), Costs(backward=2.0), Costs(backward=3.0)):
         table = lockstep(schedule, costs)
-        meeting, working = table.permutes
+        meeting, working = table.permutes["messages"]
         assert meeting
         assert not working
         assert (table.send_round % LOCKSTEP_ROUNDS == 0).all()

@@ -8,8 +8,8 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import IDLE, lower, replay
-from jaxpipe.lowering.inbox import FIRST_PERMUTE, NOTHING, OWN
-from jaxpipe.lowering.run_table import Meeting
+from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
+from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, parse_action, simulate
 
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
@@ -26,10 +26,16 @@ def table_of(num_devices, size, *, method="pipedream_2bw", backward=2.0, blockin
 
 
 def grids(table):
-    inbox = table.inbox
+    inbox = table.grids["messages"]
     return (
-        *(table.kind, table.stage, table.chunk, table.microbatch, table.lap, table.pages.of_layer),
-        *(inbox.next_source, inbox.store_own, inbox.store_arrival, table.event, table.round_type),
+        *(table.kind, table.stage, table.chunk, table.microbatch, table.grids["shared_sums"].lap, table.pages.of_layer),
+        *(
+            inbox.next_source,
+            inbox.store_own,
+            inbox.store_arrival,
+            table.transfers["shared_sums"].event,
+            table.round_type,
+        ),
     )
 
 
@@ -43,7 +49,7 @@ def test_the_calls_between_the_first_and_the_last_are_equal(method, num_devices,
     fill, steady, drain = (table.kind[each] for each in table.calls)
     np.testing.assert_array_equal(np.maximum(fill, drain), steady)
     assert ((fill == IDLE) | (drain == IDLE)).all()
-    assert set(np.unique(table.lap)) == {0, 1}
+    assert set(np.unique(table.grids["shared_sums"].lap)) == {0, 1}
 
 
 @pytest.mark.parametrize(("method", "num_devices", "size"), OF_EACH)
@@ -65,7 +71,7 @@ def period(table, costs):
 )
 def test_every_action_reads_what_was_meant_for_it(method, num_devices, size):
     table = table_of(num_devices, size, method=method)
-    inbox, length = table.inbox, table.rounds_per_call
+    inbox, length = table.grids["messages"], table.rounds_per_call
     message, out = ([None] * num_devices for _ in range(2))
     entries = [[None] * (inbox.num_inbox + 1) for _ in range(num_devices)]
     slots = [[None] * table.num_slots for _ in range(num_devices)]
@@ -74,11 +80,13 @@ def test_every_action_reads_what_was_meant_for_it(method, num_devices, size):
     last = table.schedule.num_stages - 1
     for round_ in range(table.num_rounds):
         call, round_type = round_ // length, table.round_type[round_]
-        brought = [{target: out[source] for source, target in pairs} for pairs in table.permutes[round_type]]
+        brought = [
+            {target: out[source] for source, target in pairs} for pairs in table.permutes["messages"][round_type]
+        ]
         for d in range(num_devices):
             slot_of, entry_of = numbers[0][d], numbers[1][d]
             kind, stage = int(table.kind[round_, d]), int(table.stage[round_, d])
-            this = (call - int(table.lap[round_, d]), int(table.microbatch[round_, d]))
+            this = (call - int(table.grids["shared_sums"].lap[round_, d]), int(table.microbatch[round_, d]))
             at = slot_of[table.pages.of_layer[round_, d, 0]]
             if kind == Kind.F:
                 assert stage == 0 or message[d] == ("x", stage - 1, *this), (round_, d)
@@ -129,7 +137,7 @@ def test_an_action_that_is_under_way_takes_the_round_in_which_all_meet():
 def test_storage_is_that_of_1f1b_and_no_message_waits(num_devices, size):
     table, of_1f1b = table_of(num_devices, size), lower(build("1f1b", num_devices=num_devices, num_microbatches=size))
     assert table.num_slots == of_1f1b.num_slots == num_devices
-    assert table.inbox.num_inbox == 0
+    assert table.grids["messages"].num_inbox == 0
     assert table.num_traced_actions <= 8
 
 
@@ -137,10 +145,10 @@ def test_storage_is_that_of_1f1b_and_no_message_waits(num_devices, size):
 @pytest.mark.parametrize(("num_devices", "size"), [(2, 2), (3, 3), (4, 4), (4, 6)])
 def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, blocking):
     table = table_of(num_devices, size, blocking=blocking)
-    steady = table.event[table.calls[1]]
+    steady = table.transfers["shared_sums"].event[table.calls[1]]
     meetings = (Meeting.COLLECT_HEAD, Meeting.COLLECT_OTHERS, Meeting.UPDATE_SHARED)
     collect, others, update = (np.flatnonzero(steady == each).item() for each in meetings)
-    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.lap))
+    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.grids["shared_sums"].lap))
     # before the last stage's first forward of the newest batch, and after its last one of the batch before
     forward = (kind[:, -1] == Kind.F).nonzero()[0]
     assert lap[forward[forward < collect], -1].all()
@@ -158,9 +166,9 @@ def test_no_gradient_of_the_next_batch_is_in_the_sums_that_are_collected(method,
     table = table_of(num_devices, size, method=method, backward=backward)
     steady, last = table.calls[1], table.schedule.num_stages - 1
     for kind, stage, meeting in ((Kind.B, 0, Meeting.COLLECT_OTHERS), (Kind.F, last, Meeting.COLLECT_HEAD)):
-        collected = np.flatnonzero(table.event[steady] == meeting).item()
+        collected = np.flatnonzero(table.transfers["shared_sums"].event[steady] == meeting).item()
         adds = (table.kind[steady] == kind) & (table.stage[steady] == stage)
-        is_older = table.lap[steady] == 1
+        is_older = table.grids["shared_sums"].lap[steady] == 1
         assert (np.argwhere(adds & is_older)[:, 0] < collected).all()
         assert (np.argwhere(adds & ~is_older)[:, 0] > collected).all()
 

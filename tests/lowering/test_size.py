@@ -59,7 +59,7 @@ def test_1f1b_traces_few_actions(num_devices, num_microbatches):
 @pytest.mark.parametrize("num_microbatches", [7, 64, 128])
 def test_a_round_of_gpipe_has_messages_of_one_direction(num_devices, num_microbatches):
     table = lower(build("gpipe", num_devices=num_devices, num_microbatches=num_microbatches))
-    for permutes in table.permutes:
+    for permutes in table.permutes["messages"]:
         assert len({target - source for pairs in permutes for source, target in pairs}) <= 1
 
 
@@ -67,7 +67,7 @@ def test_a_round_of_gpipe_has_messages_of_one_direction(num_devices, num_microba
 @pytest.mark.parametrize("num_microbatches", [1, 2, 8, pytest.param(64, marks=pytest.mark.ci)])
 def test_no_message_of_1f1b_waits_and_those_of_gpipe_do_at_the_turn(num_devices, num_microbatches):
     inbox = {
-        name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).inbox.num_inbox
+        name: lower(build(name, num_devices=num_devices, num_microbatches=num_microbatches)).grids["messages"].num_inbox
         for name in ("1f1b", "gpipe")
     }
     # GPipe's last stage turns every microbatch around before it takes back the first one.
@@ -78,7 +78,7 @@ def test_permutes_per_step_count_every_round():
     table = lower(build("gpipe", num_devices=4, num_microbatches=5))
     # GPipe at one round per action and one per transfer: 5 + 2 * 3 rounds for each direction, a permute in most.
     assert table.num_rounds == 2 * (5 + 2 * 3)
-    assert table.permutes_per_step == sum(len(table.permutes[each]) for each in table.round_type.tolist())
+    assert table.permutes_per_step == sum(len(table.permutes["messages"][each]) for each in table.round_type.tolist())
     assert 5 + 5 <= table.permutes_per_step < table.num_rounds
 
 

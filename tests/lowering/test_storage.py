@@ -5,12 +5,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from interpreter import FILLS, FREES, POOLS, interpret
+from interpreter import ABSENT, FILLS, FREES, POOLS, grids_of, interpret
 from legal_devices import tiered
 from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import Pages, RoundTable, lower
-from jaxpipe.lowering.inbox import NOTHING
+from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, balance, build, split_backward
 from jaxpipe.schedules.passes.rows import forwards_only
 
@@ -102,7 +102,7 @@ def test_parked_pages_of_backwards_in_two_parts_are_stored_safely():
     for unit in ("page", "microbatch"):
         schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)), unit=unit)
         table = lower(schedule, layers_per_stage=(3, 2, 1, 2))
-        assert len(table.parked.layer)
+        assert len(table.page_moves.layer)
         interpret(table)
 
 
@@ -119,7 +119,7 @@ def test_forwards_alone_keep_no_residuals(name):
 
 def corruptions(table: RoundTable):
     """Every way to spoil one used entry of the table: (what, a function that spoils it)."""
-    inbox, pages = table.inbox, table.pages
+    inbox, pages, parked = table.grids["messages"], table.pages, grids_of(table, "parked_pages")
     for pool in POOLS if table.schedule.has_split_backward else ["pages"]:
         used: Pages = getattr(table, pool)
         for round_, device in np.argwhere(np.isin(table.kind, list(POOLS[pool]))).tolist():
@@ -129,7 +129,7 @@ def corruptions(table: RoundTable):
                     used.of_layer[where] = (used.of_layer[where] + 1) % used.num_pages
 
                 yield f"one of {pool} of round {round_}, device {device}, layer {layer}", shift_page
-    for grid, number in ((pages.send_page, pages.num_sends), (pages.recv_page, pages.num_recvs)):
+    for grid, number in ((parked.send_page, parked.num_sends), (parked.recv_page, parked.num_recvs)):
         for where in map(tuple, np.argwhere(number).tolist()):
 
             def shift_first(grid=grid, where=where):
@@ -159,7 +159,7 @@ def corruptions(table: RoundTable):
             table.completes[where] ^= 1
 
         yield f"completes of {where}", flip
-    grids = table.exchange_grids
+    grids = grids_of(table, "replica_gradients")
     for grid, number in ((grids.send_layer, grids.num_sends), (grids.recv_layer, grids.num_recvs)):
         for where in map(tuple, np.argwhere(number).tolist()):
 
@@ -171,15 +171,15 @@ def corruptions(table: RoundTable):
 
             yield f"layer of gradients of {where}", shift_layer
             yield f"last gradients of {where}", drop_gradients
-    for name in ("permutes", "page_permutes", "gradient_permutes"):
-        for position, permutes in enumerate(getattr(table, name)):
+    for name in ("messages", *ABSENT):
+        for position, permutes in enumerate(table.permutes_of(name)):
             for k, pairs in enumerate(permutes):
                 for pair in pairs:
 
                     def drop_pair(name=name, position=position, k=k, pair=pair):
-                        spoiled = [list(permutes) for permutes in getattr(table, name)]
+                        spoiled = [list(permutes) for permutes in table.permutes[name]]
                         spoiled[position][k] = tuple(p for p in spoiled[position][k] if p != pair)
-                        vars(table)[name] = spoiled
+                        table.permutes[name] = spoiled
 
                     yield f"pair {pair} of {name} {k} of position {position}", drop_pair
 
@@ -212,4 +212,4 @@ def test_the_interpreter_sees_every_spoiled_entry(make):
 
 
 def test_the_inbox_is_among_what_is_spoiled():
-    assert TABLES["random"]().inbox.num_inbox > 0
+    assert TABLES["random"]().grids["messages"].num_inbox > 0

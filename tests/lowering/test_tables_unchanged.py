@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from interpreter import grids_of
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.errors import ScheduleError
@@ -28,14 +29,18 @@ def columns(table: RoundTable):
     """Everything that the program reads; the names do not matter, the order does."""
     yield from (table.rounds, table.send_round, table.round_type)
     yield from (table.kind, table.stage, table.microbatch, table.chunk, table.completes)
-    for body in (table.permutes, table.page_permutes, table.gradient_permutes):
+    for name in ("messages", "parked_pages", "replica_gradients"):
+        body = table.permutes_of(name)
         yield json.dumps([[[[int(s), int(t)] for s, t in pairs] for pairs in permutes] for permutes in body])
-    inbox = table.inbox
+    inbox = table.grids["messages"]
     yield from (inbox.next_source, inbox.store_own, inbox.store_arrival, inbox.num_inbox)
-    for pages in (table.pages, table.weight_gradient_pages):
-        yield from (pages.of_layer, pages.send_page, pages.num_sends, pages.recv_page, pages.num_recvs)
-        yield from (pages.num_pages,)
-    grids = table.exchange_grids
+    sends = grids_of(table, "parked_pages")
+    lanes = (sends.send_page, sends.num_sends, sends.recv_page, sends.num_recvs)
+    yield from (table.pages.of_layer, *lanes, table.pages.num_pages)
+    # Pages that only W reads had the same lanes, in which none of them travelled.
+    deferred = table.weight_gradient_pages
+    yield from (deferred.of_layer, *map(np.zeros_like, lanes), deferred.num_pages)
+    grids = grids_of(table, "replica_gradients")
     yield from (grids.send_layer, grids.num_sends, grids.recv_layer, grids.num_recvs)
     yield json.dumps([sorted(map(int, kinds)) for kinds in table.kinds])
     yield from (repr(float(table.num_slots)), table.has_delays, table.has_backward, table.permutes_per_step)

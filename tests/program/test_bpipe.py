@@ -122,7 +122,7 @@ def assert_bit_equal(case: Case) -> None:
     schedule = build("bpipe", num_devices=case.num_devices, num_microbatches=case.num_microbatches, unit=case.unit)
     pipeline, found = run(case, schedule)
     wanted = loss_and_grads_of_1f1b(case._replace(unit="", rolled=True))
-    assert (pipeline.table.num_page_lanes > 0) == (case.num_microbatches > bound(case.num_devices))
+    assert (pipeline.table.num_lanes("parked_pages") > 0) == (case.num_microbatches > bound(case.num_devices))
     assert all(np.isfinite(leaf).all() and np.any(leaf) for leaf in jax.tree.leaves(found))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
@@ -149,7 +149,7 @@ def test_the_loss_alone_is_that_of_1f1b_and_moves_nothing():
     losses = {}
     for name in ("1f1b", "bpipe"):
         pipeline = tiny_mlp.make_pipeline(build(name, num_devices=4, num_microbatches=9), num_layers=8)
-        assert not pipeline.forward_table.num_page_lanes
+        assert not pipeline.forward_table.num_lanes("parked_pages")
         params = jax.jit(pipeline.to_stages)(tiny_mlp.make_params(8))
         losses[name] = float(pipeline.loss(params, tiny_mlp.make_batch(9)))
     assert losses["bpipe"] == losses["1f1b"]

@@ -188,19 +188,19 @@ def two_replicas() -> Pipeline:
 
 def forget_an_exchange(pipeline: Pipeline) -> None:
     """One layer that arrives is not added."""
-    grids = pipeline.table.exchange_grids
+    grids = pipeline.table.grids["replica_gradients"]
     num_received = grids.num_recvs.copy()
     num_received[tuple(np.argwhere(num_received > 0)[-1])] -= 1
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
+    pipeline.table.grids["replica_gradients"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
 def exchange_another_layer(pipeline: Pipeline) -> None:
     """A device gives one layer twice, in the place of another."""
-    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.sends
+    grids, moves = pipeline.table.grids["replica_gradients"], pipeline.table.transfers["replica_gradients"].sends
     given = grids.send_layer.copy()
     first, second = np.flatnonzero(moves.source == 0)[:2]
     given[moves.round[second] - 1, 0, moves.lane[second]] = given[moves.round[first] - 1, 0, moves.lane[first]]
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, send_layer=given)
+    pipeline.table.grids["replica_gradients"] = dataclasses.replace(grids, send_layer=given)
 
 
 @pytest.mark.ci
@@ -215,7 +215,7 @@ def test_the_bound_would_show_gradients_that_are_not_exchanged(spoil):
 @pytest.mark.ci
 def test_the_loss_alone_of_two_replicas_is_the_same():
     pipeline = two_replicas()
-    assert not pipeline.forward_table.num_gradient_lanes
+    assert not pipeline.forward_table.num_lanes("replica_gradients")
     params, batch = pipeline.to_stages(tiny_mlp.make_params(11)), tiny_mlp.make_batch(5)
     expected, _ = tiny_mlp.expected_loss_and_grads(11, 5)
     assert float(pipeline.loss(params, batch)) == pytest.approx(float(expected), rel=1e-5)

@@ -19,8 +19,8 @@ from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.carry import table_operands
 from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.start import table_operands
 from jaxpipe.program.storage import SavedResiduals, make_storage
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step
@@ -220,7 +220,7 @@ def test_held_bytes_of_split_backwards_are_slots_and_the_deferred_gradient():
     # W of x @ k + b reads x and the gradient of the product, as large: of each layer both are kept, x from F to W, and
     # the gradient from I to W, on either device of up to D = 2 microbatches. One layer's is held besides, while I
     # computes. One message more than with 1F1B waits.
-    num_messages = 4 + pipeline.table.inbox.num_inbox
+    num_messages = 4 + pipeline.table.grids["messages"].num_inbox
     assert found == {n: held(4, 2 * 2 * n * x, 0, n * (h * h + h) + ends, num_messages * x, left=x) for n in (1, 2)}
 
 

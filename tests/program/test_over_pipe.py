@@ -114,7 +114,14 @@ def config_of_case(case: Case) -> Any:
 def pipeline_of_case(case: Case) -> Pipeline:
     schedule = vocabulary(build(case.schedule, num_devices=case.pipe, num_microbatches=case.num_microbatches))
     model = LanguageModel(
-        config_of_case(case), TensorAxis(case.tensor, case.deterministic, case.data, case.expert, num_pipe=case.pipe)
+        config_of_case(case),
+        TensorAxis.of(
+            deterministic=case.deterministic,
+            num_pipe=case.pipe,
+            data=case.data,
+            expert=case.expert,
+            tensor=case.tensor,
+        ),
     )
     return Pipeline(
         schedule,

@@ -17,7 +17,9 @@ from tiny_models import config_of, pipeline_of, random_batch, random_params
 
 from jaxpipe.lowering import IDLE, round_types
 from jaxpipe.mesh import make_mesh
-from jaxpipe.program import Pipeline, channels
+from jaxpipe.program import Pipeline
+from jaxpipe.program.channel import with_part
+from jaxpipe.program.channels import ParkedPages, ReplicaGradients
 from jaxpipe.schedules import Kind, balance, build, from_csv, split_backward
 
 LLAMA = config_of("llama", num_layers=4)
@@ -43,7 +45,7 @@ def make_mlp_that_sends_pages(unit: str = "page") -> Pipeline:
     """With two lanes, as four of seven or all of four pages travel in three rounds."""
     schedule = build("bpipe", num_devices=4, num_microbatches=9, unit=unit)
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=28 if unit == "page" else 16)
-    assert pipeline.table.num_page_lanes == 2
+    assert pipeline.table.num_lanes("parked_pages") == 2
     return pipeline
 
 
@@ -65,7 +67,7 @@ def make_mlp_of_split_backwards() -> Pipeline:
 def make_mlp_of_split_backwards_that_sends_pages() -> Pipeline:
     schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=12)
-    assert pipeline.table.num_page_lanes
+    assert pipeline.table.num_lanes("parked_pages")
     assert pipeline.table.schedule.has_split_backward
     return pipeline
 
@@ -93,30 +95,38 @@ def poison(monkeypatch):
 
     Pages that have left, lanes that carry nothing, and what arrives in these are filled again in every round.
     """
-    store, read = channels.store_pages, channels.read_pages
-    add, read_gradients = channels.add_grads, channels.read_grads
 
-    def store_from_poisoned_arrivals(row, landed, state):
-        return store(row, poisoned_from(landed, row.num_page_recvs), state)
+    def poison_lanes(channel):
+        store, read = channel.store, channel.read
 
-    def read_into_poisoned_lanes(table, round_type, row, departing, state):
-        departing, state = read(table, round_type, row, poisoned_from(departing, 0), state)
-        pages = jnp.where(jnp.arange(table.num_page_lanes) < row.num_page_sends, row.send_page, table.pages.num_pages)
-        slots = [[leaf.at[pages].set(jnp.nan, mode="drop") for leaf in pool] for pool in state.pools[:1]]
-        return departing, state._replace(pools=[*slots, *state.pools[1:]])
+        def store_from_poisoned_arrivals(self, round_type, row, arrived, carry):
+            return store(self, round_type, row, poisoned_from(arrived, row.of[self.name].num_recvs), carry)
 
-    def add_from_poisoned_arrivals(form, row, arrived, state):
-        return add(form, row, poisoned_from(arrived, row.num_layer_recvs), state)
+        def read_into_poisoned_lanes(self, round_type, row, carry):
+            lanes = poisoned_from(carry.of[self.name], 0)
+            return read(self, round_type, row, with_part(carry, self.name, lanes, carry.state))
 
-    def read_gradients_into_poisoned_lanes(form, table, round_type, row, leaving, state):
-        return read_gradients(form, table, round_type, row, poisoned_from(leaving, 0), state)
+        monkeypatch.setattr(channel, "store", store_from_poisoned_arrivals)
+        monkeypatch.setattr(channel, "read", read_into_poisoned_lanes)
+
+    def poison_pages_that_have_left():
+        read = ParkedPages.read
+
+        def read_and_poison(self, round_type, row, carry):
+            carry, table, line = read(self, round_type, row, carry), self.table, row.of[self.name]
+            is_sent = jnp.arange(table.num_lanes(self.name)) < line.num_sends
+            pages = jnp.where(is_sent, line.send_page, table.pages.num_pages)
+            slots, *others = carry.state.pools
+            slots = [leaf.at[pages].set(jnp.nan, mode="drop") for leaf in slots]
+            return carry._replace(state=carry.state._replace(pools=[slots, *others]))
+
+        monkeypatch.setattr(ParkedPages, "read", read_and_poison)
 
     def fill():
-        monkeypatch.setattr("jaxpipe.program.carry.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
-        monkeypatch.setattr(channels, "store_pages", store_from_poisoned_arrivals)
-        monkeypatch.setattr(channels, "read_pages", read_into_poisoned_lanes)
-        monkeypatch.setattr(channels, "add_grads", add_from_poisoned_arrivals)
-        monkeypatch.setattr(channels, "read_grads", read_gradients_into_poisoned_lanes)
+        monkeypatch.setattr("jaxpipe.program.start.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+        for channel in (ParkedPages, ReplicaGradients):
+            poison_lanes(channel)
+        poison_pages_that_have_left()
 
     return fill
 
@@ -183,12 +193,12 @@ def read_an_unwritten_page(pipeline: Pipeline) -> None:
 
 def read_an_unwritten_message(pipeline: Pipeline) -> None:
     """One action takes its message from the inbox page that holds nobody's message."""
-    table, inbox = pipeline.table, pipeline.table.inbox
+    table, inbox = pipeline.table, pipeline.table.grids["messages"]
     assert inbox.num_inbox == 0
     next_source = inbox.next_source.copy()
     round_, device = np.argwhere(table.kind == Kind.B)[-1]
     next_source[round_ - 1, device] = inbox.num_inbox
-    vars(table)["inbox"] = dataclasses.replace(inbox, next_source=next_source)
+    table.grids["messages"] = dataclasses.replace(inbox, next_source=next_source)
 
 
 def compute_in_a_bubble(pipeline: Pipeline) -> None:
@@ -283,51 +293,54 @@ def test_gradients_would_show_that_what_waits_is_overwritten():
 
 def read_a_page_before_it_lands(pipeline: Pipeline) -> None:
     """A page that comes back lands where none has lain before; the backward before its own reads it too."""
-    table, pages, parked = pipeline.table, pipeline.table.pages, pipeline.table.parked
-    of_layer, landing = pages.of_layer.copy(), pages.recv_page.copy()
-    home, there = parked.home[-1], parked.load_round[-1]
-    read = table.rounds[parked.backward[-1]]
+    table, pages, moves = pipeline.table, pipeline.table.pages, pipeline.table.page_moves
+    grids = table.grids["parked_pages"]
+    of_layer, landing = pages.of_layer.copy(), grids.recv_page.copy()
+    home, there = moves.home[-1], moves.returns[-1]
+    read = table.rounds[moves.backward[-1]]
     before = max(r for r in range(there + 1) if table.kind[r, home] == Kind.B)
-    page = of_layer[read, home, parked.layer[-1]]
+    page = of_layer[read, home, moves.layer[-1]]
     lane = landing[there, home].tolist().index(page)
-    landing[there, home, lane] = of_layer[read, home, parked.layer[-1]] = pages.num_pages
+    landing[there, home, lane] = of_layer[read, home, moves.layer[-1]] = pages.num_pages
     of_layer[before, home, 0] = pages.num_pages
-    one_more = {"num_pages": pages.num_pages + 1}
-    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, recv_page=landing, **one_more)
+    vars(table)["pages"] = dataclasses.replace(pages, of_layer=of_layer, num_pages=pages.num_pages + 1)
+    table.grids["parked_pages"] = dataclasses.replace(grids, recv_page=landing)
 
 
 def send_back_a_page_that_is_not_there(pipeline: Pipeline) -> None:
     """The partner reads a page that has not landed into a lane."""
-    pages, parked = pipeline.table.pages, pipeline.table.parked
-    departure = pages.send_page.copy()
-    departure[parked.load_round[-1] - 1, parked.partner[-1], 0] = pages.num_pages
-    vars(pipeline.table)["pages"] = dataclasses.replace(pages, send_page=departure, num_pages=pages.num_pages + 1)
+    table, pages, moves = pipeline.table, pipeline.table.pages, pipeline.table.page_moves
+    grids = table.grids["parked_pages"]
+    departure = grids.send_page.copy()
+    departure[moves.returns[-1] - 1, moves.host[-1], 0] = pages.num_pages
+    vars(table)["pages"] = dataclasses.replace(pages, num_pages=pages.num_pages + 1)
+    table.grids["parked_pages"] = dataclasses.replace(grids, send_page=departure)
 
 
 def forget_a_lane(pipeline: Pipeline) -> None:
     """The first pages that leave a device are not read."""
-    pages, parked = pipeline.table.pages, pipeline.table.parked
-    num_departures = pages.num_sends.copy()
-    first = parked.evict_round.argmin()
-    num_departures[parked.evict_round[first] - 1, parked.home[first]] = 0
-    vars(pipeline.table)["pages"] = dataclasses.replace(pages, num_sends=num_departures)
+    grids, moves = pipeline.table.grids["parked_pages"], pipeline.table.page_moves
+    num_departures = grids.num_sends.copy()
+    first = moves.leaves.argmin()
+    num_departures[moves.leaves[first] - 1, moves.home[first]] = 0
+    pipeline.table.grids["parked_pages"] = dataclasses.replace(grids, num_sends=num_departures)
 
 
 def store_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     """In a round in which one page lands, two are stored, the second where one lies that a backward reads."""
-    table, pages = pipeline.table, pipeline.table.pages
-    landing, num_landings = pages.recv_page.copy(), pages.num_recvs.copy()
+    table, pages, grids = pipeline.table, pipeline.table.pages, pipeline.table.grids["parked_pages"]
+    landing, num_landings = grids.recv_page.copy(), grids.num_recvs.copy()
     *_, (round_, device) = (
         (round_, target)
         for round_, round_type in enumerate(table.round_type)
-        if len(table.page_permutes[round_type]) > 1
-        for _, target in table.page_permutes[round_type][1]
+        if len(table.permutes_of("parked_pages")[round_type]) > 1
+        for _, target in table.permutes_of("parked_pages")[round_type][1]
         if num_landings[round_, target] == 1
     )  # the last: what the next backward reads has been written
     backward = next(r for r in range(round_ + 1, table.num_rounds) if table.kind[r, device] == Kind.B)
     landing[round_, device, 1] = pages.of_layer[backward, device, -1]
     num_landings[round_, device] = 2
-    vars(table)["pages"] = dataclasses.replace(pages, recv_page=landing, num_recvs=num_landings)
+    table.grids["parked_pages"] = dataclasses.replace(grids, recv_page=landing, num_recvs=num_landings)
 
 
 @pytest.mark.parametrize(
@@ -351,26 +364,26 @@ def test_the_poison_would_be_seen_in_what_travels(spoil, poison):
 
 def forget_a_gradient(pipeline: Pipeline) -> None:
     """The last layer that leaves is not read."""
-    grids, moves = pipeline.table.exchange_grids, pipeline.table.exchange.sends
+    grids, moves = pipeline.table.grids["replica_gradients"], pipeline.table.transfers["replica_gradients"].sends
     num_given = grids.num_sends.copy()
     last = moves.round.argmax()
     num_given[moves.round[last] - 1, moves.source[last]] = 0
-    vars(pipeline.table)["exchange_grids"] = dataclasses.replace(grids, num_sends=num_given)
+    pipeline.table.grids["replica_gradients"] = dataclasses.replace(grids, num_sends=num_given)
 
 
 def add_a_lane_that_carries_nothing(pipeline: Pipeline) -> None:
     """In a round in which no gradient comes to a device, though some do to others, it adds one."""
-    table, grids = pipeline.table, pipeline.table.exchange_grids
+    table, grids = pipeline.table, pipeline.table.grids["replica_gradients"]
     num_received = grids.num_recvs.copy()
     round_, device = next(
         (round_, target)
         for round_, round_type in enumerate(table.round_type)
         if num_received[round_].any()
-        for _, target in table.gradient_permutes[round_type][0]
+        for _, target in table.permutes_of("replica_gradients")[round_type][0]
         if not num_received[round_, target]
     )
     num_received[round_, device] = 1
-    vars(table)["exchange_grids"] = dataclasses.replace(grids, num_recvs=num_received)
+    table.grids["replica_gradients"] = dataclasses.replace(grids, num_recvs=num_received)
 
 
 @pytest.mark.parametrize("spoil", tiers([], ci=[forget_a_gradient], slow=[add_a_lane_that_carries_nothing]))

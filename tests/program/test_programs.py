@@ -31,7 +31,7 @@ from jaxpipe.compile.hlo import (
 )
 from jaxpipe.lowering import lower
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
-from jaxpipe.program.channels import grads_scope, message_scope, page_scope
+from jaxpipe.program.channel import scope
 from jaxpipe.program.shapes import link_bytes
 from jaxpipe.schedules import build
 
@@ -93,16 +93,16 @@ def test_loss_and_every_gradient_are_those_of_plain_grad(spec):
     assert max(errors.values()) <= LARGEST_ERROR, errors
 
 
-def pairs_by_scope(pipeline, permutes, scope) -> dict[str, set[tuple[int, int]]]:
-    """Of [type][permute] -> pairs of `pipe` devices, by scope the pairs of ids on a data x pipe x tensor mesh."""
+def pairs_by_scope(pipeline, name: str) -> dict[str, set[tuple[int, int]]]:
+    """Of a transfer's pairs of `pipe` devices, by scope the pairs of ids on a data x pipe x tensor mesh."""
     ids = np.vectorize(lambda device: device.id)(pipeline.mesh.devices)
     return {
-        scope(round_type, k): {
+        scope(name, round_type, k): {
             (source, target)
             for a, b in pairs
             for source, target in zip(ids[:, a].ravel().tolist(), ids[:, b].ravel().tolist(), strict=True)
         }
-        for round_type, of_round in enumerate(permutes)
+        for round_type, of_round in enumerate(pipeline.table.permutes_of(name))
         for k, pairs in enumerate(of_round)
     }
 
@@ -110,10 +110,9 @@ def pairs_by_scope(pipeline, permutes, scope) -> dict[str, set[tuple[int, int]]]
 @every_program
 def test_messages_pages_and_gradients_travel_between_the_pairs_of_the_table(spec):
     pipeline, text = program(spec).pipeline, program(spec).text
-    table = pipeline.table
-    messages = pairs_by_scope(pipeline, table.permutes, message_scope)
-    pages = pairs_by_scope(pipeline, table.page_permutes, page_scope)
-    grads = pairs_by_scope(pipeline, table.gradient_permutes, grads_scope)
+    messages, pages, grads = (
+        pairs_by_scope(pipeline, name) for name in ("messages", "parked_pages", "replica_gradients")
+    )
     assert messages
     assert bool(pages) == (spec.schedule == "bpipe")
     assert bool(grads) == (pipeline.schedule.num_replicas == 2)
@@ -198,7 +197,9 @@ def test_at_most_four_permutes_are_in_a_round_of_bpipe(spec):
     assert in_round == Counter(
         {
             f"type{round_type}_": len(permutes) + num_rows * len(lanes)
-            for round_type, (permutes, lanes) in enumerate(zip(table.permutes, table.page_permutes, strict=True))
+            for round_type, (permutes, lanes) in enumerate(
+                zip(table.permutes["messages"], table.permutes_of("parked_pages"), strict=True)
+            )
         }
     )
     assert max(in_round.values()) <= 4
@@ -215,8 +216,8 @@ def test_all_of_a_layer_travels_in_one_permute_to_the_other_holder(spec):
         if instruction.opcode == "collective-permute"
     )
     lanes = [
-        grads_scope(round_type, lane)
-        for round_type, lanes in enumerate(found.pipeline.table.gradient_permutes)
+        scope("replica_gradients", round_type, lane)
+        for round_type, lanes in enumerate(found.pipeline.table.permutes_of("replica_gradients"))
         for lane in range(len(lanes))
     ]
     assert {name: number for name, number in permutes.items() if "_permute" not in name} == dict.fromkeys(
@@ -232,7 +233,7 @@ def test_one_and_several_lanes_are_among_these():
 
 def num_page_lanes(spec: Spec) -> int:
     schedule = build(spec.schedule, num_devices=spec.pipe, num_microbatches=spec.num_microbatches, **dict(spec.options))
-    return lower(schedule, layers_per_stage=(spec.num_layers // spec.pipe,) * spec.pipe).num_page_lanes
+    return lower(schedule, layers_per_stage=(spec.num_layers // spec.pipe,) * spec.pipe).num_lanes("parked_pages")
 
 
 @pytest.mark.parametrize("spec", cases("bitpipe", "interleaved_1f1b"), ids=str)

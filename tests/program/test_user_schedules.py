@@ -8,7 +8,7 @@ from tiers import tiers
 from tiny_mlp import assert_equivalent, make_batch, make_params, make_pipeline
 
 from jaxpipe.lowering import RoundTable, lower
-from jaxpipe.lowering.inbox import OWN
+from jaxpipe.lowering.transfers.messages import OWN
 from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
 QUICK, MORE = ["V leaves"], ["leaves twice", "crosswise"]
@@ -25,7 +25,7 @@ def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
 
 
 def test_local_hops_and_messages_that_wait_are_among_these():
-    inboxes = [lower(from_csv(text, name=what)).inbox for what, text in CSV.items()]
+    inboxes = [lower(from_csv(text, name=what)).grids["messages"] for what, text in CSV.items()]
     assert any(inbox.num_inbox for inbox in inboxes)
     assert any(OWN in inbox.next_source for inbox in inboxes)
     assert any((inbox.store_own != inbox.num_inbox).any() for inbox in inboxes)
@@ -37,9 +37,9 @@ def table_of(what: str) -> RoundTable:
 
 
 def test_pages_that_travel_are_among_these_and_some_turn_back_at_once():
-    assert [what for what in CSV if table_of(what).num_page_lanes] == SENDS_PAGES
-    parked = table_of("away for a moment").parked
-    assert (parked.load_round == parked.evict_round + 1).any()
+    assert [what for what in CSV if table_of(what).num_lanes("parked_pages")] == SENDS_PAGES
+    moves = table_of("away for a moment").page_moves
+    assert (moves.returns == moves.leaves + 1).any()
 
 
 @pytest.mark.parametrize("what", tiers([], slow=["leaves twice", "V leaves"]))
@@ -52,8 +52,8 @@ def test_pages_of_unrolled_rounds_come_back_too(what):
 def test_what_leaves_twice_stays_away_in_between():
     """Two thirds of three pages are two, and they leave once."""
     table = table_of("leaves twice")
-    microbatch = table.schedule.columns.microbatch[table.parked.backward]
-    pages = sorted(zip(microbatch.tolist(), table.parked.layer.tolist(), strict=True))
+    microbatch = table.schedule.columns.microbatch[table.page_moves.backward]
+    pages = sorted(zip(microbatch.tolist(), table.page_moves.layer.tolist(), strict=True))
     assert pages == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 

@@ -99,7 +99,8 @@ def pipeline_of(
     **options: Any,
 ) -> Pipeline:
     """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh."""
-    model = LanguageModel(config, TensorAxis(tensor, deterministic, data, expert))
+    axis = TensorAxis.of(deterministic=deterministic, data=data, expert=expert, tensor=tensor)
+    model = LanguageModel(config, axis)
     make = DelayedPipeline if schedule.delays else Pipeline
     return make(
         schedule,

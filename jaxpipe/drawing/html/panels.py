@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
-from jaxpipe.schedules import NO_MICROBATCH, Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
+from jaxpipe.schedules import Costs, Kind, Schedule, Stored, Timeline, simulate, stored
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
@@ -107,7 +107,8 @@ def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramT
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
     travelling = defaultdict(list)  # device -> (round, action that travels)
-    for round_, owner, action in _travelling(table):
+    carried_out = [transfer.actions(table) for transfer in table.kinds_of_traffic]
+    for round_, owner, action in sorted(chain.from_iterable(carried_out)):
         travelling[owner].append((round_, action))
     rows, all_rounds, all_start, all_end, place = [], [], [], [], []
     for device, row in enumerate(schedule.rows):
@@ -121,23 +122,6 @@ def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramT
     executed = replace(schedule, rows=tuple(rows))
     timeline = Timeline(executed, np.concatenate(all_start), np.concatenate(all_end))
     return ProgramTimeline(timeline, np.concatenate(all_rounds), np.concatenate(place))
-
-
-def _travelling(table: RoundTable) -> list[tuple[int, int, Action]]:
-    """The transfers as sorted (round, device, action): one each, whatever number of pages or layers travels."""
-    parked, exchange, columns = table.parked, table.exchange, table.schedule.columns
-    found = set()
-    for kind, rounds in ((Kind.EVICT, parked.evict_round), (Kind.LOAD, parked.load_round)):
-        stage, microbatch, replica = (
-            getattr(columns, name)[parked.backward].tolist() for name in ("stage", "microbatch", "replica")
-        )
-        for round_, home, *named in zip(rounds.tolist(), parked.home.tolist(), stage, microbatch, replica, strict=True):
-            found.add((round_, home, Action(kind, *named)))
-    for devices, chunks in ((exchange.sends.source, exchange.send_chunk), (exchange.sends.target, exchange.recv_chunk)):
-        for round_, device, chunk in zip(exchange.sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
-            replica, stage = table.schedule.placement.stages_of[device][chunk]
-            found.add((round_, device, Action(Kind.SYNC, stage, NO_MICROBATCH, replica)))
-    return sorted(found)
 
 
 def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Costs) -> np.ndarray:
@@ -168,10 +152,9 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
 def _coupled(table: RoundTable, round_type: int) -> np.ndarray:
     """Whether what travels in a type of rounds makes one device wait for another, [device, device]; true for itself."""
     num_devices = table.schedule.num_devices
-    if table.collectives_of_type[round_type].any():
+    if table.num_collectives[round_type]:
         return np.ones((num_devices, num_devices), dtype=bool)
-    of_kinds = (table.permutes, table.page_permutes, table.gradient_permutes)
-    return waits_for(chain.from_iterable(permutes[round_type] for permutes in of_kinds), num_devices)
+    return waits_for(chain.from_iterable(lanes[round_type] for lanes in table.permutes.values()), num_devices)
 
 
 def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stored, ...]:
@@ -181,10 +164,10 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     the start of its F to the end of its B or W. A page that travels is in transit on both devices for the whole round,
     by the clock of each.
     """
-    schedule, columns, parked = table.schedule, table.schedule.columns, table.parked
+    schedule, columns, moves = table.schedule, table.schedule.columns, table.page_moves
     num_layers = np.array(table.layers_per_stage)
     unit = math.lcm(*table.layers_per_stage)
-    page = (unit // num_layers)[columns.stage[parked.backward]]
+    page = (unit // num_layers)[columns.stage[moves.backward]]
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
     changes: list[np.ndarray] = []  # [..., (device, time, part, units)]; all pages are whole numbers of units
@@ -196,8 +179,8 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
         chosen = columns.is_kind(*kinds)
         add(columns.device[chosen], time[chosen], _OWN, sign * unit)
     for rounds, source, target, at_source, at_target in (
-        (parked.evict_round, parked.home, parked.partner, _OWN, _PARKED),
-        (parked.load_round, parked.partner, parked.home, _PARKED, _OWN),
+        (moves.leaves, moves.home, moves.host, _OWN, _PARKED),
+        (moves.returns, moves.host, moves.home, _PARKED, _OWN),
     ):
         add(source, times.start[rounds, source], at_source, -page)
         add(target, times.end[rounds, target], at_target, page)

@@ -22,7 +22,7 @@ from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
 # ---- Time ----
 
@@ -43,10 +43,10 @@ def least_of_any_s(setting: Setting, times: Times) -> float:
 def least_gpu_s(setting: Setting, times: Times) -> float:
     """Lower bound of a step's time on one GPU times the number of GPUs, for the microbatches of `setting`.
 
-    Nothing but the layers is counted, whose times are the same on every mesh with these `tensor` and `expert`.
+    Nothing but the layers is counted, whose times are the same on every mesh with these `LAYER_AXES`.
     """
-    num_layers = setting.num_microbatches * setting.num_copies * setting.model.num_layers
-    return num_layers * _least_layer_s(times) * setting.tensor
+    num_layers = setting.num_microbatches * setting.num_batch_parts * setting.model.num_layers
+    return num_layers * _least_layer_s(times) * (setting.num_gpus // (setting.num_batch_parts * setting.pipe))
 
 
 def _least_layer_s(times: Times) -> float:
@@ -167,6 +167,6 @@ def _pages_in_rows(
     if schedule.has_transfers:
         return max(layers_per_stage)
     columns = schedule.columns
-    held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.I)
+    held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(*BACKWARD_KINDS)
     # A device frees all that it held, so the sums of the next device begin at 0.
     return int(np.cumsum(held_layers * np.array(layers_per_stage)[columns.stage]).max(initial=0))

@@ -29,7 +29,7 @@ class Breakdown:
 
     Attributes:
         compute_s: actions of the busiest device.
-        collectives_s: collectives of `tensor` and `expert`, which stand between matmuls; part of measured `compute_s`.
+        collectives_s: collectives of layers, which stand between matmuls; part of measured `compute_s`.
         bubble_s: time in which the busiest device waits for actions of others.
         transfers_s: time by which messages, pages and exchanged gradients lengthen the pipeline.
         reduction_s: sums of gradients over devices, as far as they are not hidden, and gathers of compute copies.

@@ -85,9 +85,9 @@ def _changes(setting: Setting, margin: float) -> Iterator[tuple[str, Setting]]:
     if setting.optimizer == "adamw":
         yield "optimizer.name='lion', with one moment", replace(setting, optimizer="lion")
     shorter = _of_length(setting, setting.seq_len // 2)
-    while shorter.seq_len % setting.tensor == 0 and shorter.seq_len > 1 and not fits(shorter, margin=margin):
+    while shorter.seq_len % setting.num_token_parts == 0 and shorter.seq_len > 1 and not fits(shorter, margin=margin):
         shorter = _of_length(setting, shorter.seq_len // 2)
-    if shorter.seq_len % setting.tensor == 0 and shorter.seq_len:
+    if shorter.seq_len % setting.num_token_parts == 0 and shorter.seq_len:
         yield f"data.seq_len={shorter.seq_len}", shorter
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import describe_mesh
+from jaxpipe.cluster.axes import AXES, ROWS, describe_mesh
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.command_line import write_output
 from jaxpipe.config import base_config, check
@@ -35,10 +35,7 @@ _HEADINGS = (
     "",
     "GPUs",
     "schedule",
-    "data",
-    "pipe",
-    "expert",
-    "tensor",
+    *AXES,
     "microbatches",
     "recompute",
     "order",
@@ -127,7 +124,7 @@ def _table(plan: Plan, parts: Sequence[Breakdown]) -> list[str]:
     ]
     settings = [row.setting for row in plan.rows]
     unused = {
-        "expert": all(setting.expert == 1 for setting in settings),
+        **{row.name: all(setting.axes[row.name] == 1 for setting in settings) for row in ROWS if row.for_some_models},
         "GPUs": all(_takes_all(plan, setting) for setting in settings),
     }
     columns = [column for column in zip(_HEADINGS, *rows, strict=True) if not unused.get(column[0], False)]
@@ -158,10 +155,7 @@ def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
         rank,
         _gpus(setting),
         ", ".join(map(describe_schedule, (setting, *row.equal))),
-        str(setting.data),
-        str(setting.pipe),
-        str(setting.expert),
-        str(setting.tensor),
+        *map(str, setting.axes.values()),
         f"{setting.num_microbatches} of {setting.microbatch_size}",
         setting.model.recompute,
         setting.order,

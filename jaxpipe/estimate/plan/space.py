@@ -8,20 +8,21 @@ others: whether they fit, and the time of a step (`search`).
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
 
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import AXES, ORDERS, assign, describe_mesh, divisors
+from jaxpipe.cluster.assignment import ORDERS, assign, divisors
+from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes, describe_mesh
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.checks import check_tensor
+from jaxpipe.config.checks import sizes_to_divide
 from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
@@ -111,6 +112,7 @@ def _is_timed(variant: Variant, pipe: int) -> bool:
 
 
 Mesh = dict[str, int]  # sizes by axis
+Legal = Mapping[str, Sequence[int]]  # axis in a node -> sizes that divide the model
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,14 @@ class Space:
 
     Attributes:
         base: the model on one GPU of the topology, which is that of all groups.
-        tensors: sizes of `tensor` that divide the model.
+        legal: sizes of each axis in a node that divide the model.
         num_gpus: GPUs of every mesh.
         groups: settings with plain 1F1B in place of the schedule, which nothing reads; with `error_feedback` if it is
             wanted, though schedules with a flush take none.
     """
 
     base: Setting
-    tensors: tuple[int, ...]
+    legal: Legal
     num_gpus: int
     groups: tuple[Setting, ...]
 
@@ -144,9 +146,10 @@ class Space:
     def illegal(self) -> Counter[str]:
         """Reason -> candidates that it forbids."""
         illegal = Counter()
-        for tensor in divisors(self.topology.gpus_per_node):
-            if tensor not in self.tensors:
-                illegal["because mesh.tensor does not divide the model"] += 1
+        for axis in (row.name for row in ROWS if row.in_node and not row.for_some_models):
+            num_illegal = sum(size not in self.legal[axis] for size in divisors(self.topology.gpus_per_node))
+            if num_illegal:
+                illegal[f"because mesh.{axis} does not divide the model"] += num_illegal
         for group in self.groups:
             for variant in variants() if group.pipe > 1 else ():
                 placement = placement_of(variant, group.pipe)
@@ -166,13 +169,13 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
         ConfigError: model, data or optimizer cannot run.
     """
     base = _base(config, topology)
-    in_node = [number for number in divisors(base.anatomy.num_heads) if number <= topology.gpus_per_node]
-    tensors = tuple(tensor for tensor in in_node if _tensor_divides(config, tensor))
-    # Data and experts divide the batch, and every stage has a layer.
-    most = base.batch_size * base.model.num_layers * max(tensors)
+    legal = {row.name: _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
+    # Some axes divide the batch, the others a layer; and every stage has a layer.
+    most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
+    most = base.batch_size * base.model.num_layers * most_sharing
     for num_gpus in range(min(topology.num_gpus, most), 0, -1):
-        if groups := _groups(base, tensors, num_gpus):
-            return Space(base, tensors, num_gpus, groups)
+        if groups := _groups(base, legal, num_gpus):
+            return Space(base, legal, num_gpus, groups)
     raise AssertionError("a mesh of one GPU is legal")
 
 
@@ -194,29 +197,27 @@ def with_fewer(space: Space) -> Iterator[Space]:
             if num_nodes > whole.num_nodes or (num_gpus, gpus_per_node) == (space.num_gpus, whole.gpus_per_node):
                 continue  # there are not so many, or they are in `space`
             base = replace(space.base, topology=replace(whole, num_nodes=num_nodes, gpus_per_node=gpus_per_node))
-            if groups := _groups(base, space.tensors, num_gpus):
-                yield Space(base, space.tensors, num_gpus, groups)
+            if groups := _groups(base, space.legal, num_gpus):
+                yield Space(base, space.legal, num_gpus, groups)
 
 
 def smallest_meshes(space: Space) -> Iterator[Setting]:
-    """A setting without `data` and `pipe` for each way to share layers, in all microbatches and recomputations.
+    """A setting of one copy and stage for each way to share layers, in all microbatches and recomputations.
 
     The nodes may have fewer GPUs than there are.
     """
-    whole, num_experts = space.topology, space.base.anatomy.num_experts
-    for tensor in space.tensors:
-        for expert in divisors(num_experts):
-            if (shared := expert * tensor) <= whole.gpus_per_node:
-                node = replace(space.base, topology=replace(whole, num_nodes=1, gpus_per_node=shared))
-                meshes = (group for group in _groups(node, [tensor], shared) if group.expert == expert)
-                yield from (group for group in meshes if group.pipe == group.data == 1)
+    for sharing in _sharing(space.legal):
+        num_gpus = math.prod(sharing.values())
+        if num_gpus <= space.topology.gpus_per_node:
+            node = replace(space.base, topology=replace(space.topology, num_nodes=1, gpus_per_node=num_gpus))
+            yield from _groups(node, {axis: (size,) for axis, size in sharing.items()}, num_gpus)
 
 
 def on_nodes(space: Space, num_nodes: int) -> Space | None:
     """The space of all GPUs of another number of nodes; None if no mesh is legal."""
     base = replace(space.base, topology=replace(space.topology, num_nodes=num_nodes))
-    groups = _groups(base, space.tensors, base.topology.num_gpus)
-    return Space(base, space.tensors, base.topology.num_gpus, groups) if groups else None
+    groups = _groups(base, space.legal, base.topology.num_gpus)
+    return Space(base, space.legal, base.topology.num_gpus, groups) if groups else None
 
 
 def legal_variants(group: Setting) -> tuple[Variant, ...]:
@@ -263,17 +264,13 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
     return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
 
 
-def _tensor_divides(config: ConfigDict, tensor: int) -> bool:
-    changed = copy.deepcopy(config)
-    changed.mesh.tensor, changed.pipeline.vocab_over_pipe = tensor, "false"  # the search splits heads by itself
-    try:
-        check_tensor(changed)
-    except ConfigError:
-        return False
-    return True
+def _legal_sizes(config: ConfigDict, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
+    """The sizes of an axis that divide the model and have room in a node."""
+    common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
+    return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
 
 
-def _groups(base: Setting, tensors: Sequence[int], num_gpus: int) -> tuple[Setting, ...]:
+def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
     """The settings of all legal meshes of so many GPUs, in all microbatches and recomputations."""
     return tuple(
         replace(
@@ -283,23 +280,29 @@ def _groups(base: Setting, tensors: Sequence[int], num_gpus: int) -> tuple[Setti
             layers_per_stage=even_split(base.model.num_layers, mesh["pipe"]),
             model=replace(base.model, recompute=recompute),
         )
-        for mesh in _meshes(base, tensors, num_gpus)
-        for num_microbatches in divisors(base.batch_size // (mesh["data"] * mesh["expert"]))
+        for mesh in _meshes(base, legal, num_gpus)
+        for num_microbatches in divisors(base.batch_size // MeshSizes(**mesh).num_batch_parts)
         for recompute in _recomputes(base)
     )
 
 
-def _meshes(base: Setting, tensors: Sequence[int], num_gpus: int) -> Iterator[Mesh]:
-    """The legal meshes of so many GPUs: those that share a layer divide a node."""
-    per_node, num_experts = base.topology.gpus_per_node, base.anatomy.num_experts
-    for tensor in tensors:
-        if per_node % tensor:
+def _meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
+    """The legal meshes of so many GPUs: those that share a layer divide a node; `REST_AXIS` takes what is left."""
+    for sharing in _sharing(legal):
+        num_sharing = math.prod(sharing.values())
+        if base.topology.gpus_per_node % num_sharing or num_gpus % num_sharing:
             continue
-        for expert in divisors(math.gcd(per_node // tensor, num_experts)):
-            for pipe in divisors(num_gpus // (expert * tensor)) if num_gpus % (expert * tensor) == 0 else ():
-                data = num_gpus // (expert * tensor * pipe)
-                if pipe <= base.model.num_layers and base.batch_size % (data * expert) == 0:
-                    yield {"data": data, "pipe": pipe, "expert": expert, "tensor": tensor}
+        for pipe in divisors(num_gpus // num_sharing):
+            mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
+            if pipe <= base.model.num_layers and base.batch_size % mesh.num_batch_parts == 0:
+                yield mesh.axes
+
+
+def _sharing(legal: Legal) -> Iterator[Mesh]:
+    """All sizes of the axes in a node together; the outer axis changes fastest."""
+    axes = tuple(reversed(NODE_AXES))
+    for sizes in itertools.product(*(legal[axis] for axis in axes)):
+        yield dict(zip(axes, sizes, strict=True))
 
 
 def _recomputes(base: Setting) -> tuple[str, ...]:
@@ -331,7 +334,7 @@ def describe_layers(layers_per_stage: Sequence[int]) -> str:
         >>> describe_layers((4, 4, 5, 5, 5, 3))
         '2x4 3x5 1x3'
     """
-    return " ".join(f"{len(list(equal))}x{layers}" for layers, equal in groupby(layers_per_stage))
+    return " ".join(f"{len(list(equal))}x{layers}" for layers, equal in itertools.groupby(layers_per_stage))
 
 
 def describe_setting(setting: Setting) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.schedules.analysis.simulate import Timeline, simulate
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
 
 _OWN, _PARKED, _IN_TRANSIT = range(3)
 
@@ -90,7 +90,7 @@ def _changes(timeline: Timeline) -> np.ndarray:
         changes.append(np.column_stack(np.broadcast_arrays(device[actions], time[actions], which, slots)))
 
     add(np.flatnonzero(columns.is_kind(Kind.F)), columns.device, timeline.start, _OWN, 1.0)
-    add(np.flatnonzero(columns.is_kind(Kind.B, Kind.W)), columns.device, timeline.end, _OWN, -1.0)
+    add(np.flatnonzero(columns.is_kind(*GRADIENT_KINDS)), columns.device, timeline.end, _OWN, -1.0)
     home, partner = columns.device, schedule.placement.partner_of(columns.device)
     for kind, source, target, at_source, at_target in (
         (Kind.EVICT, home, partner, _OWN, _PARKED),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -88,16 +89,8 @@ class Costs:
             ScheduleError: a per-stage cost does not have the length `num_stages`, or one is no time.
         """
         times = np.zeros((len(Kind), num_stages))
-        costs = {
-            Kind.F: self.forward,
-            Kind.B: self.backward,
-            Kind.I: self.input_gradient,
-            Kind.W: self.weight_gradient,
-            Kind.S: self.head_statistics,
-            Kind.T: self.head_gradients,
-            Kind.UPDATE: self.update,
-        }
-        for kind, cost in costs.items():
+        for kind, name in OF_KIND.items():
+            cost: Cost = getattr(self, name)
             if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
                 raise ScheduleError(
                     explain(
@@ -224,3 +217,21 @@ def _of_stages(cost: Cost, placement: Placement) -> Cost:
         )
     size = len(cost) // num_stages
     return tuple(sum(cost[first : first + size]) for first in range(0, len(cost), size))
+
+
+# Kind of a compute action -> the field of its time.
+OF_KIND = {
+    Kind.F: "forward",
+    Kind.B: "backward",
+    Kind.I: "input_gradient",
+    Kind.W: "weight_gradient",
+    Kind.S: "head_statistics",
+    Kind.T: "head_gradients",
+    Kind.UPDATE: "update",
+}
+
+
+def costs_of_lengths(lengths: np.ndarray, *, transfer: float = 0.0) -> Costs:
+    """Costs by which every compute action takes its length, [kinds], and a message `transfer`."""
+    times: dict[str, Any] = {name: float(lengths[kind]) for kind, name in OF_KIND.items()}
+    return Costs(transfer=transfer, **times)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.schedules.schedule import Kind, Schedule, once
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, GRADIENT_KINDS, Kind, Schedule, once
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def dependencies(schedule: Schedule) -> Dependencies:
     forward = np.full((num_stages, schedule.num_microbatches), -1)
     backward = forward.copy()
     is_f, is_w = columns.is_kind(Kind.F), columns.is_kind(Kind.W)
-    is_b = columns.is_kind(Kind.B, Kind.I)
+    is_b = columns.is_kind(*BACKWARD_KINDS)
     forward[stage[is_f], microbatch[is_f]] = np.flatnonzero(is_f)
     backward[stage[is_b], microbatch[is_b]] = np.flatnonzero(is_b)
 
@@ -111,7 +111,7 @@ def _loads(schedule: Schedule) -> np.ndarray:
     """[A] for B, I and W, the last LOAD of the same (stage, microbatch) before it in its row."""
     columns = schedule.columns
     load = np.full(len(columns.kind), -1)
-    moves = np.flatnonzero(columns.is_kind(Kind.LOAD, Kind.B, Kind.I, Kind.W))
+    moves = np.flatnonzero(columns.is_kind(Kind.LOAD, *BACKWARD_KINDS, *GRADIENT_KINDS))
     if not columns.is_kind(Kind.LOAD).any():
         return load
     key = columns.stage[moves] * schedule.num_microbatches + columns.microbatch[moves]

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind, Schedule, once
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, GRADIENT_KINDS, TRANSFER_KINDS, Kind, Schedule, once
 
 _DIGITS = 9  # significant digits of a makespan; equal sums in another order differ in later ones
 MIDDLE = 1  # a batch after the one that fills
@@ -300,7 +300,7 @@ class Clock:
     def closers(self) -> np.ndarray:
         """The last action, B or W, that adds to the gradients of each stage, on each of its holders."""
         columns = self.schedule.columns
-        adds = np.flatnonzero(columns.is_kind(Kind.B, Kind.W))
+        adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
         key = columns.device[adds] * self.schedule.num_stages + columns.stage[adds]
         _, last = np.unique(key[::-1], return_index=True)
         return adds[::-1][last]

@@ -24,7 +24,7 @@ from jaxpipe.schedules.passes.eviction_plans import (
     with_transfers,
 )
 from jaxpipe.schedules.rules import check
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
 
 UNITS = ("page", "microbatch")
 POLICIES = ("latest", "oldest")
@@ -115,7 +115,7 @@ def balance(
 def row_peaks(schedule: Schedule) -> tuple[int, ...]:
     """The peak of slots on each device, [device], from its own actions; EVICT and LOAD are ignored."""
     columns = schedule.columns
-    change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W)
+    change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(*GRADIENT_KINDS)
     return tuple(int(np.cumsum(row).max(initial=0)) for row in np.split(change, columns.first[1:-1]))
 
 

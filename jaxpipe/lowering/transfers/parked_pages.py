@@ -1,4 +1,4 @@
-"""Parking: the rounds in which pages of a balanced schedule travel to the paired device, and back.
+"""Parked pages: the rounds in which pages of a balanced schedule travel to the paired device, and back.
 
 EVICT and LOAD change nothing in the rounds of compute actions. A page leaves between its F and the next F of its
 device, and comes back between the previous backward and its own; the pages of a microbatch are spread over the rounds
@@ -15,40 +15,94 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.permutes import Sends, in_lanes, number_of_equals
+from jaxpipe.lowering.pages import PageMoves
+from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, number_of_equals
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
+from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Action, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)
-class ParkedPages:
-    """The T pages that spend part of their lifetime on the paired device.
+class PageGrids:
+    """The pages that each device sends and receives, round by round."""
+
+    send_page: np.ndarray  # [R, D, lane] page read at the end of the round, to travel in the next
+    num_sends: np.ndarray  # [R, D] lanes that are used
+    recv_page: np.ndarray  # [R, D, lane] page in which the arrived page is stored
+    num_recvs: np.ndarray  # [R, D] lanes that are used
+
+
+@dataclass(frozen=True, eq=False)
+class ParkedPages(Transfer):
+    """The T pages that spend part of their lifetime on the paired device: EVICT and LOAD.
 
     Attributes:
-        backward: [T] index of the B or I that reads the page, in the columns of `compute_schedule`.
-        layer: [T] layer of the stage.
-        evict_round: [T] the round in which the page travels to the partner.
-        load_round: [T] the round in which the page travels back; later than `evict_round`.
-        home, partner: [T] the page's own device, and the paired one.
+        moves: where and when.
     """
 
-    backward: np.ndarray
-    layer: np.ndarray
-    evict_round: np.ndarray
-    load_round: np.ndarray
-    home: np.ndarray
-    partner: np.ndarray
+    moves: PageMoves
+
+    name = "parked_pages"
+    unit = "page"
+
+    def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
+        """EVICT and LOAD of each microbatch, one each, whatever number of pages travels."""
+        moves, columns = self.moves, table.schedule.columns
+        of_page = (columns.stage[moves.backward], columns.microbatch[moves.backward], columns.replica[moves.backward])
+        named = np.stack([moves.home, *of_page], axis=1).tolist()
+        return {
+            (round_, home, Action(kind, *of_action))
+            for kind, rounds in ((Kind.EVICT, moves.leaves), (Kind.LOAD, moves.returns))
+            for round_, (home, *of_action) in zip(rounds.tolist(), named, strict=True)
+        }
+
+    @property
+    def page_moves(self) -> PageMoves:
+        """The same."""
+        return self.moves
 
     @cached_property
     def sends(self) -> Sends:
         """All evictions, then all loads."""
-        rounds = np.concatenate([self.evict_round, self.load_round])
-        source = np.concatenate([self.home, self.partner])
-        return in_lanes(rounds, source, np.concatenate([self.partner, self.home]))
+        moves = self.moves
+        rounds, source = np.concatenate([moves.leaves, moves.returns]), np.concatenate([moves.home, moves.host])
+        return in_lanes(rounds, source, np.concatenate([moves.host, moves.home]))
 
+    def payloads(self, table: RoundTable) -> Payloads:
+        """Each way of each page."""
+        sends = self.sends
+        return Payloads(sends.round, sends.source, sends.target, sends.lane, size=round(Costs.slot_messages))
 
-NO_PARKED_PAGES = ParkedPages(*np.zeros((6, 0), dtype=int))
+    def permutes(self, table: RoundTable) -> Permutes:
+        """[type][lane] -> pairs of the permute that carries a page of each source."""
+        return self.sends.permutes(table.round_type, table.num_types)
+
+    def works_in(self, table: RoundTable) -> np.ndarray:
+        """Pages are read at the end of the round before they travel."""
+        return table.grids[self.name].num_sends.any(axis=1)
+
+    def duration(self, links: np.ndarray, costs: Costs, layers_per_stage: tuple[int, ...]) -> np.ndarray:
+        """A page has one layer of a slot."""
+        return links * costs.slot_messages / min(layers_per_stage)
+
+    def grids(self, table: RoundTable) -> PageGrids:
+        """The pages to send and to receive, at the end of each round."""
+        sends, shape = self.sends, (table.num_rounds, table.schedule.num_devices)
+        num_lanes = int(sends.lane.max(initial=-1)) + 1
+        send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
+        num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
+        before, away, after = table.pages.of_moves
+        send_page[sends.round - 1, sends.source, sends.lane] = np.concatenate([before, away])
+        recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
+        np.add.at(num_sends, (sends.round - 1, sends.source), 1)
+        np.add.at(num_recvs, (sends.round, sends.target), 1)
+        return PageGrids(send_page, num_sends, recv_page, num_recvs)
+
+    def buffers(self, table: RoundTable) -> dict[str, int]:
+        """A page that travels during an action is held twice: the copy that is sent, and the one that lands."""
+        return {"page": 2 * table.num_lanes(self.name)}
 
 
 def open_rounds(
@@ -107,7 +161,7 @@ def room_to_meet(
 
 def park_pages(
     schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray, is_open: np.ndarray
-) -> ParkedPages:
+) -> PageMoves:
     """Chooses the pages that `schedule` evicts, and the rounds in which they travel.
 
     Args:
@@ -120,7 +174,7 @@ def park_pages(
     columns, moves = compute.columns, schedule.columns
     evictions = _first_evictions(schedule)
     stage, microbatch, home = (each[evictions] for each in (moves.stage, moves.microbatch, moves.device))
-    is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(Kind.B, Kind.I)
+    is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(*BACKWARD_KINDS)
     backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
     backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
     backward = backward_of[stage, microbatch]
@@ -144,7 +198,7 @@ def park_pages(
         load_round = open_here[load_stop[i] - 1 - layer % (load_stop - load)[i]]
         partner = np.full_like(i, compute.placement.partner_of(device))
         pages.append((backward[own[i]], layer, evict_round, load_round, home[own[i]], partner))
-    return ParkedPages(*(np.concatenate(fields) for fields in zip(*pages, strict=True)))
+    return PageMoves(*(np.concatenate(fields) for fields in zip(*pages, strict=True)))
 
 
 def _first_evictions(schedule: Schedule) -> np.ndarray:

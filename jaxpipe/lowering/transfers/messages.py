@@ -1,7 +1,8 @@
-"""The inbox: entries in which messages wait for their reader, or for their departure.
+"""Messages: outputs of stages and their gradients, and the inbox in which they wait.
 
-Every device runs one program, so every device has as many inbox entries as the one that needs most. The entry of each
-message follows from its lifetime and is decided before anything is traced.
+A message travels in the round after the action that produced it, or in a later one. Every device runs one program, so
+every device has as many inbox entries as the one that needs most. The entry of each message follows from its lifetime
+and is decided before anything is traced.
 """
 
 from __future__ import annotations
@@ -12,13 +13,63 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, place
-from jaxpipe.lowering.permutes import Permutes
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.lowering.permutes import Permutes, permutes_of
+from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.schedules.schedule import MESSAGE_KINDS, Schedule
+
+MESSAGES_AT_WORK = 3  # besides the waiting ones: the current one, and the one sent, which is held twice
 
 # The source of the message of a device's next action, if not an inbox entry (>= 0).
 NOTHING = -1  # no message: the F of stage 0, a W, or an idle device
 OWN = -2  # the output of this round's action; in an idle round, the message that the device already holds
 FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: the message from permute k of this round
+
+
+class Messages(Transfer):
+    """What an action reads of another device; which ones there are follows from the table's actions alone."""
+
+    name = "messages"
+    unit = "message"
+    kind_of_bytes = "messages"
+
+    def payloads(self, table: RoundTable) -> Payloads:
+        """All messages; each is of size one."""
+        device, (sender, reader) = table.schedule.columns.device, table.between(self.name)
+        return Payloads(table.send_round[sender], device[sender], device[reader], np.zeros_like(sender), size=1)
+
+    def permutes(self, table: RoundTable) -> Permutes:
+        """[type][permute] -> pairs; permutes carry the latest outputs of devices."""
+        payloads = self.payloads(table)
+        round_type = table.round_type[payloads.round]
+        pairs = np.unique(np.stack([round_type, payloads.source, payloads.target], axis=1), axis=0).tolist()
+        return tuple(
+            permutes_of({(source, target) for i, source, target in pairs if i == index})
+            for index in range(table.num_types)
+        )
+
+    def grids(self, table: RoundTable) -> Inbox:
+        """The inbox."""
+        return allocate_inbox(
+            table.schedule,
+            message=table.sender(self.name),
+            rounds=table.rounds,
+            send_round=table.send_round,
+            round_type=table.round_type,
+            permutes=table.permutes[self.name],
+            previous=table.previous,
+            placed=table.placed,
+        )
+
+    def buffers(self, table: RoundTable) -> dict[str, int]:
+        """Messages that wait, those at work, and one for each permute of a round."""
+        return {"message": table.grids[self.name].num_inbox + MESSAGES_AT_WORK + table.num_lanes(self.name)}
+
+    def waiting(self, table: RoundTable) -> dict[str, int]:
+        """Messages in the inbox."""
+        return {"message": table.grids[self.name].num_inbox}
+
+
+MESSAGES = Messages()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +122,9 @@ def allocate_inbox(
         >>> table = lower(build("gpipe", num_devices=2, num_microbatches=2), rolled=False)
         >>> table.kind[:6, 1].tolist()  # -1 is idle, 0 an F, 1 a B
         [-1, -1, 0, 0, 1, 1]
-        >>> table.inbox.store_own[:6, 1].tolist()
+        >>> table.grids["messages"].store_own[:6, 1].tolist()
         [2, 2, 0, 1, 2, 2]
-        >>> table.inbox.next_source[:6, 1].tolist()  # -1 nothing, -3 the message of permute 0
+        >>> table.grids["messages"].next_source[:6, 1].tolist()  # -1 nothing, -3 the message of permute 0
         [-1, -3, -3, 0, 1, -1]
     """
     device = schedule.columns.device
@@ -127,7 +178,7 @@ def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round
     columns = schedule.columns
     leaves = rounds + 1
     leaves[sender] = send_round[sender]
-    output = np.flatnonzero(columns.is_kind(Kind.F, Kind.B, Kind.I))
+    output = np.flatnonzero(columns.is_kind(*MESSAGE_KINDS))
     output = output[np.lexsort((rounds[output], columns.device[output]))]
     # The rounds of all devices one after the other.
     before = columns.device[output] * (leaves.max(initial=0) + 1)

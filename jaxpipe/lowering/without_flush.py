@@ -6,149 +6,29 @@ of a call holds the end of one batch and the beginning of the next, and what is 
 fills the pipeline, the last one drains it, and all others are equal: the program runs the middle one again and again.
 Slots of residuals and entries of messages that live on into the next call are numbered anew there (`Places`).
 
-In some rounds of each call all devices meet (`Meeting`). The collectives begin with the round, beside an action that is
-under way.
+In some rounds of each call all devices meet (`SharedSums`). The collectives begin with the round, beside an action that
+is under way.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.lowering.exchange import NO_EXCHANGE
-from jaxpipe.lowering.lifetimes import Places, place_in_calls
-from jaxpipe.lowering.pages import Pages
-from jaxpipe.lowering.parking import NO_PARKED_PAGES
 from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS, periodic_rounds
 from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfers.messages import MESSAGES
+from jaxpipe.lowering.transfers.shared_sums import OF_HEAD, Meeting, SharedSums, meetings_of
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-FILL, STEADY, DRAIN = range(3)  # forms of a call
 _TOLERANCE = 1e-9  # of makespans
-
-
-class Meeting(enum.IntEnum):
-    """What all devices do together in a round, with the parameters that all stages share: embedding and head.
-
-    The head's gradients of batch w-1 are complete after the last forward of the last stage, those of the embedding
-    after the last backward of the first one.
-    """
-
-    NONE = 0
-    COLLECT_HEAD = 1  # the last stage gives up its gradients of batch w-1, and begins with batch w
-    UPDATE_HEAD = 2  # all learn whether they are finite, and update a head whose weights have no delay
-    COLLECT_OTHERS = 3  # all other stages give up their gradients of batch w-1
-    UPDATE_SHARED = 4  # all learn whether they are finite, and what batch w-1 measured; and update what is left
-
-
-OF_HEAD = (Meeting.COLLECT_HEAD, Meeting.UPDATE_HEAD)  # between batches w-1 and w of the last stage
-
-
-def meetings_of(schedule: Schedule) -> tuple[Meeting, ...]:
-    """The meetings of a call, in turn."""
-    of_head = OF_HEAD[:1] if schedule.delays[-1] else OF_HEAD
-    return *of_head, Meeting.COLLECT_OTHERS, Meeting.UPDATE_SHARED
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RunTable(RoundTable):
-    """A round table of several calls.
-
-    Attributes:
-        event: [R] the Meeting in a round, NONE in most.
-        num_calls: calls, one more than batches.
-    """
-
-    event: np.ndarray
-    num_calls: int
-
-    @property
-    def rounds_per_call(self) -> int:
-        """Rounds of one call."""
-        return self.num_rounds // self.num_calls
-
-    @property
-    def copies_of_chunk(self) -> tuple[int, ...]:
-        """[chunk] versions of its weights that a device computes with."""
-        return tuple(1 + self.schedule.delays[held[1]] for held in self.schedule.placement.stages_of[0])
-
-    @cached_property
-    def event_of_type(self) -> tuple[Meeting, ...]:
-        """[type] the meeting of its rounds."""
-        return tuple(Meeting(self.event[self.round_type == index].max()) for index in range(self.num_types))
-
-    @cached_property
-    def collectives_of_type(self) -> np.ndarray:
-        """[type, 1] whether all devices meet in its rounds."""
-        return np.array([[event is not Meeting.NONE] for event in self.event_of_type])
-
-    @property
-    def calls(self) -> tuple[slice, ...]:
-        """[form] the rounds of the call that fills, of one in the middle, and of the one that drains."""
-        size = self.rounds_per_call
-        return tuple(slice(call * size, (call + 1) * size) for call in (0, 1, self.num_calls - 1))
-
-    @cached_property
-    def lap(self) -> np.ndarray:
-        """[R, D] calls since the batch of the action began: 0 for the newest batch, 1 for the one before."""
-        columns = self.schedule.columns
-        batch = np.where(
-            columns.kind == Kind.UPDATE, columns.microbatch, columns.microbatch // self.schedule.batch_size
-        )
-        return self.grid(self.rounds // self.rounds_per_call - batch, otherwise=0)
-
-    @cached_property
-    def microbatch(self) -> np.ndarray:
-        """[R, D] microbatch of the action, counted in its batch; 0 where idle, and for UPDATE."""
-        columns = self.schedule.columns
-        is_update = columns.kind == Kind.UPDATE
-        return self.grid(np.where(is_update, 0, columns.microbatch % self.schedule.batch_size), otherwise=0)
-
-    @property
-    def previous(self) -> np.ndarray:
-        """[A] round in which its device does, in a call in the middle, the last action before each."""
-        device, length = self.schedule.columns.device, self.rounds_per_call
-        found = np.zeros(len(device), int)
-        for d in range(self.schedule.num_devices):
-            own, (_, steady, _) = np.flatnonzero(device == d), self.calls
-            busy = np.flatnonzero(self.kind[steady, d] >= 0)
-            before = np.concatenate([[busy[-1] - length], busy])
-            at = self.rounds[own] % length
-            found[own] = self.rounds[own] - at + before[np.searchsorted(busy, at)]
-        return found
-
-    def placed(self, device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
-        """Units of storage for intervals of rounds, both ends inclusive, numbered anew in each call."""
-        return place_in_calls(device, start, end, num_devices=self.schedule.num_devices, length=self.rounds_per_call)
-
-    @cached_property
-    def pages(self) -> Pages:
-        """Pages in slots of a microbatch each, as they are numbered in each call."""
-        columns, num_layers = self.schedule.columns, max(self.layers_per_stage)
-        backward = np.flatnonzero(columns.kind == Kind.B)
-        forward = self.dependencies.local[backward]
-        placed = self.placed(columns.device[backward], self.rounds[forward], self.rounds[backward])
-        of_action = np.zeros(len(columns.kind), int)
-        of_action[forward], of_action[backward] = placed.first, placed.last
-        of_layer = self.grid(of_action, otherwise=0)[:, :, None] * num_layers + np.arange(num_layers, dtype=np.int32)
-        none, lanes = np.zeros(of_layer.shape[:2], np.int32), np.zeros((*of_layer.shape[:2], 0), np.int32)
-        num_pages = placed.num_units * num_layers
-        return Pages(of_layer, lanes, none, lanes, none, num_pages, placed.renumbered)
-
-    @cached_property
-    def num_slots(self) -> float:
-        """Slots of a microbatch, which all calls number alike."""
-        return self.pages.num_pages // max(self.layers_per_stage)
 
 
 def lower_run(
@@ -157,7 +37,7 @@ def lower_run(
     layers_per_stage: tuple[int, ...] | None = None,
     costs: Costs | None = None,
     blocking: bool = False,
-) -> RunTable:
+) -> RoundTable:
     """Lowers a schedule of several batches without flush.
 
     Rounds follow time, two for each forward, so that all devices are in the same rounds when they meet: an action
@@ -220,7 +100,7 @@ def _laid_out(
     costs: Costs,
     *,
     blocking: bool,
-) -> tuple[RunTable, float]:
+) -> tuple[RoundTable, float]:
     """The shortest table at `costs` that has been found for actions of `lengths`, in forwards; and its makespan."""
     columns, batch_size, last_stage = schedule.columns, schedule.batch_size, schedule.num_stages - 1
     period = int(REMOTE_ROUNDS * (lengths[Kind.F] + lengths[Kind.B]))
@@ -236,12 +116,12 @@ def _laid_out(
     first_forward = round_of(Kind.F, last_stage, 0)
     first_update, next_backward = round_of(Kind.UPDATE, 0, 0) - per_call, round_of(Kind.B, 0, batch_size) - per_call
 
-    def table_with(meetings: list[tuple[Meeting, int]], ahead: int) -> RunTable:
+    def table_with(meetings: list[tuple[Meeting, int]], ahead: int) -> RoundTable:
         return _with_meetings(schedule, layers_per_stage, rounds, period, lengths, meetings, ahead)
 
     asynchronous = simulate(schedule, costs).makespan
 
-    def shortest(tables: Iterable[RunTable]) -> tuple[int, float]:
+    def shortest(tables: Iterable[RoundTable]) -> tuple[int, float]:
         """Place of the first of the shortest tables, and its makespan."""
         best, least = 0, np.inf
         for place, table in enumerate(tables):
@@ -287,7 +167,7 @@ def _with_meetings(
     lengths: np.ndarray,
     meetings: list[tuple[Meeting, int]],
     ahead: int,
-) -> RunTable:
+) -> RoundTable:
     """The table of actions in `rounds`, in which all devices meet in the given rounds of each call.
 
     A second meeting in the same round has one of its own, after it. Backwards take the round `ahead` of theirs; those
@@ -313,15 +193,13 @@ def _with_meetings(
     types[of_meetings] = period // 2 + 1 + np.arange(len(meetings))
     events[of_meetings] = [meeting for meeting, _ in meetings]
     _, types = np.unique(types, return_inverse=True)
-    return RunTable(
+    return RoundTable(
         schedule,
         layers_per_stage or (1,) * schedule.num_stages,
         taken,
         started + 1,
         np.tile(types, num_calls),
-        NO_PARKED_PAGES,
-        NO_EXCHANGE,
-        event=np.tile(events, num_calls),
+        (MESSAGES, SharedSums(np.tile(events, num_calls))),
         num_calls=num_calls,
     )
 

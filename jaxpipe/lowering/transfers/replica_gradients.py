@@ -1,4 +1,4 @@
-"""Exchange: the rounds in which the two holders of a stage sum their gradients.
+"""Gradients of replicas: the rounds in which the two holders of a stage sum them.
 
 In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
 stage: that part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
@@ -13,12 +13,24 @@ from itertools import chain, count
 
 import numpy as np
 
-from jaxpipe.lowering.permutes import Sends, in_lanes
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind, Schedule
+from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes
+from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, NO_MICROBATCH, Action, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)
-class GradientExchange:
+class GradientGrids:
+    """The layers whose gradients each device sends and receives, round by round."""
+
+    send_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) read at the end of the round, to travel in the next
+    num_sends: np.ndarray  # [R, D] lanes that are used
+    recv_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) whose sums get the gradients that arrived
+    num_recvs: np.ndarray  # [R, D] lanes that are used
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaGradients(Transfer):
     """The gradients that travel from the holder of replica 1 to that of replica 0; X layers.
 
     Attributes:
@@ -32,36 +44,55 @@ class GradientExchange:
     recv_chunk: np.ndarray
     layer: np.ndarray
 
+    name = "replica_gradients"
+    unit = "layer gradients"
 
-_NONE = np.zeros(0, dtype=int)
-NO_EXCHANGE = GradientExchange(Sends(_NONE, _NONE, _NONE, _NONE), _NONE, _NONE, _NONE)
+    def payloads(self, table: RoundTable) -> Payloads:
+        """The gradients of each layer."""
+        sends = self.sends
+        return Payloads(sends.round, sends.source, sends.target, sends.lane, size=round(Costs.gradient_messages))
 
+    def permutes(self, table: RoundTable) -> Permutes:
+        """[type][lane] -> pairs of the permute that carries a layer's gradients."""
+        return self.sends.permutes(table.round_type, table.num_types)
 
-@dataclass(frozen=True, eq=False)
-class ExchangeGrids:
-    """The layers whose gradients each device sends and receives, round by round."""
+    def works_in(self, table: RoundTable) -> np.ndarray:
+        """Gradients are read at the end of the round before they travel."""
+        return table.grids[self.name].num_sends.any(axis=1)
 
-    send_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) read at the end of the round, to travel in the next
-    num_sends: np.ndarray  # [R, D] lanes that are used
-    recv_layer: np.ndarray  # [R, D, lane, 2] (chunk, layer) whose sums get the gradients that arrived
-    num_recvs: np.ndarray  # [R, D] lanes that are used
+    def duration(self, links: np.ndarray, costs: Costs, layers_per_stage: tuple[int, ...]) -> np.ndarray:
+        """32-bit gradients, whole and one way: twice what each device sends in a SYNC on the asynchronous clock."""
+        return links * (2 * costs.gradient_messages) / min(layers_per_stage)
 
+    def grids(self, table: RoundTable) -> GradientGrids:
+        """The layers to send and to add, at the end of each round."""
+        sends, shape, num_lanes = self.sends, (table.num_rounds, table.schedule.num_devices), table.num_lanes(self.name)
+        send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
+        num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
+        send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([self.send_chunk, self.layer], axis=1)
+        recv_layer[sends.round, sends.target, sends.lane] = np.stack([self.recv_chunk, self.layer], axis=1)
+        np.add.at(num_sends, (sends.round - 1, sends.source), 1)
+        np.add.at(num_recvs, (sends.round, sends.target), 1)
+        return GradientGrids(send_layer, num_sends, recv_layer, num_recvs)
 
-def exchange_grids(exchange: GradientExchange, *, num_rounds: int, num_devices: int, num_lanes: int) -> ExchangeGrids:
-    """The exchange as grids that the program reads."""
-    sends, shape = exchange.sends, (num_rounds, num_devices)
-    send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
-    num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
-    send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([exchange.send_chunk, exchange.layer], axis=1)
-    recv_layer[sends.round, sends.target, sends.lane] = np.stack([exchange.recv_chunk, exchange.layer], axis=1)
-    np.add.at(num_sends, (sends.round - 1, sends.source), 1)
-    np.add.at(num_recvs, (sends.round, sends.target), 1)
-    return ExchangeGrids(send_layer, num_sends, recv_layer, num_recvs)
+    def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
+        """SYNC on both holders of a stage, one a round, whatever number of layers travels."""
+        sends, stages_of = self.sends, table.schedule.placement.stages_of
+        travelling = set()
+        for devices, chunks in ((sends.source, self.send_chunk), (sends.target, self.recv_chunk)):
+            for round_, device, chunk in zip(sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
+                replica, stage = stages_of[device][chunk]
+                travelling.add((round_, device, Action(Kind.SYNC, stage, NO_MICROBATCH, replica)))
+        return travelling
+
+    def buffers(self, table: RoundTable) -> dict[str, int]:
+        """Gradients that travel during an action are held twice: the copy that is sent, and the one that lands."""
+        return {"layer gradients": 2 * table.num_lanes(self.name)}
 
 
 def plan_exchange(
     schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray
-) -> GradientExchange:
+) -> ReplicaGradients:
     """Plans the gradient exchange of `schedule`: the rounds in which each layer travels.
 
     The number of lanes is the least that hides as much as possible on the device with the least time. Gradients travel
@@ -154,7 +185,7 @@ def _send_rounds(queue: _Queue, num_lanes: int, hidden: list[int], last: int) ->
     raise AssertionError
 
 
-def _gradient_exchange(compute: Schedule, queues: list[_Queue], send_rounds: list[list[int]]) -> GradientExchange:
+def _gradient_exchange(compute: Schedule, queues: list[_Queue], send_rounds: list[list[int]]) -> ReplicaGradients:
     placement = compute.placement
     sent = [
         (r, device, stage, layer)
@@ -165,4 +196,4 @@ def _gradient_exchange(compute: Schedule, queues: list[_Queue], send_rounds: lis
     target = np.array(placement.devices[0])[stages]
     send_chunk = np.array([placement.chunk_of(stage, 1) for stage in stages.tolist()])
     recv_chunk = np.array([placement.chunk_of(stage, 0) for stage in stages.tolist()])
-    return GradientExchange(in_lanes(rounds, source, target), send_chunk, recv_chunk, layers)
+    return ReplicaGradients(in_lanes(rounds, source, target), send_chunk, recv_chunk, layers)

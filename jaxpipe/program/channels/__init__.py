@@ -1,0 +1,39 @@
+"""The channels of a step, one file for each; see `jaxpipe.program.channel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import jax
+
+from jaxpipe.program.carry import State
+from jaxpipe.program.channel import Channel
+from jaxpipe.program.channels.messages import Messages
+from jaxpipe.program.channels.parked_pages import ParkedPages
+from jaxpipe.program.channels.replica_gradients import ReplicaGradients
+from jaxpipe.program.channels.shared_sums import SharedSums
+from jaxpipe.program.channels.split_head import SplitHead
+from jaxpipe.program.device import DeviceStep
+
+# Name of a transfer -> its channel.
+CHANNELS: dict[str, type[Channel]] = {
+    channel.name: channel for channel in (Messages, ParkedPages, ReplicaGradients, SplitHead, SharedSums)
+}
+
+
+def channels_of(step: DeviceStep) -> tuple[Channel, ...]:
+    """The channels of a step's table on this device, messages first."""
+    table = step.shapes.table
+    return tuple(CHANNELS[name](table, step.shapes, step) for name in table.transfers)
+
+
+def with_layer_channels(step: DeviceStep, channels: Sequence[Channel]) -> DeviceStep:
+    """The step whose loops over layers have what of `channels` hangs on them."""
+    return replace(step, layer_channels=tuple(part for channel in channels for part in channel.on_layers()))
+
+
+def measured_by(names: Iterable[str], state: State) -> dict[str, jax.Array]:
+    """What the channels of these names tell beside the losses of a step, this device's terms."""
+    measured = [CHANNELS[name].measured(state) for name in names]
+    return {name: number for numbers in measured for name, number in numbers.items()}

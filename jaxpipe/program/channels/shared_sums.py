@@ -1,0 +1,79 @@
+"""Shared sums: what all devices meet for without flush, and the action UPDATE; see `jaxpipe.program.updates`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.transfers import shared_sums as lowered
+from jaxpipe.lowering.transfers.shared_sums import Meeting
+from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.program.channel import Channel
+from jaxpipe.program.device import Action, DeviceStep
+from jaxpipe.program.stacked import at_index, with_index
+from jaxpipe.program.updates import NAME, Updates
+from jaxpipe.schedules.schedule import Kind
+
+PyTree = Any
+Integers = Any
+
+
+class SumRow(NamedTuple):
+    """A device's line, as in `jaxpipe.lowering.transfers.shared_sums`."""
+
+    lap: Integers
+    event: Integers
+
+
+def in_its_batch(action: Action) -> Action:
+    """The action with the weights, tokens, factors, random numbers and sums of losses of its batch."""
+
+    def act(step: DeviceStep, row: Row, state: State) -> State:
+        lap = row.of[NAME].lap
+        batch, scale, random = at_index((step.batch, step.scale, step.random), lap)
+        here = replace(step, params=state.of[NAME].copies, batch=batch, scale=scale, random=random)
+        after = action(here, row, state._replace(loss=at_index(state.loss, lap)))
+        return after._replace(loss=with_index(state.loss, lap, after.loss))
+
+    return act
+
+
+def update(step: DeviceStep, row: Row, state: State) -> State:
+    """UPDATE: the optimizer's step of a stage's layers."""
+    updates: Updates = step.of[NAME]
+    return updates.of_stage(step, row, state)
+
+
+class SharedSums(Channel):
+    """The channel of shared sums; the step gives it the `Updates`, and puts `Updated` into the state of each call."""
+
+    name = NAME
+    actions: ClassVar[Mapping[Kind, Action]] = {Kind.UPDATE: update}
+
+    @classmethod
+    def rows(cls, table: RoundTable) -> SumRow:
+        """Batches and meetings."""
+        grids = table.grids[cls.name]
+        return SumRow(grids.lap, grids.event)
+
+    def begin(self, round_type: int, row: Row, carry: Carry) -> dict[str, PyTree]:
+        """What all devices tell each other in a round of this type."""
+        meeting = self._meeting(round_type)
+        return {} if meeting is Meeting.NONE else self._updates.exchange(meeting, row, carry.state)
+
+    def store(self, round_type: int, row: Row, arrived: dict[str, PyTree], carry: Carry) -> Carry:
+        """Takes what they have told."""
+        if not arrived:
+            return carry
+        return carry._replace(state=self._updates.store(self._meeting(round_type), row, arrived, carry.state))
+
+    @property
+    def _updates(self) -> Updates:
+        return self.step.of[self.name]
+
+    def _meeting(self, round_type: int) -> Meeting:
+        transfer = self.table.transfers[self.name]
+        assert isinstance(transfer, lowered.SharedSums)
+        return transfer.event_of_type(self.table)[round_type]

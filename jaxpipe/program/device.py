@@ -1,0 +1,291 @@
+"""What the actions of one device share: its parameters and batch, random numbers, losses, the walk over layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpipe.lowering import IDLE
+from jaxpipe.mesh import BATCH_AXES, Randomness
+from jaxpipe.program.carry import Row, State
+from jaxpipe.program.contract import Losses, StageFunctions
+from jaxpipe.program.in_place import after, guarded_index, sequenced
+from jaxpipe.program.partition import reduce_chunk
+from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.stacked import at_index, slice_at, with_added
+from jaxpipe.program.staged_params import StagedLayout
+from jaxpipe.schedules.schedule import Kind
+
+PyTree = Any
+EMBEDDING = -1  # its index among the layers, for random numbers
+
+
+class Walk(NamedTuple):
+    """What an action carries from layer to layer; None for what its kind has not."""
+
+    passed: Any = None  # x.shape: what a layer passes to the next, an activation or its gradient
+    sums: PyTree = None  # running sums of the gradients of layers
+    pools: Any = None  # pools of pages
+    losses: PyTree = None  # sums of losses of layers
+    deferred: Any = None  # inputs that I leaves for W, before they are in their page
+    num_done: Any = None  # accesses to storage, where reads and writes alternate
+
+
+class LayerChannel(Protocol):
+    """A channel on an action's loop over layers: what begins with a layer travels while it computes.
+
+    Asynchronous collectives cannot cross the border of a loop's body, so one that is to hide behind a layer begins and
+    ends in that layer's turn. It carries from turn to turn what the next one sends. All devices that take part have the
+    same row: those of any axis but `pipe`.
+
+    Attributes:
+        name: of the channel, and of its transfer.
+        kinds: the actions on whose loops it hangs.
+    """
+
+    name: str
+    kinds: frozenset[Kind]
+
+    def first(self, row: Row, walk: Walk, state: State) -> PyTree:
+        """What the first turn sends, before any layer."""
+        ...
+
+    def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
+        """Starts what travels behind the layer of this turn; returns what will have arrived."""
+        ...
+
+    def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
+        """Stores what has arrived behind the layer; returns what the next turn sends."""
+        ...
+
+    def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
+        """The state after the last layer, with what no later turn has sent."""
+        ...
+
+
+class Boundary(Protocol):
+    """How actions of the first and of the last stage meet embedding and head."""
+
+    def embed(self, step: DeviceStep, row: Row, microbatch: PyTree, state: State) -> jax.Array:
+        """The input of the first stage."""
+        ...
+
+    def end_forward(
+        self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
+    ) -> tuple[PyTree, State]:
+        """The losses of the head, and the state after the layers of an F.
+
+        Args:
+            step, row, microbatch, state: of the action.
+            y: output of the stage.
+            head: losses of the head so far.
+        """
+        ...
+
+    def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
+        """The gradient of the stage's output, with which its backward begins."""
+        ...
+
+    def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
+        """The state after the layers of a B or I, with `dx`, the gradient of the stage's input."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """One step on one device, traced inside `shard_map`.
+
+    Attributes:
+        functions: the model.
+        shapes: shapes of the step.
+        params: compute copies {"shared", "layers": [chunk, layer, ...]}.
+        batch: leaves [num_microbatches, ...].
+        scale: float32, a factor for each kind of loss.
+        random: of this step, on this device.
+        first_layer: [chunk] index in the model of its first layer.
+        num_layers: [chunk].
+        static_num_layers: layers of every stage if equal and several, which XLA then knows; else None.
+        deterministic: whether sums over devices are added in mesh order.
+        in_turn: whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`.
+        sums_when_complete: whether gradients of a chunk are summed over devices in the round after they are complete.
+        boundary: embedding and head.
+        wrap: changes an action of one microbatch where a device works on several batches; then batch, scale and random
+            are those of all, in a first axis.
+        of: name of a channel -> what the step gives it.
+        layer_channels: channels that hang on the loops over layers.
+    """
+
+    functions: StageFunctions
+    shapes: StepShapes
+    params: PyTree
+    batch: PyTree
+    scale: Losses
+    random: Randomness | None
+    first_layer: jax.Array
+    num_layers: jax.Array
+    static_num_layers: int | None
+    deterministic: bool
+    in_turn: bool
+    sums_when_complete: bool
+    boundary: Boundary
+    wrap: Callable[[Action], Action] | None = None
+    of: Mapping[str, Any] = field(default_factory=dict)
+    layer_channels: tuple[LayerChannel, ...] = ()
+
+    @classmethod
+    def on_this_device(
+        cls,
+        functions: StageFunctions,
+        shapes: StepShapes,
+        layout: StagedLayout,
+        *,
+        params: PyTree,
+        batch: PyTree,
+        scale: PyTree,
+        key: jax.Array | None,
+        deterministic: bool,
+        in_turn: bool,
+        boundary: Boundary,
+    ) -> DeviceStep:
+        """The step of the device that traces this inside `shard_map`."""
+        layers_per_stage = shapes.table.layers_per_stage
+        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
+        # every element that needs it; so the length is known to it only for several layers.
+        is_known = len(set(layers_per_stage)) == 1 and layers_per_stage[0] > 1
+        device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
+        return cls(
+            functions=functions,
+            shapes=shapes,
+            params=params,
+            batch=batch,
+            scale=shapes.losses.apart(scale),
+            random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
+            first_layer=jnp.asarray(layout.first_layer)[device],
+            num_layers=jnp.asarray(layout.num_held)[device],
+            static_num_layers=layers_per_stage[0] if is_known else None,
+            deterministic=deterministic,
+            in_turn=in_turn,
+            sums_when_complete=any(part.is_summed for part in jax.tree.leaves(shapes.parts["layers"])),
+            boundary=boundary,
+        )
+
+    def reduce(self, chunk: jax.Array, state: State) -> State:
+        """Returns `state` with the gradients of `chunk` summed over the devices that have terms; as is for IDLE."""
+
+        def reduce(grads: PyTree, _: jax.Array) -> PyTree:
+            return reduce_chunk(grads, self.shapes.parts["layers"], chunk, deterministic=self.deterministic)
+
+        layers, num_done = sequenced(chunk != IDLE, reduce, state.grads["layers"], state.num_done)
+        return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
+
+    @property
+    def layer_scale(self) -> PyTree:
+        """The factors of the losses of a layer, in their shapes."""
+        losses = self.shapes.losses.layers
+        return jax.tree.map(lambda like, factor: jnp.broadcast_to(factor, like.shape), losses, self.scale.layers)
+
+    def random_at(self, row: Row, layer: jax.Array | int) -> Randomness | None:
+        """The random numbers of a layer, by its index in the model, for the microbatch in `row`."""
+        return None if self.random is None else self.random.at(row.microbatch, layer)
+
+    def microbatch(self, row: Row) -> PyTree:
+        """The microbatch in `row`."""
+        return at_index(self.batch, row.microbatch)
+
+    def is_last(self, row: Row) -> jax.Array:
+        """Whether the stage in `row` is the last one."""
+        return row.stage == self.shapes.table.schedule.num_stages - 1
+
+    def layer_params(self, row: Row, layer: jax.Array) -> PyTree:
+        """The compute copies of a layer of the stage in `row`."""
+        chunk = row.chunk if row.copied_chunk is None else row.copied_chunk
+        return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], self.params["layers"])
+
+    def num_layers_of(self, row: Row) -> int | jax.Array:
+        """Layers of the stage in `row`."""
+        return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
+
+    def over_layers(
+        self, kind: Kind, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
+    ) -> tuple[Walk, State]:
+        """The walk over the layers of a stage, and the state with what channels on the loop have brought.
+
+        Args:
+            kind, row, state: of the action.
+            layer: (turn, walk) -> walk, for one layer.
+            walk: before the first layer.
+        """
+        channels = [channel for channel in self.layer_channels if kind in channel.kinds]
+        if not channels:
+            return lax.fori_loop(0, self.num_layers_of(row), layer, walk), state
+
+        def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
+            walk, carried = carry
+            arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
+            if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
+                num_done = after(state.num_done, arrived)
+                turn, walk = guarded_index(turn, num_done), _waiting(walk, num_done)
+            walk = layer(turn, walk)
+            # As in a round: what has begun ends behind the layer, neither before nor after it.
+            arrived, walk = lax.optimization_barrier((arrived, walk))
+            after_turn = {}
+            for channel in channels:
+                name = channel.name
+                after_turn[name], walk = channel.end(turn, row, arrived[name], carried[name], walk)
+            return walk, after_turn
+
+        carried = {channel.name: channel.first(row, walk, state) for channel in channels}
+        walk, carried = lax.fori_loop(0, self.num_layers_of(row), body, (walk, carried))
+        for channel in channels:
+            state = channel.last(row, carried[channel.name], walk, state)
+        if self.in_turn:  # as what follows, the head of the last stage
+            walk = _waiting(walk, after(state.num_done, [state.of[channel.name] for channel in channels]))
+        return walk, state
+
+    def last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
+        """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
+        i = self.num_layers_of(row) - 1 - turn
+        random = self.random_at(row, self.first_layer[row.chunk] + i)
+        return i, self.layer_params(row, i), (self.microbatch(row), random)
+
+
+Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state
+
+
+def _waiting(walk: Walk, num_done: jax.Array) -> Walk:
+    """The walk, whose activation or gradient waits for `num_done`: it is never negative, which XLA cannot know."""
+    return walk._replace(passed=jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), walk.passed))
+
+
+def add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:
+    """Returns sums of losses with those of one microbatch added, each times its factor."""
+    return jax.tree.map(lambda total, scale, value: total + scale * value, totals, scale, values)
+
+
+def add_of_layer(totals: PyTree, layer: jax.Array, scale: PyTree, values: PyTree) -> PyTree:
+    """The same with the losses of one layer; an array is added at the layer's index in the model."""
+
+    def add(total: jax.Array, scale: jax.Array, value: jax.Array) -> jax.Array:
+        if not value.ndim:
+            return total + scale * value
+        return lax.dynamic_update_index_in_dim(total, total[layer] + scale * value, layer, 0)
+
+    return jax.tree.map(add, totals, scale, values)
+
+
+def add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | None]) -> PyTree:
+    """Returns running sums of layers with the gradients of one layer added.
+
+    Args:
+        totals: running sums, leaves [chunk, layer, ...].
+        chunk, layer: indices of the layer.
+        grads: [leaf] gradients of the layer; None adds nothing.
+    """
+    leaves, structure = jax.tree.flatten(totals)
+    added = [total if d is None else with_added(total, d, chunk, layer) for total, d in zip(leaves, grads, strict=True)]
+    return jax.tree.unflatten(structure, added)

@@ -1,0 +1,66 @@
+"""The backward in two parts: I finds the gradient of a stage's input, W those of its weights.
+
+I stores the inputs of its W in pages; W comes later and recomputes nothing.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxpipe.program.carry import Row, State
+from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer
+from jaxpipe.program.in_place import guarded_index, once
+from jaxpipe.schedules.schedule import Kind
+
+
+def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
+    """I: the gradient of the stage's input, and what W needs beside the residuals."""
+    split, storage = step.shapes.split, step.shapes.storage
+    assert split
+
+    def layer(turn: jax.Array, walk: Walk) -> Walk:
+        i, params, given = step.last_first(row, turn)
+
+        # Deferred arrays may overwrite residuals that I reads. In its own loop, the reader ends before anything is
+        # written; else the compiler would copy the pool for the reader.
+        def compute(read: Walk) -> Walk:
+            # Else XLA moves the reads out of the loop, away from what could read the pool itself.
+            residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
+            dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
+            sums = add_layer(read.sums, row.chunk, i, grads)
+            return Walk(dx, sums, deferred=deferred, num_done=read.num_done + 1)
+
+        read = once(compute, walk._replace(pools=None), walk.num_done)
+        return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], read.deferred))
+
+    walk = Walk(
+        step.boundary.output_gradient(step, row, state),
+        state.grads["layers"],
+        state.pools,
+        deferred=[jnp.zeros(like.shape, like.dtype) for like in storage.saved.deferred],
+        num_done=state.num_done,
+    )
+    walk, state = step.over_layers(Kind.I, row, layer, walk, state)
+    state = state._replace(pools=walk.pools, grads={**state.grads, "layers": walk.sums})
+    return step.boundary.end_backward(step, row, walk.passed, state)
+
+
+def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
+    """W: the gradients of the stage's weights that I has left."""
+    split, storage = step.shapes.split, step.shapes.storage
+    assert split
+
+    def layer(turn: jax.Array, walk: Walk) -> Walk:
+        i, params, given = step.last_first(row, turn)
+        pages = row.pages[:, i]
+        shared = storage.read_shared_with_w(state.pools, pages)
+        deferred = storage.read_deferred(state.pools, pages)
+        grads = split.weight_gradient(params, shared, deferred, step.layer_scale, *given)
+        return Walk(sums=add_layer(walk.sums, row.chunk, i, grads))
+
+    walk, state = step.over_layers(Kind.W, row, layer, Walk(sums=state.grads["layers"]), state)
+    return state._replace(grads={**state.grads, "layers": walk.sums})
+
+
+ACTIONS: dict[Kind, Action] = {Kind.I: input_gradient, Kind.W: weight_gradient}

@@ -1,0 +1,60 @@
+"""Before the first round: the devices' lines of the table as operands of the program, and the loop's carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.program.channels import CHANNELS
+from jaxpipe.program.dtypes import sum_dtype
+from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.storage import Storage, empty_pages
+
+PyTree = Any
+
+
+def table_operands(table: RoundTable, storage: Storage) -> Row:
+    """The table's grids as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices."""
+    rows = Row(
+        kind=table.kind,
+        stage=table.stage,
+        chunk=table.chunk,
+        microbatch=table.microbatch,
+        completes=table.completes,
+        pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
+        of={name: CHANNELS[name].rows(table) for name in table.transfers},
+        # Which copy a chunk has depends on the call, which the step adds.
+        copied_chunk=table.chunk if table.num_calls > 1 else None,
+    )
+    return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
+
+
+def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Carry:
+    """The carry of a device before the first round.
+
+    Args:
+        shapes: shapes of the step.
+        params: the device's compute copies; gradient sums have their shapes.
+        num_done: int32, which waits for what made `params`.
+    """
+    table, names = shapes.table, shapes.table.transfers
+    sums = params if table.has_backward else {"shared": (), "layers": ()}
+    state = State(
+        message=empty(shapes.message.shape, shapes.message.dtype),
+        pools=[empty_pages(pool, pool.num_pages, empty) for pool in shapes.storage.pools],
+        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype(leaf.dtype)), sums),
+        loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
+        num_done=num_done,
+        of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
+    )
+    return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names}, complete=jnp.int32(IDLE))
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Storage that nothing reads before it is written; tests fill it with NaN to prove that."""
+    return jnp.zeros(shape, dtype)
