@@ -49,6 +49,7 @@ from jaxpipe.schedules import (
     simulate,
     to_csv,
 )
+from jaxpipe.schedules.analysis.costs import RATIO_HELP, STAGE_TIMES
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.methods.registry import DELAYED, method_names, register_file
 from jaxpipe.schedules.passes.balance import bound_kept
@@ -56,8 +57,7 @@ from jaxpipe.schedules.passes.balance import bound_kept
 __all__ = ["Page", "main", "to_html"]
 
 _LAYERS_PER_STAGE = 4
-_TIMES = ("forward", "backward", "input_gradient", "weight_gradient", "transfer")
-_RATIOS = ("slot_messages", "gradient_messages")  # ratio of one layer's bytes to a message's
+_TIMES = (*STAGE_TIMES.values(), "transfer")
 _SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # flags that a schedule's file replaces
 _HTML = (".html", ".htm")
 
@@ -130,8 +130,7 @@ def _define_costs(values: FlagValues) -> None:
         define_number(values, name, getattr(defaults, name), f"Time of {what}.", what="time", is_positive=False)
     layers_help = "Layers, each with residual pages of its own that EVICT and LOAD move"
     _define_integer(values, "layers_per_stage", f"{layers_help}, default {_LAYERS_PER_STAGE}.", least=1, most=10_000)
-    ratios = ("a whole microbatch takes to EVICT or LOAD", "a SYNC takes")
-    for name, what in zip(_RATIOS, ratios, strict=True):
+    for name, what in RATIO_HELP.items():
         help_text = (
             f"How many times as long as a message {what}, for that share, default {getattr(defaults, name):g} a layer."
         )
@@ -171,7 +170,7 @@ def _check_flags(values: FlagValues) -> None:
         check_unused(values, ("format", "output", "placement"), "--html writes a page to a file of its own")
         _check_ending("html", values.html, _HTML)
     if values.placement:
-        no_effect = ("layers_per_stage", *_RATIOS, *_TIMES)
+        no_effect = ("layers_per_stage", *RATIO_HELP, *_TIMES)
         check_unused(values, no_effect, "--placement shows no times")
         if not values.topology:
             raise missing("topology", "a100-80g:2x8")
@@ -200,7 +199,8 @@ def _decide_format(values: FlagValues) -> None:
     ending = Path(values.output or "").suffix
     by_name = next((form for form, endings in _ENDINGS.items() if ending in endings), None)
     if values.format is None and ending in _HTML:
-        values.html, values.output = values.output, None
+        values.html = values.output
+        values.output = None
     elif values.format is None:
         values.format = by_name or "text"
     elif (by_name or ending in _HTML) and ending not in _ENDINGS.get(values.format, ()):
@@ -237,7 +237,8 @@ def _show(values: FlagValues) -> None:
     if values.config:
         schedule, costs, values.layers_per_stage, decided = _of_config(values)
     else:
-        schedule, decided = _schedule(values), ""
+        schedule = _schedule(values)
+        decided = ""
         costs = _costs(values, schedule)
     if values.placement:
         mesh = {"data": values.data or 1, "tensor": values.tensor or 1}
@@ -266,7 +267,8 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     check(config, name="--config")
     decided = decide_costs(config, parse_topology(values.topology) if values.topology else None)
     decided.settle(config)
-    schedule, layers = build_schedule(config), layers_per_stage(config)
+    schedule = build_schedule(config)
+    layers = layers_per_stage(config)
     costs = replace(costs_of_share(config, schedule, layers), **_ratios(schedule, max(layers)))
     return schedule, costs, max(layers), f"costs     {decided.costs}: {decided.source}"
 
@@ -293,7 +295,7 @@ def _costs(values: FlagValues, schedule: Schedule) -> Costs:
 
 def _ratios(schedule: Schedule, num_layers: int) -> dict[str, Any]:
     """Bytes of a slot and of the gradients over those of a message, for a device's stages of so many layers."""
-    return {name: getattr(Costs(), name) * num_layers * schedule.placement.num_chunks for name in _RATIOS}
+    return {name: getattr(Costs(), name) * num_layers * schedule.placement.num_chunks for name in RATIO_HELP}
 
 
 def _num_layers(values: FlagValues) -> int:
@@ -336,7 +338,7 @@ def _summary(schedule: Schedule, costs: Costs, values: FlagValues) -> Summary:
 
 def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
     return memory(
-        [_timeline(each, costs) for each in (*_others(schedule, values), schedule)],
+        [_timeline(drawn, costs) for drawn in (*_others(schedule, values), schedule)],  # its own on top of the others
         bound=_bound(schedule, values),
         slot_bytes=values.slot_bytes,
         form=Path(values.output).suffix[1:],

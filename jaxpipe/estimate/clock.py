@@ -30,7 +30,7 @@ class Seconds:
         latency: [source device, target device] time of a message without bytes.
         per_byte: [source device, target device] time of one additional byte.
         message_bytes: bytes of one message.
-        slot_bytes: [stages] bytes of a whole EVICT or LOAD.
+        slot_bytes: [stages] bytes of all activations of a microbatch, which move to the paired device and back.
         exchange_bytes: [stages] bytes that each of two holders sends in a SYNC.
     """
 

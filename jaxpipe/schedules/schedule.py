@@ -95,6 +95,7 @@ GRADIENT_KINDS = _with("gradients")
 HEAD_KINDS = _with("head")
 TRANSFER_KINDS = _with("moves")
 WHOLE_BATCH_KINDS = _with("whole_batch")
+NUMBERED_KINDS = _with("numbered")
 
 # The longest name first, else the S of SYNC would match.
 _NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
@@ -164,10 +165,10 @@ class Columns:
 
     def is_kind(self, *kinds: Kind) -> "np.ndarray":
         """Whether each action is of one of `kinds`, [A]."""
-        found = self.kind == kinds[0]
-        for kind in kinds[1:]:
-            found |= self.kind == kind
-        return found
+        is_kind = self.kind == kinds[0]
+        for kind in kinds[1:]:  # several comparisons are faster than `np.isin` for so few kinds
+            is_kind |= self.kind == kind
+        return is_kind
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
-from jaxpipe.schedules import Costs, Kind, Schedule, Stored, Timeline, simulate, stored
+from jaxpipe.schedules import Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import GRADIENT_KINDS
 
 ASYNCHRONOUS = "asynchronous"
 PROGRAM = "program"
@@ -83,9 +84,9 @@ class ProgramTimeline:
     """The A actions and transfers of the program, C of which compute.
 
     Attributes:
-        timeline: the timeline of a schedule whose rows hold each device's F, B, I and W, then its EVICT, LOAD and SYNC:
-            one for each microbatch or stage and each round in which a part of it travels, from the start of that
-            round to its end.
+        timeline: the timeline of a schedule whose rows hold each device's actions, then what travels between it and the
+            paired device: an action for each microbatch or stage and each round in which a part of it travels, from the
+            start of that round to its end.
         rounds: [A] the round of each action and transfer.
         place: [C] index of each action of the table's schedule among those of the timeline.
     """
@@ -103,14 +104,19 @@ class ProgramTimeline:
 
 def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramTimeline:
     """The timeline of `table`, with times from `replay(table, costs)`."""
-    schedule, columns = table.schedule, table.schedule.columns
+    schedule = table.schedule
+    columns = schedule.columns
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
     travelling = defaultdict(list)  # device -> (round, action that travels)
     carried_out = [transfer.actions(table) for transfer in table.kinds_of_traffic]
     for round_, owner, action in sorted(chain.from_iterable(carried_out)):
         travelling[owner].append((round_, action))
-    rows, all_rounds, all_start, all_end, place = [], [], [], [], []
+    rows: list[tuple[Action, ...]] = []
+    all_rounds: list[np.ndarray] = []
+    all_start: list[np.ndarray] = []
+    all_end: list[np.ndarray] = []
+    place: list[np.ndarray] = []
     for device, row in enumerate(schedule.rows):
         here = slice(columns.first[device], columns.first[device + 1])
         rounds = np.array([round_ for round_, _ in travelling[device]], dtype=int)
@@ -139,14 +145,15 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
     coupled = [_coupled(table, round_type) for round_type in range(table.num_types)]
     devices = np.arange(schedule.num_devices)
     since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its current round
-    found = np.full(len(table.rounds), NOTHING)
+    critical = np.full(len(table.rounds), NOTHING)
     for round_, round_type in enumerate(table.round_type.tolist()):
         here = index[round_]
-        found[here[here >= 0]] = since[here >= 0]
+        critical[here[here >= 0]] = since[here >= 0]
         latest = np.where(coupled[round_type], times.start[round_], -np.inf).argmax(axis=1)
+        # An action that took no time, as an UPDATE may, has not kept its device from beginning the next round.
         by_itself = np.where((here >= 0) & (duration[round_] > rounding), here, since)
         since = np.where(waited[round_] & (latest != devices), since[latest], by_itself)
-    return found
+    return critical
 
 
 def _coupled(table: RoundTable, round_type: int) -> np.ndarray:
@@ -164,9 +171,11 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     the start of its F to the end of its B or W. A page that travels is in transit on both devices for the whole round,
     by the clock of each.
     """
-    schedule, columns, moves = table.schedule, table.schedule.columns, table.page_moves
+    schedule = table.schedule
+    columns = schedule.columns
+    moves = table.page_moves
     num_layers = np.array(table.layers_per_stage)
-    unit = math.lcm(*table.layers_per_stage)
+    unit = math.lcm(*table.layers_per_stage)  # of a slot, so that a page of any stage is a whole number of units
     page = (unit // num_layers)[columns.stage[moves.backward]]
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
@@ -175,7 +184,7 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     def add(device: np.ndarray, time: np.ndarray, part: int, units: np.ndarray | int) -> None:
         changes.append(np.column_stack(np.broadcast_arrays(device, time, part, units)))
 
-    for kinds, time, sign in (((Kind.F,), start, 1), ((Kind.B, Kind.W), end, -1)):
+    for kinds, time, sign in (((Kind.F,), start, 1), (GRADIENT_KINDS, end, -1)):
         chosen = columns.is_kind(*kinds)
         add(columns.device[chosen], time[chosen], _OWN, sign * unit)
     for rounds, source, target, at_source, at_target in (
