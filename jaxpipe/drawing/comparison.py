@@ -52,7 +52,9 @@ def numbers(summaries: Sequence[Summary]) -> list[dict[str, str]]:
 
 
 def _numbers(summary: Summary, shortest: float) -> dict[str, str]:
-    schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
+    schedule = summary.schedule
+    timeline = summary.timeline
+    spmd = summary.spmd
     peaks = peak_activations(schedule)
     steps = f" in {schedule.num_batches} steps" if schedule.num_batches > 1 else ""
     return {
@@ -89,7 +91,8 @@ def comparison_text(summaries: Sequence[Summary]) -> str:
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
     """Sentences on what the numbers count."""
-    costs, schedules = summaries[0].costs, [summary.schedule for summary in summaries]
+    costs = summaries[0].costs
+    schedules = [summary.schedule for summary in summaries]
     num_devices = schedules[0].num_devices
     unit = unit_of(costs, num_devices)
     unit = f"in {unit}" if unit else "those"

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 _DASHED = {"colors": INK, "linewidths": 0.9, "linestyles": (0.0, (4.0, 2.0))}
-_AREAS, _BARS = 5.6, 1.6  # widths of a column, inches
+# widths of a column, inches
+_AREAS = 5.6
+_BARS = 1.6
 _DEVICE = (0.3, 0.62)  # height of a device, inches: at least, at most
 _DEVICES = 7.0  # wished height of all devices, inches
 _GAP = 0.55  # between columns, inches
@@ -76,7 +78,8 @@ def memory(
     widths = [_AREAS] * len(columns) + [_BARS + _LETTER * num_letters]
     size = (left + sum(widths) + _GAP * len(columns) + right, bottom + height + top)
     figure = new_figure(*size)
-    x, all_axes = left, []
+    x = left
+    all_axes = []
     for width in widths:
         axes = add_axes(figure, x, bottom, width, height)
         _draw_devices(axes, scale)

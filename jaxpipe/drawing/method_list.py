@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from jaxpipe.schedules import Formula, Method, Option, peak_activations, simulate
 from jaxpipe.schedules.methods.option import written_value
 
-NUM_DEVICES, NUM_MICROBATCHES = 8, 32  # sizes in the Markdown table
+# sizes in the Markdown table
+NUM_DEVICES = 8
+NUM_MICROBATCHES = 32
 _WIDTH = 110
 
 
@@ -18,7 +20,8 @@ def method_table(methods: Iterable[Method]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for method in methods:
         schedule = method.build(num_devices=NUM_DEVICES, num_microbatches=NUM_MICROBATCHES)
-        bubble, peak = simulate(schedule).bubble_ratio, peak_activations(schedule).max()
+        bubble = simulate(schedule).bubble_ratio
+        peak = peak_activations(schedule).max()
         options = [f"`{_default(method, each)}`{_note(each)}" for each in method.options if not each.is_time]
         options += ["times"] if method.takes_times else []
         cells = [f"`{method.name}`", method.summary, f"{100 * bubble:.1f} %", f"{peak:g}", "; ".join(options)]

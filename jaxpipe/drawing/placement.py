@@ -28,8 +28,10 @@ def show_placement(schedule: Schedule, cluster: str, *, data: int = 1, tensor: i
     topology = parse_topology(cluster)
     mesh = {"data": data, "pipe": schedule.num_devices, "tensor": tensor}
     topology.check_holds(**mesh)
-    hops, sums = _hops(schedule), _sums(schedule, data)
-    assignments, refusals = [], {}
+    hops = _hops(schedule)
+    sums = _sums(schedule, data)
+    assignments = []
+    refusals = {}
     for order in ORDERS:
         if order == "replicas_together" and not sums:
             continue

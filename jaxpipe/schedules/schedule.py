@@ -239,7 +239,8 @@ class Schedule:
         """[microbatch] the replica of its forwards."""
         import numpy as np
 
-        columns, replica = self.columns, np.zeros(self.num_microbatches, int)
+        columns = self.columns
+        replica = np.zeros(self.num_microbatches, int)
         forward = columns.is_kind(Kind.F) & (columns.microbatch >= 0) & (columns.microbatch < self.num_microbatches)
         replica[columns.microbatch[forward]] = columns.replica[forward]
         return replica

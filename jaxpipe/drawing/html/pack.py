@@ -170,7 +170,8 @@ def _packed(entries: Sequence[Entry]) -> str:
 
 def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
     """The scalar values of a panel, numbers and words; `index` is the place of its schedule on the page."""
-    schedule, timeline = panel.timeline.schedule, panel.timeline
+    schedule = panel.timeline.schedule
+    timeline = panel.timeline
     num_chunks = schedule.placement.num_chunks  # slots of a Ma
     return {
         "schedule": schedule.name,
@@ -188,7 +189,9 @@ def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
 
 def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
     """The arrays of actions and transfers, and their styles."""
-    schedule, columns, timeline = panel.timeline.schedule, panel.timeline.schedule.columns, panel.timeline
+    schedule = panel.timeline.schedule
+    columns = schedule.columns
+    timeline = panel.timeline
     looks = styles(schedule)
     style = np.zeros(len(columns.kind), dtype=int)
     for i, look in enumerate(looks):

@@ -82,7 +82,8 @@ def peak_activations(schedule: Schedule) -> np.ndarray:
 
 def _changes(timeline: Timeline) -> np.ndarray:
     """[change, (device, time, which, slots)] every change of the stored slots."""
-    schedule, columns = timeline.schedule, timeline.schedule.columns
+    schedule = timeline.schedule
+    columns = schedule.columns
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
     changes = []
 
@@ -91,7 +92,8 @@ def _changes(timeline: Timeline) -> np.ndarray:
 
     add(np.flatnonzero(columns.is_kind(Kind.F)), columns.device, timeline.start, _OWN, 1.0)
     add(np.flatnonzero(columns.is_kind(*GRADIENT_KINDS)), columns.device, timeline.end, _OWN, -1.0)
-    home, partner = columns.device, schedule.placement.partner_of(columns.device)
+    home = columns.device
+    partner = schedule.placement.partner_of(columns.device)
     for kind, source, target, at_source, at_target in (
         (Kind.EVICT, home, partner, _OWN, _PARKED),
         (Kind.LOAD, partner, home, _PARKED, _OWN),

@@ -64,10 +64,13 @@ class Dependencies:
 def dependencies(schedule: Schedule) -> Dependencies:
     """The dependencies of every compute action and SYNC of `schedule`."""
     columns = schedule.columns
-    num_stages, stage, microbatch = schedule.num_stages, columns.stage, columns.microbatch
+    num_stages = schedule.num_stages
+    stage = columns.stage
+    microbatch = columns.microbatch
     forward = np.full((num_stages, schedule.num_microbatches), -1)
     backward = forward.copy()
-    is_f, is_w = columns.is_kind(Kind.F), columns.is_kind(Kind.W)
+    is_f = columns.is_kind(Kind.F)
+    is_w = columns.is_kind(Kind.W)
     is_b = columns.is_kind(*BACKWARD_KINDS)
     forward[stage[is_f], microbatch[is_f]] = np.flatnonzero(is_f)
     backward[stage[is_b], microbatch[is_b]] = np.flatnonzero(is_b)
@@ -98,7 +101,8 @@ def _all_of(schedule: Schedule, forward: np.ndarray, turn: np.ndarray) -> np.nda
     if not schedule.has_head_actions:
         return np.empty((len(turn), 0), int)
     found = np.full((len(turn), schedule.num_devices), -1)
-    is_s, is_t = columns.is_kind(Kind.S), columns.is_kind(Kind.T)
+    is_s = columns.is_kind(Kind.S)
+    is_t = columns.is_kind(Kind.T)
     found[is_s, 0] = forward[columns.microbatch[is_s]]
     for senders, readers in ((is_s, is_t), (is_t, turn)):
         table = np.full((schedule.num_microbatches, schedule.num_devices), -1)
@@ -116,7 +120,8 @@ def _loads(schedule: Schedule) -> np.ndarray:
         return load
     key = columns.stage[moves] * schedule.num_microbatches + columns.microbatch[moves]
     order = np.argsort(key, kind="stable")  # by (stage, microbatch), in row order
-    moves, key = moves[order], key[order]
+    moves = moves[order]
+    key = key[order]
     is_load = columns.kind[moves] == Kind.LOAD
     latest = np.maximum.accumulate(np.where(is_load, np.arange(len(moves)), -1))
     found = ~is_load & (latest >= 0) & (key[latest] == key)
@@ -130,7 +135,8 @@ def _met(schedule: Schedule) -> np.ndarray:
     met = np.full(len(columns.kind), -1)
     if schedule.num_replicas == 2:
         syncs = np.flatnonzero(columns.is_kind(Kind.SYNC))
-        stage, replica = columns.stage[syncs], columns.replica[syncs]
+        stage = columns.stage[syncs]
+        replica = columns.replica[syncs]
         table = np.full((2, schedule.num_stages), -1)
         table[replica, stage] = syncs
         met[syncs] = table[1 - replica, stage]
@@ -158,12 +164,15 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
         >>> execution_order(schedule, dependencies(schedule))
         ([0, 2, 3, 1], {})
     """
-    first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
+    first = schedule.columns.first.tolist()
+    message = needs.message.tolist()
+    local = needs.local.tolist()
     groups = needs.groups
     done = bytearray(len(message) + 1)
     done[-1] = True  # the index -1 stands for no dependency
     order: list[int] = []
-    position, num_before = first[:-1], -1
+    position = first[:-1]
+    num_before = -1
     while len(order) != num_before:
         num_before = len(order)
         for device, index in enumerate(position):

@@ -52,7 +52,8 @@ class Timeline:
             >>> timeline.start.tolist(), timeline.latest_starts.tolist()
             ([0.0, 4.0, 1.0, 2.0], [0.0, 4.0, 1.0, 2.0])
         """
-        message, position = dependencies(self.schedule).message.tolist(), self.schedule.columns.position.tolist()
+        message = dependencies(self.schedule).message.tolist()
+        position = self.schedule.columns.position.tolist()
         duration = (self.end - self.start).tolist()
         end = [self.makespan] * len(duration)
         latest = list(end)
@@ -76,7 +77,8 @@ class Timeline:
 
         Of a schedule of one step it is the makespan, of two batches half of it.
         """
-        schedule, columns = self.schedule, self.schedule.columns
+        schedule = self.schedule
+        columns = schedule.columns
         if schedule.num_batches < MIDDLE + 2:
             return self.makespan / schedule.num_batches
         ends = [
@@ -112,7 +114,8 @@ def longest_span(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> floa
     """The longest time from a device's first start of a computation to its last end, given those of actions, [A]."""
     columns = schedule.columns
     is_work = columns.is_kind(*COMPUTE_KINDS)
-    first, last = np.full(schedule.num_devices, np.inf), np.zeros(schedule.num_devices)
+    first = np.full(schedule.num_devices, np.inf)
+    last = np.zeros(schedule.num_devices)
     np.minimum.at(first, columns.device[is_work], start[is_work])
     np.maximum.at(last, columns.device[is_work], end[is_work])
     return float((last - first).max(initial=0.0))
@@ -175,7 +178,8 @@ class Clock:
             ScheduleError: the rows wait for each other in a circle.
         """
         self.schedule = schedule
-        columns, needs = schedule.columns, dependencies(schedule)
+        columns = schedule.columns
+        needs = dependencies(schedule)
         order, blocked = execution_order(schedule, needs)
         if blocked:
             stuck = [str(schedule.rows[device][columns.position[index]]) for device, index in blocked.items()]
@@ -199,10 +203,12 @@ class Clock:
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
         place = np.full(num_actions + 1, len(actions))
         place[self._sorted] = np.arange(len(actions))
-        previous, message = place[previous], place[needs.message[self._sorted]]
+        previous = place[previous]
+        message = place[needs.message[self._sorted]]
         self._all_of = place[needs.all_of[self._sorted]]
         self._meets = needs.all_of.max(axis=1, initial=-1) >= 0
-        self._behind, self._sent_by = previous[self._sorted], message
+        self._behind = previous[self._sorted]
+        self._sent_by = message
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
         self._levels = [
             (slice(first, last), self._behind[first:last], message[first:last], self._all_of[first:last])
@@ -216,7 +222,9 @@ class Clock:
         met = np.where(needs.met >= 0, needs.met, index)[self.transfers]
         home = columns.device[self.transfers]
         pair = np.minimum(home, schedule.placement.partner_of(home))
-        self._met, self._pair, self._issuers = met, pair.tolist(), (previous[self.transfers], previous[met])
+        self._met = met
+        self._pair = pair.tolist()
+        self._issuers = (previous[self.transfers], previous[met])
 
     def timeline(self, costs: Costs) -> Timeline:
         """The timeline at `costs`, as `simulate` gives it."""
@@ -241,7 +249,8 @@ class Clock:
             [A], [A].
         """
         times = duration[self._sorted], travel[self._sorted], None if closing is None else closing[self._sorted]
-        start, end = np.zeros(len(duration)), np.zeros(len(duration))
+        start = np.zeros(len(duration))
+        end = np.zeros(len(duration))
         # The arrival of a LOAD depends on its issue, which depends on earlier arrivals. So the rows first run without
         # waiting for LOADs, then with the arrivals found, until these are the ones assumed. This terminates: if all
         # events up to time t are right, wrong arrivals come after t, and the next run is right for at least
@@ -250,7 +259,8 @@ class Clock:
         for _ in range(len(self._sorted) + 2):
             start[self._sorted], end[self._sorted], free = self._sweep(*times, arrivals)
             self._transfer(start, end, free, duration)
-            assumed, found = 0.0 if arrivals is None else arrivals[self._readers], end[self._loads]
+            assumed = 0.0 if arrivals is None else arrivals[self._readers]
+            found = end[self._loads]
             if ((assumed <= found) & (found <= start[self._sorted[self._readers]])).all():
                 break
             arrivals = np.zeros(len(self._sorted))
@@ -286,7 +296,8 @@ class Clock:
         if not len(self.transfers):
             return
         issued = np.maximum(*(free[place] for place in self._issuers))
-        starts, durations = issued.tolist(), duration[self.transfers].tolist()
+        starts = issued.tolist()
+        durations = duration[self.transfers].tolist()
         pair_free = [0.0] * self.schedule.num_devices
         for number in np.lexsort((self.transfers, issued)).tolist():
             pair = self._pair[number]
@@ -327,7 +338,8 @@ class Clock:
             slot: [stage] units of a whole EVICT or LOAD.
             gradients: [stage] units that each holder sends in a SYNC; the slower direction counts.
         """
-        schedule, columns = self.schedule, self.schedule.columns
+        schedule = self.schedule
+        columns = schedule.columns
         kind, stage, home = (each[self.transfers] for each in (columns.kind, columns.stage, columns.device))
         partner = schedule.placement.partner_of(home)
         parked = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])

@@ -134,7 +134,8 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     if num_microbatches <= num_devices:
         unit = bidirectional_rows(placement, round_trip(num_chunks), num_units=1)
         return drop_padding(unit, num_microbatches=num_microbatches)
-    machine_of, num_jobs = machines_of(placement), num_jobs_of(placement, num_microbatches)
+    machine_of = machines_of(placement)
+    num_jobs = num_jobs_of(placement, num_microbatches)
     searched = min(num_jobs, _SEARCHED_UNITS * num_devices // 2)
     order = _best_order(machine_of, searched, num_chunks)
     if order and searched < num_jobs:

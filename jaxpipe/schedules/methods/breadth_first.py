@@ -26,7 +26,8 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, section 3.
     """
-    chunks, microbatches = range(num_chunks), range(num_microbatches)
+    chunks = range(num_chunks)
+    microbatches = range(num_microbatches)
     rows = tuple(
         tuple(
             Action(kind, num_devices * chunk + device, m)

@@ -17,7 +17,9 @@ from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
-OWN, OPPOSITE = 0, 1  # directions: of microbatches that enter at the device's own end, and of the others
+# directions: of microbatches that enter at the device's own end, and of the others
+OWN = 0
+OPPOSITE = 1
 
 
 class Step(NamedTuple):
@@ -40,7 +42,9 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
     Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of phases are as there.
     """
     assert num_each >= 2 * num_depths
-    row, num_outer, num_inner = _Row(backward_first), num_depths - depth - 1, depth + 1
+    row = _Row(backward_first)
+    num_outer = num_depths - depth - 1
+    num_inner = depth + 1
     # 1: F0; 2: F0 F1
     row.forwards(OWN, 2 * num_outer)
     for _ in range(num_inner):
@@ -79,7 +83,8 @@ class _Row:
     def __init__(self, backward_first: bool):
         self.steps: list[Step] = []
         self._backward_first = backward_first
-        self._num_forwards, self._num_backwards = [0, 0], [0, 0]
+        self._num_forwards = [0, 0]
+        self._num_backwards = [0, 0]
         self._pending: deque[Step] = deque()
 
     def forwards(self, direction: int, count: int = 1) -> None:

@@ -84,7 +84,8 @@ def interleaved_row(
 
     For each group, forwards run chunk by chunk, backwards likewise, the last chunk first.
     """
-    forwards, backwards = [], []
+    forwards = []
+    backwards = []
     for first in range(0, num_microbatches, group_size):
         for chunk in range(num_chunks):
             forward_stage = num_devices * chunk + device
@@ -100,7 +101,8 @@ def interleaved_row(
 
 
 def _check(num_devices: int, options: Options) -> None:
-    group_size, num_chunks = options["group_size"], options["num_chunks"]
+    group_size = options["group_size"]
+    num_chunks = options["num_chunks"]
     if group_size is None:
         return
     check_count("interleaved_1f1b", "group_size", group_size, least=num_devices, why=_WHY)
@@ -118,19 +120,22 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v, group = o["num_chunks"], o["group_size"] or d
+    v = o["num_chunks"]
+    group = o["group_size"] or d
     return (min(((v - 1) * d + 1 + o["extra_warm_up"]) / v, d), d) if n == d == group else None
 
 
 def _peak_of_groups(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v, group = o["num_chunks"], o["group_size"] or d
+    v = o["num_chunks"]
+    group = o["group_size"] or d
     if o["extra_warm_up"] or n < 2 * group:
         return None
     return ((v - 1) * group + 1) / v, ((v - 1) * group + 2 * d - 1) / v
 
 
 def _peak_with_one_more(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v, group = o["num_chunks"], o["group_size"] or d
+    v = o["num_chunks"]
+    group = o["group_size"] or d
     if not o["extra_warm_up"] or n < 2 * group:
         return None
     return ((v - 1) * group + 2) / v, (2 * (d - 1) + (v - 1) * group + 2) / v

@@ -109,7 +109,8 @@ class Method:
 
     def __post_init__(self) -> None:
         """Raises ScheduleError unless the options are the keywords of the generator."""
-        keywords, options = list(self.defaults), [option.name for option in self.options]
+        keywords = list(self.defaults)
+        options = [option.name for option in self.options]
         if keywords != options:
             raise ScheduleError(
                 explain(
@@ -155,7 +156,8 @@ class Method:
         except Exception as error:
             if self.takes_microbatches(num_devices, num_microbatches):
                 raise
-            least, most = self.least_microbatches(num_devices), self.most_microbatches(num_devices)
+            least = self.least_microbatches(num_devices)
+            most = self.most_microbatches(num_devices)
             raise ScheduleError(
                 explain(
                     f"num_microbatches={num_microbatches} for schedule {self.name!r} of {num_devices} devices.",
@@ -170,7 +172,8 @@ class Method:
 
     def nearest_microbatches(self, num_devices: int, num_microbatches: int) -> int:
         """The number that is nearest to `num_microbatches` of those that there is a schedule of."""
-        least, most = self.least_microbatches(num_devices), self.most_microbatches(num_devices)
+        least = self.least_microbatches(num_devices)
+        most = self.most_microbatches(num_devices)
         return int(min(max(num_microbatches, least), most))
 
     def takes(self, num_devices: int, **options: Any) -> bool:

@@ -93,7 +93,8 @@ def _for_room(num_devices: int, room: float) -> tuple[int, ...]:
 
 
 def _check(num_devices: int, options: Options) -> None:
-    injected, most = options["injected"], _most_injected(num_devices)
+    injected = options["injected"]
+    most = _most_injected(num_devices)
     if injected == "max" or num_devices % 2:
         return
     whole = injected if isinstance(injected, int) and not isinstance(injected, bool) else None

@@ -45,13 +45,16 @@ class _Actions(NamedTuple):
 
 def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[int]:
     """[action] earliest start in ticks if every device keeps the order of `start`, and a message takes `message`."""
-    num_stages, num_operations, duration = shop.placement.num_stages, shop.num_operations, shop.duration
+    num_stages = shop.placement.num_stages
+    num_operations = shop.num_operations
+    duration = shop.duration
     device_of = shop.device_of[0]
     end = [0] * len(start)
     free_at = [0] * shop.placement.num_devices
     for index in sorted(range(len(start)), key=start.__getitem__):
         operation = index % num_operations
-        device, ready = device_of[operation], 0
+        device = device_of[operation]
+        ready = 0
         if operation >= 2 * num_stages:
             ready = end[index - num_stages]
         elif operation:
@@ -90,7 +93,9 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
     best = _as_early_as_possible(start, onward, bound)
-    latest, length, least = best, _length(best, onward), shop.least_makespan(tails)
+    latest = best
+    length = _length(best, onward)
+    least = shop.least_makespan(tails)
     for _ in range(_MOST_ROUNDS):
         if length <= least:
             break
@@ -98,12 +103,15 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
         latest = _as_early_as_possible(_mirrored(late, onward), onward, bound)
         if _length(latest, onward) >= length:
             break
-        best, length = latest, _length(latest, onward)
+        best = latest
+        length = _length(latest, onward)
     return best
 
 
 def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
-    num_stages, num_operations, num_microbatches = shop.placement.num_stages, shop.num_operations, shop.num_microbatches
+    num_stages = shop.placement.num_stages
+    num_operations = shop.num_operations
+    num_microbatches = shop.num_microbatches
     device_of = shop.device_of[0]
     takes = [1] * num_stages + [0] * num_stages + [-1] * num_stages
     waits_for: list[tuple[int, ...]] = []
@@ -147,7 +155,9 @@ def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
 
 def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
     """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device."""
-    device_of, duration, takes = actions.device, actions.duration, actions.takes
+    device_of = actions.device
+    duration = actions.duration
+    takes = actions.takes
     ends = [0] * len(start)
     rows = [_Row(bound) for _ in range(max(device_of) + 1)]
     for index in sorted(range(len(start)), key=start.__getitem__):
@@ -169,7 +179,8 @@ class _Row:
 
     def __init__(self, bound: int):
         """Makes an empty row of a device that stores at most `bound` activations."""
-        self._bound, self._free_at = bound, 0
+        self._bound = bound
+        self._free_at = 0
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._most: list[int] = []  # stored while the action runs
@@ -225,7 +236,8 @@ class _Row:
         if takes:  # the actions that it passes now store its activations, or no longer do
             self._most[position + 1 :] = [stored + takes for stored in self._most[position + 1 :]]
             self._after[position + 1 :] = [stored + takes for stored in self._after[position + 1 :]]
-        first, last = self._gap_starts, self._gap_ends
+        first = self._gap_starts
+        last = self._gap_ends
         number = bisect_right(first, start) - 1
         if last[number] > end:
             first.insert(number + 1, end)

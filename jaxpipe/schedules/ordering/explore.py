@@ -31,7 +31,9 @@ def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide
 
     Either all keys of a few microbatches change, or those of one operation of many microbatches.
     """
-    num_microbatches, num_operations, interval = shop.num_microbatches, shop.num_operations, shop.interval
+    num_microbatches = shop.num_microbatches
+    num_operations = shop.num_operations
+    interval = shop.interval
     keys = list(start)
     size = interval * rng.choice((0.1, 0.3, 1.0, 3.0))
     first = rng.randrange(num_microbatches)
@@ -41,7 +43,8 @@ def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide
         ):
             keys[index] += int(rng.gauss(0.0, size))
     else:
-        operation, by = rng.randrange(num_operations), int(rng.gauss(0.0, size))
+        operation = rng.randrange(num_operations)
+        by = int(rng.gauss(0.0, size))
         for microbatch in range(rng.choice((0, first)), num_microbatches):
             keys[microbatch * num_operations + operation] += by
     early = int(interval * rng.choice((0.0, 0.0, 0.0, 0.1, 0.3, 1.0)))
@@ -58,14 +61,17 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
 
     Each replica's microbatches are numbered in the order in which they start.
     """
-    columns, num_replicas = schedule.columns, schedule.num_replicas
-    num_stages, num_operations = schedule.num_stages, shop.num_operations
+    columns = schedule.columns
+    num_replicas = schedule.num_replicas
+    num_stages = schedule.num_stages
+    num_operations = shop.num_operations
     backward = Kind.I if shop.is_split else Kind.B
     if columns.is_kind(*TRANSFER_KINDS, Kind.B if shop.is_split else Kind.I).any():
         return None
     begin = np.rint(simulate(schedule, costs).start * ticks_per_unit).astype(np.int64)
     offset = np.zeros(len(Kind), dtype=np.int64)
-    offset[backward], offset[Kind.W] = 2 * num_stages - 1, 3 * num_stages - 1
+    offset[backward] = 2 * num_stages - 1
+    offset[Kind.W] = 3 * num_stages - 1
     operation = np.where(columns.kind == Kind.F, columns.stage, offset[columns.kind] - columns.stage)
     entry = np.flatnonzero((columns.kind == Kind.F) & (columns.stage == 0))
     start = [0] * (shop.num_microbatches * num_operations)
@@ -83,7 +89,10 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
 
 # ---- The search
 
-_DRAWN, _VARIED, _NEAR = 0.25, 0.45, 0.3  # fractions of the trials for each phase
+# fractions of the trials for each phase
+_DRAWN = 0.25
+_VARIED = 0.45
+_NEAR = 0.3
 _PROMISING = (3, 2, 1)  # numbers of shops that are searched further, by phase
 _NEW = 0.05  # fraction of new draws among the variations
 
@@ -105,7 +114,8 @@ class _Seeker:
     def try_pattern(self, pattern: Pattern) -> None:
         found = list_schedule(self.shop, pattern.guide(self.shop), self.pattern_makespan + 1)
         if found:
-            self.pattern, self.pattern_makespan = pattern, found.makespan
+            self.pattern = pattern
+            self.pattern_makespan = found.makespan
             if found.makespan <= self.makespan:
                 self.order = found
 

@@ -148,7 +148,9 @@ def flow_shop(
     backward = [Kind.I, Kind.W] if is_split else [Kind.B]
     duration = ticks(Kind.F) + [time for kind in backward for time in reversed(ticks(kind))]
     num_operations = len(duration)
-    device_of, slot_of, travel = [], [], []
+    device_of = []
+    slot_of = []
+    travel = []
     work = [0] * placement.num_devices
     for replica, devices in enumerate(placement.devices):
         there = list(devices)

@@ -53,13 +53,17 @@ class DeviceState:
     """
 
     def __init__(self, shop: FlowShop, guide: Guide, number: int):
-        num_stages, num_chunks = shop.placement.num_stages, shop.placement.num_chunks
+        num_stages = shop.placement.num_stages
+        num_chunks = shop.placement.num_chunks
         num_slots = num_chunks * shop.placement.num_replicas
         self.coming: list[int] = []
         self.ready: list[list[int]] = [[] for _ in range(num_slots + 2)]
-        self.free_at, self.left = 0, shop.work[number]
+        self.free_at = 0
+        self.left = shop.work[number]
         self.row: list[int] = []
-        self._num_steps, self._slots, self._keys = shop.num_operations, range(num_slots), guide.keys
+        self._num_steps = shop.num_operations
+        self._slots = range(num_slots)
+        self._keys = guide.keys
         self._slot_of = [slots[:num_stages] + [num_slots] * num_stages for slots in shop.slot_of]
         self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_slots
         # Memory: `_held` is what each microbatch has taken here, `_lacking` what its F still have to take.
@@ -67,7 +71,9 @@ class DeviceState:
         self._kept = kept if shop.is_split else self._size
         self._growth = shop.sizes.growth if shop.is_split else 0
         self._most_lacking = num_chunks * self._size + self._growth
-        self._used, self._oldest = 0, 0  # `_oldest` is the first microbatch that has not ended here
+        # `_oldest` is the first microbatch that has not ended here
+        self._used = 0
+        self._oldest = 0
         self._held = [0] * shop.num_microbatches
         self._lacking = [num_chunks * self._size] * shop.num_microbatches
         self._num_held = [0] * num_slots
@@ -83,7 +89,9 @@ class DeviceState:
 
     def choose(self) -> list[int] | None:
         """The heap whose first action may start and has the least key; None if no action may start."""
-        heaps, growth, size = self.ready, self._growth, self._size
+        heaps = self.ready
+        growth = self._growth
+        size = self._size
         free = self._capacity - self._used
         chosen = heaps[-1] or None
         heap = heaps[-2]
@@ -109,11 +117,15 @@ class DeviceState:
         """Whether every microbatch before that of `entry` can still end if `free` memory is left."""
         if free >= self._most_lacking:
             return True
-        lacking, held, growth, most_lacking = self._lacking, self._held, self._growth, self._most_lacking
+        lacking = self._lacking
+        held = self._held
+        growth = self._growth
+        most_lacking = self._most_lacking
         for older in range(self._oldest, (entry & MASK) // self._num_steps):
             if free >= most_lacking:
                 return True
-            lacks, holds = lacking[older], held[older]
+            lacks = lacking[older]
+            holds = held[older]
             if lacks + (growth if lacks or holds else 0) > free:
                 return False
             free += holds
@@ -133,7 +145,9 @@ class DeviceState:
 
     def give_back(self, microbatch: int, slot: int) -> None:
         """Gives back the room of one stage of `microbatch`, after a W or B."""
-        held, lacking, oldest = self._held, self._lacking, self._oldest
+        held = self._held
+        lacking = self._lacking
+        oldest = self._oldest
         self._used -= self._kept
         held[microbatch] -= self._kept
         self._num_held[slot] -= 1
@@ -189,11 +203,21 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         >>> found.rows, found.makespan  # 1F1B
         ([[0, 4, 3, 8, 7, 11], [1, 2, 5, 6, 9, 10]], 12)
     """
-    placement, num_microbatches, num_operations = shop.placement, shop.num_microbatches, shop.num_operations
-    num_stages, num_replicas, num_devices = placement.num_stages, placement.num_replicas, placement.num_devices
-    last_forward, last_backward, is_split = num_stages, 2 * num_stages, shop.is_split
-    duration, device_of, slot_of, travel = shop.duration, shop.device_of, shop.slot_of, shop.travel
-    keys, release = guide.keys, guide.release
+    placement = shop.placement
+    num_microbatches = shop.num_microbatches
+    num_operations = shop.num_operations
+    num_stages = placement.num_stages
+    num_replicas = placement.num_replicas
+    num_devices = placement.num_devices
+    last_forward = num_stages
+    last_backward = 2 * num_stages
+    is_split = shop.is_split
+    duration = shop.duration
+    device_of = shop.device_of
+    slot_of = shop.slot_of
+    travel = shop.travel
+    keys = guide.keys
+    release = guide.release
     wait = [guide.forward_wait] * num_stages + [0.0] * num_stages + [guide.weight_wait] * num_stages
     devices = [DeviceState(shop, guide, number) for number in range(num_devices)]
     start = [0] * (num_microbatches * num_operations)
@@ -206,7 +230,8 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
 
     for microbatch in range(min(num_replicas, num_microbatches)):
         arrive(microbatch * num_operations, release[microbatch], device_of[microbatch][0])
-    num_left, makespan = num_microbatches * num_operations, 0
+    num_left = num_microbatches * num_operations
+    makespan = 0
     while wake:
         now, number = divmod(heappop(wake), num_devices)
         device = devices[number]

@@ -99,8 +99,12 @@ def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
         shop: flow shop of one replica and split backwards.
         bound: stages' activations that a device may store.
     """
-    num_stages, num_operations, device_of = shop.placement.num_stages, shop.num_operations, shop.device_of[0]
-    num_chunks, many = shop.placement.num_chunks, len(block)  # many microbatches show the most that a device stores
+    num_stages = shop.placement.num_stages
+    num_operations = shop.num_operations
+    device_of = shop.device_of[0]
+    # many microbatches show the most that a device stores
+    num_chunks = shop.placement.num_chunks
+    many = len(block)
     interval = SPLIT * num_chunks
     start = [0] * (num_operations * shop.num_microbatches)
 
@@ -111,10 +115,12 @@ def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
 
     for device in range(shop.placement.num_devices):
         own = [operation for operation in range(many) if device_of[operation] == device]
-        forwards, gradients = own[:num_chunks], own[num_chunks:]
+        forwards = own[:num_chunks]
+        gradients = own[num_chunks:]
         stored = _most_stored(timed(forwards, many), timed(gradients, many))
         wait = max(0, bound - stored) // num_chunks * interval
-        of_f, of_i = timed(forwards, shop.num_microbatches), timed(gradients, shop.num_microbatches)
+        of_f = timed(forwards, shop.num_microbatches)
+        of_i = timed(gradients, shop.num_microbatches)
         for slot, index in (*of_f, *of_i):
             start[index] = slot
         for (_, index), slot in zip(of_i, _weight_slots(of_f, of_i, wait), strict=True):
@@ -130,7 +136,8 @@ def _weight_slots(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int
         [5, 8]
     """
     taken = {slot for slot, _ in (*of_f, *of_i)}
-    slots, free = [], 0
+    slots = []
+    free = 0
     for slot, _ in of_i:
         free = max(free, slot + wait + 1)
         while free in taken:
@@ -198,7 +205,8 @@ def memory_bounded(
     problem = _Problem(placement, num_microbatches, bound, tuple(block), staggered)
     # Orders for I as long as F are more regular, and often shorter at the given times than what is found for these.
     nearer = () if times.are_equal else dict.fromkeys((times._replace(input_gradient=times.forward), times))
-    start, shop = _orders(problem, (Times(), *nearer))[0], problem.shop_at(times)
+    start = _orders(problem, (Times(), *nearer))[0]
+    shop = problem.shop_at(times)
     return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
 
 
@@ -286,11 +294,14 @@ def _patterns(shop: FlowShop) -> list[Pattern]:
 
 def merit(start: Sequence[int], shop: FlowShop) -> Merit:
     """The merit of the order whose actions start at `start`, [action] in ticks."""
-    duration, num_operations, num_stages = shop.duration, shop.num_operations, shop.placement.num_stages
+    duration = shop.duration
+    num_operations = shop.num_operations
+    num_stages = shop.placement.num_stages
     makespan = gaps = most = 0
     for work, row in zip(shop.work, shop.order_of(start), strict=True):
         end = start[row[-1]] + duration[row[-1] % num_operations]
-        makespan, gaps = max(makespan, end), max(gaps, end - start[row[0]] - work)
+        makespan = max(makespan, end)
+        gaps = max(gaps, end - start[row[0]] - work)
         stored = 0
         for index in row:
             operation = index % num_operations

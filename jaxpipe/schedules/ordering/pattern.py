@@ -45,7 +45,8 @@ class Pattern:
 
     def guide(self, shop: FlowShop) -> Guide:
         """The guide for the devices of `shop`."""
-        plan, interval = self._plan(shop), shop.interval
+        plan = self._plan(shop)
+        interval = shop.interval
         quotas = _quotas(shop, plan, self.room) if self.room >= 0 else ()
         if self.shifts:
             plan = [at + shift for at, shift in zip(plan, self.shifts, strict=True)]
@@ -58,8 +59,10 @@ class Pattern:
 
     def _plan(self, shop: FlowShop) -> list[int]:
         """[operation] planned ticks after the start of its microbatch."""
-        num_stages, num_devices = shop.placement.num_stages, shop.placement.num_devices
-        plan, at = [], 0
+        num_stages = shop.placement.num_stages
+        num_devices = shop.placement.num_devices
+        plan = []
+        at = 0
         for operation in range(2 * num_stages):
             if operation == num_stages:
                 at += int(self.turn * shop.interval)

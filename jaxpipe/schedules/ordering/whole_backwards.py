@@ -23,7 +23,9 @@ from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Action, Kind, Rows
 
-FORWARD, BACKWARD = 1, 2  # durations
+# durations
+FORWARD = 1
+BACKWARD = 2
 UNLIMITED = sys.maxsize
 _SHIFT = 40  # bits for job * K + operation below a key, so that a heap compares single integers
 
@@ -101,12 +103,14 @@ def job_order(
         >>> order.rows, order.idle  # 1F1B
         ([[0, 4, 3, 7], [1, 2, 5, 6]], 3)
     """
-    num_capped, cap = preference.num_capped, preference.cap
+    num_capped = preference.num_capped
+    cap = preference.cap
     starts = [
         preference.spacing * (job % preference.group) + preference.group_spacing * (job // preference.group)
         for job in range(num_jobs)
     ]
-    num_stages, num_operations = len(machine_of), 2 * len(machine_of)
+    num_stages = len(machine_of)
+    num_operations = 2 * len(machine_of)
     runs_on = (*machine_of, *reversed(machine_of))  # [operation] -> machine
     planned = (  # [operation] -> time after the start of its job
         *range(num_stages),
@@ -117,7 +121,9 @@ def job_order(
     # Heaps of (key, index) of ready operations; those under the cap have their own heap, which the cap may hold back.
     ready: list[list[int]] = [[] for _ in machines]
     ready_capped: list[list[int]] = [[] for _ in machines]
-    held, worked, free_at = [0 for _ in machines], [0 for _ in machines], [0 for _ in machines]
+    held = [0 for _ in machines]
+    worked = [0 for _ in machines]
+    free_at = [0 for _ in machines]
     ending: tuple[list[int], ...] = ([], [], [])  # by time, modulo one more than the longest operation
     mask = (1 << _SHIFT) - 1
 
@@ -127,7 +133,10 @@ def job_order(
         heappush(heap, (starts[job] + planned[operation] << _SHIFT) + index)
 
     make_ready(0)
-    num_left, num_running, time, peak = num_operations * num_jobs, 0, 0, 0
+    num_left = num_operations * num_jobs
+    num_running = 0
+    time = 0
+    peak = 0
     while num_left:
         # Operations that end now: backwards free a forward, and the next operation of the job becomes ready.
         ended = ending[time % 3]
@@ -143,7 +152,8 @@ def job_order(
         for machine in machines:
             if free_at[machine] > time:
                 continue
-            heap, capped = ready[machine], ready_capped[machine]
+            heap = ready[machine]
+            capped = ready_capped[machine]
             if capped and held[machine] < cap and (not heap or capped[0] < heap[0]):
                 heap = capped
             if not heap:
@@ -195,11 +205,14 @@ def best_job_order(
     best: JobOrder | None = None
     for preference in preferences:
         if best is None:
-            idle, held = UNLIMITED, most_held
+            idle = UNLIMITED
+            held = most_held
         elif best.idle > least_idle:
-            idle, held = best.idle, most_held
+            idle = best.idle
+            held = most_held
         else:
-            idle, held = best.idle, best.most_held - 1
+            idle = best.idle
+            held = best.most_held - 1
         found = job_order(machine_of, num_jobs, preference, most_idle=idle, most_held=held)
         if found and (best is None or found[:2] < best[:2]):
             best = found

@@ -36,11 +36,15 @@ def in_phases(schedule: Schedule) -> Schedule:
         0F0 0F1 1S0 1T0 0F2 1S1 1T1 1S2 0B0 1T2 0B1 0B2
         1F0 1S0 1T0 1F1 1S1 1B0 1T1 1F2 1S2 1B1 1T2 1B2
     """
-    columns, needs, last = schedule.columns, dependencies(schedule), schedule.num_stages - 1
+    columns = schedule.columns
+    needs = dependencies(schedule)
+    last = schedule.num_stages - 1
     turn = np.zeros(len(columns.kind), int)
     newest = {kind: [-1] * schedule.num_devices for kind in (Kind.F, Kind.B)}  # turn of each device's newest action
     for i in execution_order(schedule, needs)[0]:
-        kind, device, message = Kind(columns.kind[i]), columns.device[i], needs.message[i]
+        kind = Kind(columns.kind[i])
+        device = columns.device[i]
+        message = needs.message[i]
         earliest = newest[kind][device] + 1
         if kind == Kind.B:
             earliest = max(earliest, newest[Kind.F][device])

@@ -90,7 +90,8 @@ def _neighbours(schedule: Schedule, costs: Costs) -> Neighbours:
 
     Split backwards are longest where they begin with I, so T is before their W.
     """
-    forward, lengths = (Kind.F,), costs.in_forwards()
+    forward = (Kind.F,)
+    lengths = costs.in_forwards()
     if schedule.has_split_backward:
         return {Kind.S: forward, Kind.T: (Kind.B, Kind.W)}
     backward = (Kind.B,)
@@ -113,7 +114,8 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     Args:
         neighbours: the kinds before which S and T stand; None: they stand where their time is.
     """
-    columns, timeline = schedule.columns, simulate(schedule, costs)
+    columns = schedule.columns
+    timeline = simulate(schedule, costs)
     times = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
     turn = times.sum() / schedule.num_devices / schedule.num_microbatches
     if neighbours:
@@ -125,7 +127,8 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     of_last = np.flatnonzero(is_forward & (columns.stage == last))
     leaves[columns.microbatch[of_last]] = timeline.end[of_last]
     leaving = np.argsort(leaves, kind="stable").tolist()
-    rows, replicas = [], schedule.replica_of_microbatch.tolist()
+    rows = []
+    replicas = schedule.replica_of_microbatch.tolist()
     for device, row in enumerate(schedule.rows):
         own = slice(int(columns.first[device]), int(columns.first[device + 1]))
         timed = [(time, len(Kind), action) for time, action in zip(key[own].tolist(), row, strict=True)]

@@ -14,7 +14,8 @@ from jaxpipe.schedules.schedule import NUMBERED_KINDS, TRANSFER_KINDS, Kind
 @rule("parked-share", "there is one share of parked pages for each stage, above 0 and at most 1, or none at all")
 def parked_share(view: View) -> Iterator[Violation]:
     """Yields fractions that are not one for each stage, or not above 0 and at most 1."""
-    parked, num_stages = view.schedule.parked, view.schedule.num_stages
+    parked = view.schedule.parked
+    num_stages = view.schedule.num_stages
     if parked and len(parked) != num_stages:
         yield Violation(
             "parked-share",

@@ -17,7 +17,8 @@ from jaxpipe.schedules.schedule import BACKWARD_KINDS, GRADIENT_KINDS, NUMBERED_
 def mirrored(view: View) -> Iterator[Violation]:
     """Yields replicas that are more than two, or not mirror images on an even number of devices."""
     placement = view.schedule.placement
-    num_devices, num_replicas = placement.num_devices, placement.num_replicas
+    num_devices = placement.num_devices
+    num_replicas = placement.num_replicas
     if num_replicas == 1:
         return
     if num_replicas > 2:
@@ -30,7 +31,8 @@ def mirrored(view: View) -> Iterator[Violation]:
             f"give num_devices={num_devices + 1}, or one replica",
         )
     for stage, device in enumerate(placement.devices[0]):
-        other, partner = placement.device_of(stage, 1), placement.partner_of(device)
+        other = placement.device_of(stage, 1)
+        partner = placement.partner_of(device)
         if other != partner:
             yield Violation(
                 "mirrored",
@@ -97,7 +99,8 @@ def sync_last(view: View) -> Iterator[Violation]:
 )
 def sync_both(view: View) -> Iterator[Violation]:
     """Yields SYNCs of one copy of a stage where the other copy has none; only with two replicas."""
-    columns, placement = view.columns, view.schedule.placement
+    columns = view.columns
+    placement = view.schedule.placement
     if placement.num_replicas != 2:
         return
     synced = {
