@@ -62,8 +62,10 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
         # A common denominator for the pair makes sums exact.
         unit = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
         here = changes[changes[:, 0] == device]
+        # Changes at one moment are summed, so that what is freed makes room for what begins.
         time, at = np.unique(here[:, 1], return_inverse=True)
         steps = np.zeros((len(time), 3), dtype=np.int64)
+        # Whole numbers of the common denominator: sums are exact, whatever their order.
         np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * unit).astype(np.int64))
         results.append(Stored(time, *(np.cumsum(steps, axis=0).T / unit)))
     return tuple(results)
@@ -94,6 +96,7 @@ def _changes(timeline: Timeline) -> np.ndarray:
     add(np.flatnonzero(columns.is_kind(*GRADIENT_KINDS)), columns.device, timeline.end, _OWN, -1.0)
     home = columns.device
     partner = schedule.placement.partner_of(columns.device)
+    # From the start it is in transit on both devices; only at the end it belongs to the target.
     for kind, source, target, at_source, at_target in (
         (Kind.EVICT, home, partner, _OWN, _PARKED),
         (Kind.LOAD, partner, home, _PARKED, _OWN),

@@ -57,8 +57,10 @@ def bubbles(timeline: Timeline) -> Bubbles:
     last = np.zeros(num_devices)
     np.minimum.at(warm_up, columns.device[is_work], timeline.start[is_work])
     np.maximum.at(last, columns.device[is_work], timeline.end[is_work])
+    # A device without actions: all of its time is warm-up, none cool-down.
     last = np.maximum(last, warm_up)
     internal = last - warm_up - np.sum(list(work.values()), axis=0)
+    # Sums in another order may leave a tiny negative wait.
     return Bubbles(work, warm_up, np.maximum(internal, 0.0), timeline.makespan - last)
 
 
@@ -95,6 +97,7 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
         travel[action] = link.max()
     message_end = end[message] + travel
     candidates = np.stack([before, message, needs.load])
+    # The index -1 reads the last action; minus infinity takes it out again.
     arrival = np.where(candidates >= 0, np.stack([end[before], message_end, end[needs.load]]), -np.inf)
 
     # Transfers do not wait for the same events as computations.
@@ -105,6 +108,7 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
 
     rounding = ROUNDING * timeline.makespan
     arrival = np.where(arrival > timeline.start + rounding, -np.inf, arrival)  # arrivals that it did not wait for
+    # `argmax` takes the first of equals: the action before in the row, so that the path stays on a device.
     latest = (arrival >= arrival.max(axis=0) - rounding).argmax(axis=0)
     chosen = candidates[latest, np.arange(len(end))]
     return np.where(arrival.max(axis=0) > rounding, chosen, NOTHING)
@@ -114,16 +118,18 @@ def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -
     """[2, A] the previous transfer of the pair for each transfer, and the action before the other half of each SYNC."""
     schedule = timeline.schedule
     columns = schedule.columns
-    found = np.full((2, len(met)), NOTHING)
-    found[1] = np.where(met >= 0, before[met], NOTHING)
+    before_transfer = np.full((2, len(met)), NOTHING)
+    before_transfer[1] = np.where(met >= 0, before[met], NOTHING)
     is_transfer = columns.is_kind(*TRANSFER_KINDS) | (met >= 0)
     transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC counts once
     pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[transfers]
+    # By pair, then in the order of travel; transfers without a time by their ends.
     order = np.lexsort((timeline.end[transfers], timeline.start[transfers], pair))
     transfers = transfers[order]
     pair = pair[order]
     follows = np.flatnonzero(pair[1:] == pair[:-1]) + 1
-    found[0, transfers[follows]] = transfers[follows - 1]
+    before_transfer[0, transfers[follows]] = transfers[follows - 1]
     twice = transfers[met[transfers] >= 0]
-    found[0, met[twice]] = found[0, twice]
-    return found
+    # Both halves of a SYNC have the same predecessor.
+    before_transfer[0, met[twice]] = before_transfer[0, twice]
+    return before_transfer

@@ -55,7 +55,7 @@ class Dependencies:
         """`all_of` as lists without -1, by action, of the actions that have any: a few of S, T and their readers."""
         actions = np.flatnonzero((self.all_of >= 0).any(axis=1))
         return {
-            action: [each for each in group if each >= 0]
+            action: [other for other in group if other >= 0]
             for action, group in zip(actions.tolist(), self.all_of[actions].tolist(), strict=True)
         }
 
@@ -79,36 +79,39 @@ def dependencies(schedule: Schedule) -> Dependencies:
     local = message.copy()
     later = is_f & (stage > 0)
     message[later] = forward[stage[later] - 1, microbatch[later]]
-    turn = is_b & (stage == num_stages - 1)
+    of_last = is_b & (stage == num_stages - 1)
     if not schedule.has_head_actions:
-        message[turn] = forward[stage[turn], microbatch[turn]]
-    earlier = is_b & ~turn
+        # With S and T the last backward waits for all T instead, which no single sender can stand for (`all_of`).
+        message[of_last] = forward[stage[of_last], microbatch[of_last]]
+    earlier = is_b & ~of_last
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]
-    return Dependencies(message, local, _loads(schedule), _met(schedule), _all_of(schedule, forward[-1], turn))
+    return Dependencies(message, local, _loads(schedule), _met(schedule), _all_of(schedule, forward[-1], of_last))
 
 
-def _all_of(schedule: Schedule, forward: np.ndarray, turn: np.ndarray) -> np.ndarray:
+def _all_of(schedule: Schedule, forward: np.ndarray, of_last: np.ndarray) -> np.ndarray:
     """`Dependencies.all_of`.
 
     Args:
         schedule: the schedule.
         forward: [microbatch] the last stage's F.
-        turn: [A] whether it is a B or I of the last stage.
+        of_last: [A] whether it is a B or I of the last stage.
     """
     columns = schedule.columns
     if not schedule.has_head_actions:
-        return np.empty((len(turn), 0), int)
-    found = np.full((len(turn), schedule.num_devices), -1)
+        return np.empty((len(of_last), 0), int)
+    all_of = np.full((len(of_last), schedule.num_devices), -1)
     is_s = columns.is_kind(Kind.S)
     is_t = columns.is_kind(Kind.T)
-    found[is_s, 0] = forward[columns.microbatch[is_s]]
-    for senders, readers in ((is_s, is_t), (is_t, turn)):
+    # An S waits for one action, but for none that a message names: its F may be on another device.
+    all_of[is_s, 0] = forward[columns.microbatch[is_s]]
+    for senders, readers in ((is_s, is_t), (is_t, of_last)):
+        # [microbatch, device] -> the sender's index
         table = np.full((schedule.num_microbatches, schedule.num_devices), -1)
         table[columns.microbatch[senders], columns.device[senders]] = np.flatnonzero(senders)
-        found[readers] = table[columns.microbatch[readers]]
-    return found
+        all_of[readers] = table[columns.microbatch[readers]]
+    return all_of
 
 
 def _loads(schedule: Schedule) -> np.ndarray:
@@ -124,8 +127,9 @@ def _loads(schedule: Schedule) -> np.ndarray:
     key = key[order]
     is_load = columns.kind[moves] == Kind.LOAD
     latest = np.maximum.accumulate(np.where(is_load, np.arange(len(moves)), -1))
-    found = ~is_load & (latest >= 0) & (key[latest] == key)
-    load[moves[found]] = moves[latest[found]]
+    # `latest` may be the LOAD of another key, which ends just before this one in the sorted list.
+    is_reader = ~is_load & (latest >= 0) & (key[latest] == key)
+    load[moves[is_reader]] = moves[latest[is_reader]]
     return load
 
 
@@ -138,6 +142,7 @@ def _met(schedule: Schedule) -> np.ndarray:
         stage = columns.stage[syncs]
         replica = columns.replica[syncs]
         table = np.full((2, schedule.num_stages), -1)
+        # The last of several counts; `sync-last` reports them.
         table[replica, stage] = syncs
         met[syncs] = table[1 - replica, stage]
     return met
@@ -147,7 +152,9 @@ def previous_in_row(schedule: Schedule, counts: np.ndarray) -> np.ndarray:
     """[A] the last action before each one in its row for which `counts`, [A], is true; -1 if there is none."""
     columns = schedule.columns
     latest = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
+    # Shifted by one: an action does not come before itself.
     before = np.append(-1, latest)[: len(counts)]
+    # What `latest` carries over from the row of the device before does not count.
     return np.where(before >= columns.first[columns.device], before, -1)
 
 
@@ -173,6 +180,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
     order: list[int] = []
     position = first[:-1]
     num_before = -1
+    # As often as messages hand over between devices: each pass runs every row as far as it goes.
     while len(order) != num_before:
         num_before = len(order)
         for device, index in enumerate(position):
@@ -180,7 +188,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
                 index < first[device + 1]
                 and done[message[index]]
                 and done[local[index]]
-                and (index not in groups or all(done[each] for each in groups[index]))
+                and (index not in groups or all(done[other] for other in groups[index]))
             ):
                 done[index] = True
                 order.append(index)

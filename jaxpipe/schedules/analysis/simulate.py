@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.costs import RATIOS, Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, GRADIENT_KINDS, TRANSFER_KINDS, Kind, Schedule, once
 
@@ -58,6 +58,7 @@ class Timeline:
         end = [self.makespan] * len(duration)
         latest = list(end)
         # The successors of an action start no earlier than its end, and follow it in the row.
+        # Of equal ends the later action of a row first, which waits for the other one.
         for action in np.lexsort((np.arange(len(end)), self.end))[::-1].tolist():
             latest[action] = end[action] - duration[action]
             if position[action]:
@@ -79,6 +80,7 @@ class Timeline:
         """
         schedule = self.schedule
         columns = schedule.columns
+        # Only of three batches one is in the middle, which neither fills the pipeline nor drains it.
         if schedule.num_batches < MIDDLE + 2:
             return self.makespan / schedule.num_batches
         ends = [
@@ -107,6 +109,7 @@ class Timeline:
 
 def rounded(makespan: float) -> float:
     """The makespan to so many digits that equal sums of times in another order are equal."""
+    # Text rounds to digits of the value, `round` to digits behind the point.
     return float(f"{makespan:.{_DIGITS}g}")
 
 
@@ -114,6 +117,7 @@ def longest_span(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> floa
     """The longest time from a device's first start of a computation to its last end, given those of actions, [A]."""
     columns = schedule.columns
     is_work = columns.is_kind(*COMPUTE_KINDS)
+    # A device without work has a span of minus infinity, which the maximum passes over.
     first = np.full(schedule.num_devices, np.inf)
     last = np.zeros(schedule.num_devices)
     np.minimum.at(first, columns.device[is_work], start[is_work])
@@ -193,6 +197,7 @@ class Clock:
         num_actions = len(order)
         index = np.arange(num_actions)
         is_transfer = columns.is_kind(*TRANSFER_KINDS) | (needs.met >= 0)
+        # Both SYNC of a stage are one transfer: its first action stands for it, `_met` for the other.
         self.transfers = np.flatnonzero(is_transfer & ((needs.met < 0) | (needs.met > index)))
         self._message = needs.message
         previous = previous_in_row(schedule, ~is_transfer)
@@ -201,14 +206,17 @@ class Clock:
         level = _levels(order, previous.tolist(), needs.message.tolist(), needs.groups)
         actions = np.flatnonzero(~is_transfer)
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
+        # One place more: the index -1 reads it, and finds the place behind all actions, whose end is always 0.
         place = np.full(num_actions + 1, len(actions))
         place[self._sorted] = np.arange(len(actions))
         previous = place[previous]
         message = place[needs.message[self._sorted]]
         self._all_of = place[needs.all_of[self._sorted]]
+        # All devices take part in such a wait; it takes the time of a collective, not of a message.
         self._meets = needs.all_of.max(axis=1, initial=-1) >= 0
         self._behind = previous[self._sorted]
         self._sent_by = message
+        # The first action of each level: where the level changes; `prepend` makes level 0 one of them.
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
         self._levels = [
             (slice(first, last), self._behind[first:last], message[first:last], self._all_of[first:last])
@@ -231,7 +239,8 @@ class Clock:
         schedule = self.schedule
         link = costs.of_link(schedule.num_devices)
         duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
-        messages = [np.full(schedule.num_stages, each) for each in (costs.slot_messages, costs.gradient_messages)]
+        messages = [np.full(schedule.num_stages, getattr(costs, name)) for name in RATIOS.values()]
+        # Costs have no latency apart: a transfer is as many messages, one after the other.
         duration[self.transfers] = self.transfer_times(link * 0.0, link, *messages)
         return Timeline(schedule, *self.run(duration, self.travel_times(link)))
 
@@ -260,11 +269,11 @@ class Clock:
             start[self._sorted], end[self._sorted], free = self._sweep(*times, arrivals)
             self._transfer(start, end, free, duration)
             assumed = 0.0 if arrivals is None else arrivals[self._readers]
-            found = end[self._loads]
-            if ((assumed <= found) & (found <= start[self._sorted[self._readers]])).all():
+            arrived = end[self._loads]
+            if ((assumed <= arrived) & (arrived <= start[self._sorted[self._readers]])).all():
                 break
             arrivals = np.zeros(len(self._sorted))
-            arrivals[self._readers] = found
+            arrivals[self._readers] = arrived
         return start, end
 
     def _sweep(
@@ -272,11 +281,13 @@ class Clock:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[P] start and end of the sorted actions, and [P + 1] when their devices are free again, 0 for none."""
         end = np.zeros(len(duration) + 1)
+        # Without closing times a device is free when its action ends: one array serves both.
         free = end if closing is None else end.copy()
         for level, previous, message, all_of in self._levels:
             ready = end.take(message)
             if all_of.shape[1]:
                 np.maximum(ready, end[all_of].max(axis=1), out=ready)
+            # Before the maximum with `arrivals` and `free`: only the message travels.
             ready += travel[level]
             if arrivals is not None:
                 np.maximum(ready, arrivals[level], out=ready)
@@ -288,6 +299,7 @@ class Clock:
         sent = end[self._sent_by]
         if self._all_of.shape[1]:
             sent = np.maximum(sent, end[self._all_of].max(axis=1))
+        # Not end minus duration: that would round otherwise than the sums above.
         start = np.maximum(sent + travel, free[self._behind])
         return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free
 
@@ -299,6 +311,7 @@ class Clock:
         starts = issued.tolist()
         durations = duration[self.transfers].tolist()
         pair_free = [0.0] * self.schedule.num_devices
+        # Of two issued at once the one with the lower index first: any rule does, but it must be one.
         for number in np.lexsort((self.transfers, issued)).tolist():
             pair = self._pair[number]
             starts[number] = max(starts[number], pair_free[pair])
@@ -313,6 +326,7 @@ class Clock:
         columns = self.schedule.columns
         adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
         key = columns.device[adds] * self.schedule.num_stages + columns.stage[adds]
+        # `np.unique` gives the first index of each key; in reverse order that is the last action.
         _, last = np.unique(key[::-1], return_index=True)
         return adds[::-1][last]
 
@@ -325,6 +339,7 @@ class Clock:
         """
         device = self.schedule.columns.device
         travel = np.where(self._message >= 0, link[device[self._message], device], 0.0)
+        # A collective is as slow as its slowest link.
         return np.where(self._meets, link.max() if meeting is None else meeting, travel)
 
     def transfer_times(
@@ -340,14 +355,16 @@ class Clock:
         """
         schedule = self.schedule
         columns = schedule.columns
-        kind, stage, home = (each[self.transfers] for each in (columns.kind, columns.stage, columns.device))
+        kind, stage, home = (field[self.transfers] for field in (columns.kind, columns.stage, columns.device))
         partner = schedule.placement.partner_of(home)
         parked = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
+        # A SYNC sums all gradients of its stage; only activations are parked in parts.
         size = np.where(kind == Kind.SYNC, gradients[stage], slot[stage])
         share = np.where(kind == Kind.SYNC, 1.0, parked[stage])
         there = latency[home, partner] + per_unit[home, partner] * size * share
         back = latency[partner, home] + per_unit[partner, home] * size * share
         times = np.where(kind == Kind.EVICT, there, np.where(kind == Kind.LOAD, back, np.maximum(there, back)))
+        # The middle device of an odd number, and a SYNC whose stage is on no other device, send nothing.
         times[home == partner] = 0.0
         return times
 
@@ -358,6 +375,6 @@ def _levels(order: list[int], previous: list[int], message: list[int], groups: d
     for index in order:
         latest = max(level[previous[index]], level[message[index]])
         if index in groups:
-            latest = max(latest, *(level[each] for each in groups[index]))
+            latest = max(latest, *(level[other] for other in groups[index]))
         level[index] = latest + 1
     return np.array(level[:-1])

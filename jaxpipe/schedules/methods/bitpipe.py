@@ -131,6 +131,7 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     order is in a figure that was not at hand; this order and its peaks are ours.
     """
     placement = bidirectional(zig_zag(num_devices, num_chunks))
+    # In a single unit nothing comes later that could be pulled forward.
     if num_microbatches <= num_devices:
         unit = bidirectional_rows(placement, round_trip(num_chunks), num_units=1)
         return drop_padding(unit, num_microbatches=num_microbatches)
@@ -138,8 +139,11 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     num_jobs = num_jobs_of(placement, num_microbatches)
     searched = min(num_jobs, _SEARCHED_UNITS * num_devices // 2)
     order = _best_order(machine_of, searched, num_chunks)
+    # The pattern repeats, so the preference that is best for few units is used for all: a search over all takes
+    # minutes.
     if order and searched < num_jobs:
         order = job_order(machine_of, num_jobs, order.preference, most_idle=order.idle)
+        # A preference that leaves no more idle time on few units may do so on many; then all are compared.
         order = order or _best_order(machine_of, num_jobs, num_chunks)
     # A cap on the first D/2 operations stops nothing: where the earliest job that has not ended has such an operation
     # before it, no later job has started, so that nothing is held.
@@ -158,6 +162,7 @@ def _best_order(machine_of: tuple[int, ...], num_jobs: int, num_chunks: int) -> 
 def _preferences(num_devices: int, num_chunks: int) -> list[Preference]:
     """Returns the preferences that are tried, lower caps first."""
     num_stages = num_chunks * num_devices
+    # From 0.8 of the D Ma of whole units to 1.5: below, devices starve; above, no order is shorter.
     caps = range(4 * num_stages // 5, 3 * num_stages // 2 + 3, max(num_stages // _CAPS, 1))
     nums_capped = sorted({num_devices // 2, num_devices, num_stages // 2, num_stages})
     return [
@@ -188,17 +193,16 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _published(d: int, n: int, o: Options) -> float | None:
-    return (
-        None
-        if o["scaling"] == "early_forwarding" or not o["v_shape"]
-        else (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
-    )
+    if o["scaling"] == "early_forwarding" or not o["v_shape"]:
+        return None
+    # Table 2 has 3N for v=2; 1.5vN is the same for any v.
+    return (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
     """The bubble of whole units: 2(D-2) forwards of a stage, and for each further unit D-2 more, D-3 by the figure."""
-    each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
-    return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
+    per_unit = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
+    return idle_ratio(2 * (d - 2) + per_unit * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
 
 
 def _published_early(d: int, n: int, o: Options) -> float | None:
@@ -215,12 +219,14 @@ def _early_bubble(d: int, n: int, o: Options) -> float | None:
 def _peak_of_units(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
     if n % d or (n > d and o["scaling"] == "early_forwarding"):
         return None
+    # There early starts keep one more microbatch on the outer devices.
     more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # on many devices
     return None if more_at_ends else d - (d - 2) / (2 * o["num_chunks"]), d
 
 
 def _two_chunks(of):
     """Limits a formula to v=2, as the paper's tables are."""
+    # Table 2 is of two chunks alone.
     return lambda d, n, o: of(d, n, o) if o["num_chunks"] == 2 else None
 
 

@@ -61,6 +61,7 @@ def interleaved_1f1b(
     Figure 7 ("VPP + 1 warmup"); Megatron-LM's count with `overlap_moe_expert_parallel_comm`.
     """
     group_size = group_size or num_devices
+    # A short last group deadlocks, so a whole one is built.
     num_built = next_multiple(num_microbatches, group_size)
     rows = tuple(
         interleaved_row(
@@ -93,8 +94,10 @@ def interleaved_row(
             for m in range(first, first + group_size):
                 forwards.append(Action(Kind.F, forward_stage, m))
                 backwards.append(Action(Kind.B, backward_stage, m))
+    # With few microbatches a device may run all its forwards before its first backward.
     num_warm_up = min(num_ahead, len(forwards))
     row = forwards[:num_warm_up]
+    # Not strict: the backwards that have no forward beside them are the drain, below.
     for forward, backward in zip(forwards[num_warm_up:], backwards, strict=False):
         row += [forward, backward]
     return (*row, *backwards[len(forwards) - num_warm_up :])
@@ -122,6 +125,7 @@ def _check(num_devices: int, options: Options) -> None:
 def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None:
     v = o["num_chunks"]
     group = o["group_size"] or d
+    # Below the count of the formula, D microbatches are all that there are.
     return (min(((v - 1) * d + 1 + o["extra_warm_up"]) / v, d), d) if n == d == group else None
 
 

@@ -72,7 +72,9 @@ def mixpipe(
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
     """Returns the preferences that are tried: caps on all forwards, on the first half, or on jobs in flight."""
+    # K/2 jobs in flight cannot deadlock, so the list always has an order.
     caps = [(most_held, num_devices), (most_held // 2, 1)]
+    # With little memory a cap on the first half of the forwards lets the others drain.
     if most_held < num_devices:
         caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
     return [

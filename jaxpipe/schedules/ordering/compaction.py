@@ -55,6 +55,7 @@ def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[
         operation = index % num_operations
         device = device_of[operation]
         ready = 0
+        # A W waits for its own I; others wait for the operation before them.
         if operation >= 2 * num_stages:
             ready = end[index - num_stages]
         elif operation:
@@ -92,6 +93,7 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     bound = shop.sizes.num_forwards
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
+    # A first pass alone closes gaps, and makes no step longer.
     best = _as_early_as_possible(start, onward, bound)
     latest = best
     length = _length(best, onward)
@@ -99,8 +101,10 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     for _ in range(_MOST_ROUNDS):
         if length <= least:
             break
+        # Late, then early: each way opens gaps for the other.
         late = _as_early_as_possible(_mirrored(latest, onward), backwards, bound)
         latest = _as_early_as_possible(_mirrored(late, onward), onward, bound)
+        # No gain: of equally long ones the earlier result is kept, which has moved less.
         if _length(latest, onward) >= length:
             break
         best = latest
@@ -113,6 +117,7 @@ def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
     num_operations = shop.num_operations
     num_microbatches = shop.num_microbatches
     device_of = shop.device_of[0]
+    # F takes room, I keeps it, W gives it back.
     takes = [1] * num_stages + [0] * num_stages + [-1] * num_stages
     waits_for: list[tuple[int, ...]] = []
     for first in range(0, num_operations * num_microbatches, num_operations):
@@ -164,6 +169,7 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -
         # It may start when the actions that it waits for have ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
+            # Not `max`, whose call takes longer than the comparison: there are 10^5 actions a pass.
             if ends[other] > ready:
                 ready = ends[other]
         ends[index] = rows[device_of[index]].add(ready, duration[index], takes[index])
@@ -197,15 +203,18 @@ class _Row:
             takes: as in `_Actions`.
         """
         at = ready if ready >= self._free_at else self._first_gap(ready, duration)
+        # Only F can break the bound; a W in front of others makes room for them.
         if takes > 0 and at < self._free_at:
             # An F may not pass an action during which its device is full already.
             passed = self._most[bisect_left(self._starts, at) :]
             if self._bound in passed:
+                # Behind the last action during which the device is full; counted from the end, as `passed` is.
                 last_full = len(self._ends) - 1 - passed[::-1].index(self._bound)
                 at = self._first_gap(max(ready, self._ends[last_full]), duration)
         if at < self._free_at:
             self._insert(at, at + duration, takes)
             return at + duration
+        # The device waits: a gap that later actions may fill.
         if at > self._free_at:
             self._gap_starts.append(self._free_at)
             self._gap_ends.append(at)
@@ -238,11 +247,13 @@ class _Row:
             self._after[position + 1 :] = [stored + takes for stored in self._after[position + 1 :]]
         first = self._gap_starts
         last = self._gap_ends
+        # The gap that the action goes into; it loses an end, or becomes two.
         number = bisect_right(first, start) - 1
         if last[number] > end:
             first.insert(number + 1, end)
             last.insert(number, start)
         else:
             last[number] = start
+        # Nothing is left before the action.
         if first[number] == start:
             del first[number], last[number]

@@ -57,6 +57,7 @@ class DeviceState:
         num_chunks = shop.placement.num_chunks
         num_slots = num_chunks * shop.placement.num_replicas
         self.coming: list[int] = []
+        # A heap for the F of each stage, since quotas and memory hold up stages one by one; then I or B, then W.
         self.ready: list[list[int]] = [[] for _ in range(num_slots + 2)]
         self.free_at = 0
         self.left = shop.work[number]
@@ -64,10 +65,12 @@ class DeviceState:
         self._num_steps = shop.num_operations
         self._slots = range(num_slots)
         self._keys = guide.keys
+        # [replica][operation] -> heap of `ready`; W are pushed by the event loop, when their I has started.
         self._slot_of = [slots[:num_stages] + [num_slots] * num_stages for slots in shop.slot_of]
         self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_slots
         # Memory: `_held` is what each microbatch has taken here, `_lacking` what its F still have to take.
         self._capacity, self._size, kept, _ = shop.sizes
+        # A whole backward keeps the activations until it ends.
         self._kept = kept if shop.is_split else self._size
         self._growth = shop.sizes.growth if shop.is_split else 0
         self._most_lacking = num_chunks * self._size + self._growth
@@ -85,6 +88,7 @@ class DeviceState:
             index = heappop(coming) & MASK
             microbatch, operation = divmod(index, self._num_steps)
             slots = self._slot_of[microbatch % len(self._slot_of)]
+            # Of equal keys the lower number goes first, so that an order does not depend on the order of arrival.
             heappush(self.ready[slots[operation]], (self._keys[index] << SHIFT) + index)
 
     def choose(self) -> list[int] | None:
@@ -93,11 +97,13 @@ class DeviceState:
         growth = self._growth
         size = self._size
         free = self._capacity - self._used
+        # W take no memory, so one may always start.
         chosen = heaps[-1] or None
         heap = heaps[-2]
         if (
             heap
             and (chosen is None or heap[0] < chosen[0])
+            # I take memory only where the inputs of W are larger than the activations.
             and (not growth or (free >= growth and self._is_safe(heap[0], free - growth)))
         ):
             chosen = heap
@@ -120,14 +126,17 @@ class DeviceState:
         lacking = self._lacking
         held = self._held
         growth = self._growth
+        # Local names: this loop is the innermost of the search.
         most_lacking = self._most_lacking
         for older in range(self._oldest, (entry & MASK) // self._num_steps):
             if free >= most_lacking:
                 return True
             lacks = lacking[older]
             holds = held[older]
+            # A microbatch that is here already, or has F to come, has an I to come too.
             if lacks + (growth if lacks or holds else 0) > free:
                 return False
+            # When it has ended, the next one may use what it held.
             free += holds
         return True
 
@@ -151,6 +160,7 @@ class DeviceState:
         self._used -= self._kept
         held[microbatch] -= self._kept
         self._num_held[slot] -= 1
+        # Those that have ended would be safe anyway; `_is_safe` need not look at them again.
         while oldest < len(held) and not lacking[oldest] and not held[oldest]:
             oldest += 1
         self._oldest = oldest
@@ -225,9 +235,11 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
 
     def arrive(index: int, at: int, number: int) -> None:
         heappush(devices[number].coming, (at << SHIFT) + index)
+        # A device that computes looks at what has arrived when it is free.
         if devices[number].free_at <= at:
             heappush(wake, at * num_devices + number)
 
+    # Later microbatches of a replica follow when the first F of the one before has started.
     for microbatch in range(min(num_replicas, num_microbatches)):
         arrive(microbatch * num_operations, release[microbatch], device_of[microbatch][0])
     num_left = num_microbatches * num_operations
@@ -235,6 +247,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
     while wake:
         now, number = divmod(heappop(wake), num_devices)
         device = devices[number]
+        # It was woken for an arrival and has started another action at the same moment.
         if device.free_at > now:
             continue
         if device.coming and device.coming[0] >> SHIFT <= now:
@@ -250,6 +263,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
             soon = device.coming[0]
             if (soon >> SHIFT) - now <= wait[operation] * time and keys[soon & MASK] < heap[0] >> SHIFT:
                 continue
+        # No order can be shorter than this: the device has so much to do from now on.
         if now + device.left >= limit:
             return None
 
@@ -273,10 +287,12 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
                 heappush(wake, at * num_devices + number)
         elif is_split and operation < last_backward:
             device.start_gradient(microbatch)
+            # The W may run as soon as this device is free, for its I has run here.
             heappush(device.ready[-1], (keys[index + num_stages] << SHIFT) + index + num_stages)
         else:
             device.give_back(microbatch, slot_of[replica][operation])
         if operation + 1 < last_backward:
             arrive(index + 1, end + travel[replica][operation], device_of[replica][operation + 1])
     rows = [device.row for device in devices]
+    # Quotas may stop all devices; memory alone never does.
     return None if num_left else ListSchedule(makespan, start, rows)

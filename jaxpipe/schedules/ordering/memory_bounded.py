@@ -41,6 +41,7 @@ def v_min_block(num_devices: int) -> list[int]:
         >>> v_min_block(2)
         [0, 1, 4, 5, 8, 9, 12, 13]
     """
+    # By D modulo 3: waits at the two turning points and before the first I, without which two actions share a slot.
     return _block(num_devices, outward=1, back=1, waits=((0, 2, 0), (0, 0, 0), (2, 2, 2))[num_devices % 3])
 
 
@@ -110,14 +111,16 @@ def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
 
     def timed(operations: Sequence[int], num_microbatches: int) -> list[tuple[int, int]]:
         """(slot, action) of these operations, in order."""
-        each = ((interval * m, num_operations * m) for m in range(num_microbatches))
-        return sorted((at + block[operation], first + operation) for at, first in each for operation in operations)
+        microbatches = ((interval * m, num_operations * m) for m in range(num_microbatches))
+        pairs = ((at + block[operation], first + operation) for at, first in microbatches for operation in operations)
+        return sorted(pairs)
 
     for device in range(shop.placement.num_devices):
         own = [operation for operation in range(many) if device_of[operation] == device]
         forwards = own[:num_chunks]
         gradients = own[num_chunks:]
         stored = _most_stored(timed(forwards, many), timed(gradients, many))
+        # Each interval that W wait keeps one more microbatch: as many activations as a device has stages.
         wait = max(0, bound - stored) // num_chunks * interval
         of_f = timed(forwards, shop.num_microbatches)
         of_i = timed(gradients, shop.num_microbatches)
@@ -150,6 +153,7 @@ def _weight_slots(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int
 def _most_stored(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int]]) -> int:
     """The most activations on a device whose W do not wait; (slot, action) of its F and I are given."""
     weights = _weight_slots(of_f, of_i, 0)
+    # At its own F the device has `stored` + 1 forwards behind it, less the W that have begun.
     return max(stored + 1 - bisect_left(weights, slot) for stored, (slot, _) in enumerate(of_f))
 
 
@@ -237,10 +241,12 @@ def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
 
     Those for earlier times are among the candidates for later ones.
     """
+    # The recursion ends with the block, whose slots are equally long.
     if not times:
         shop = problem.shop_at(Times())
-        found = [repeated(problem.block, shop, problem.bound)] if problem.block else []
-        return [start for start in found if merit(start, shop).most_stored <= problem.bound]
+        start = repeated(problem.block, shop, problem.bound) if problem.block else None
+        # A bound below what the block stores without waits: then only list schedules are left.
+        return [start] if start and merit(start, shop).most_stored <= problem.bound else []
     earlier = _orders(problem, times[:-1])
     return [_best(problem.shop_at(times[-1]), earlier, staggered=problem.staggered), *earlier]
 
@@ -258,20 +264,22 @@ def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -
             yield in_order(order, shop), rounds if staggered else (None, *rounds)
         for pattern in _patterns(shop):
             limit = int(_MOST_LONGER * best[0].makespan) + 1 if best else sys.maxsize
-            if found := list_schedule(shop, pattern.guide(shop), limit):
-                yield found.start, rounds
+            if order := list_schedule(shop, pattern.guide(shop), limit):
+                yield order.start, rounds
 
     tried: list[list[int]] = []  # patterns often lead to one order
     for start, rounds_of in starts():
         if start in tried:
             continue
         tried.append(start)
+        # None: the order as it is; else it is compacted with these tails, each from where the one before has left it.
         for tail in rounds_of:
             if tail is not None:
                 start = compacted(start, shop, tail)
             reached = merit(start, shop)
             if best is None or reached < best[0]:
                 best = reached, start
+            # No order is shorter or has smaller gaps, so the others need not be tried.
             if reached[:2] == (shop.least_makespan(), 0):
                 return start
     assert best  # a pattern without quotas leads to an order
@@ -283,12 +291,12 @@ def _patterns(shop: FlowShop) -> list[Pattern]:
     num_chunks = shop.placement.num_chunks
     as_they_run = (1.0,) * (2 * num_chunks)
     backwards_last = (1.5,) * num_chunks + (3.0,) * num_chunks
-    gradients_first = Pattern(as_they_run, turn=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST)
+    gradients_first = Pattern(as_they_run, pause=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST)
     return [
         replace(gradients_first, weight_wait=_BEFORE_ITS_END),
         gradients_first,
-        Pattern(as_they_run, turn=_TIE, weight_wait=_BEFORE_ITS_END),
-        Pattern(backwards_last, turn=_TIE - 1 / num_chunks, weight_wait=_BEFORE_ITS_END),
+        Pattern(as_they_run, pause=_TIE, weight_wait=_BEFORE_ITS_END),
+        Pattern(backwards_last, pause=_TIE - 1 / num_chunks, weight_wait=_BEFORE_ITS_END),
     ]
 
 
@@ -305,6 +313,7 @@ def merit(start: Sequence[int], shop: FlowShop) -> Merit:
         stored = 0
         for index in row:
             operation = index % num_operations
+            # F takes one, W gives it back, I keeps it.
             stored += (operation < num_stages) - (operation >= 2 * num_stages)
             most = max(most, stored)
     # Among orders that tie with free messages, the one that waits least for messages is best on any real link.

@@ -23,9 +23,8 @@ from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Action, Kind, Rows
 
-# durations
-FORWARD = 1
-BACKWARD = 2
+FORWARD = 1  # duration, the unit of time here
+BACKWARD = 2  # duration
 UNLIMITED = sys.maxsize
 _SHIFT = 40  # bits for job * K + operation below a key, so that a heap compares single integers
 
@@ -124,6 +123,7 @@ def job_order(
     held = [0 for _ in machines]
     worked = [0 for _ in machines]
     free_at = [0 for _ in machines]
+    # Three lists do: what starts now ends in one step or in two.
     ending: tuple[list[int], ...] = ([], [], [])  # by time, modulo one more than the longest operation
     mask = (1 << _SHIFT) - 1
 
@@ -142,6 +142,7 @@ def job_order(
         ended = ending[time % 3]
         for index in ended:
             operation = index % num_operations
+            # Backwards are the second half of a job's operations.
             if operation >= num_stages:
                 held[runs_on[operation]] -= 1
             if operation + 1 < num_operations:
@@ -158,6 +159,7 @@ def job_order(
                 heap = capped
             if not heap:
                 continue
+            # Idle time only grows: an order that is too long is given up at once, which saves most of a search.
             if time - worked[machine] > most_idle:
                 return None
             index = heappop(heap) & mask
@@ -166,6 +168,7 @@ def job_order(
                 duration = FORWARD
                 held[machine] += 1
                 peak = max(peak, held[machine])
+                # Jobs start in order, each when the one before it has begun.
                 if operation == 0 and job + 1 < num_jobs:
                     make_ready(index + num_operations)
             else:
@@ -176,9 +179,11 @@ def job_order(
             ending[free_at[machine] % 3].append(index)
             num_left -= 1
             num_running += 1
+        # Nothing runs and nothing has started, so nothing ever will: caps hold up all machines.
         if not num_running or peak > most_held:
             return None
         time += 1
+    # All machines have the same work, so the first one's idle time is that of each.
     idle = max(free_at) - worked[0]
     return JobOrder(idle, peak, rows, preference) if idle <= most_idle else None
 
@@ -207,15 +212,16 @@ def best_job_order(
         if best is None:
             idle = UNLIMITED
             held = most_held
+        # Still too much idle time: a shorter order may hold as much as is allowed.
         elif best.idle > least_idle:
             idle = best.idle
             held = most_held
         else:
             idle = best.idle
             held = best.most_held - 1
-        found = job_order(machine_of, num_jobs, preference, most_idle=idle, most_held=held)
-        if found and (best is None or found[:2] < best[:2]):
-            best = found
+        order = job_order(machine_of, num_jobs, preference, most_idle=idle, most_held=held)
+        if order and (best is None or order[:2] < best[:2]):
+            best = order
     return best
 
 
@@ -237,6 +243,7 @@ def machines_of(placement: Placement) -> tuple[int, ...]:
 
 def num_jobs_of(placement: Placement, num_microbatches: int) -> int:
     """The number of jobs for `num_microbatches`; with two replicas, enough for the direction that has more."""
+    # Rounded up; what the other direction has too many is dropped as padding.
     return -(-num_microbatches // placement.num_replicas)
 
 
@@ -259,6 +266,7 @@ def rows_of_jobs(order: Sequence[Sequence[int]], placement: Placement, *, num_mi
     rows = []
     for device in range(placement.num_devices):
         machine = min(device, placement.partner_of(device)) if placement.num_replicas == 2 else device
+        # A machine of two devices: the device that holds the stage in replica 0 runs that one, the other its mirror.
         replica_of = [int(holder != device) for holder in placement.devices[0]]
         row = []
         for index in order[machine]:
@@ -277,6 +285,7 @@ def _microbatch_numbers(placement: Placement, num_jobs: int) -> tuple[list[int],
     half = placement.num_devices // 2
     numbers: tuple[list[int], ...] = ([], [])
     for first in range(0, num_jobs, half):
+        # The last group may be shorter, with as many jobs in either direction.
         length = min(half, num_jobs - first)
         for replica in (0, 1):
             numbers[replica].extend(range(2 * first + replica * length, 2 * first + (replica + 1) * length))
