@@ -125,6 +125,7 @@ def _check_output(output: str | None) -> None:
         return
     path = local_path(output)
     folder = path.parent
+    # The search may take minutes, so an output that cannot be written is refused before it.
     if not is_file_name(output) or not os.access(folder, os.W_OK | os.X_OK) or path.is_dir():
         first = "make the folder" if is_file_name(output) else "give another ending"
         raise ScheduleError(
@@ -141,11 +142,13 @@ def _check_output(output: str | None) -> None:
 
 def _optimize(values: FlagValues) -> None:
     _check_flags(values)
+    # Before anything asks for names: a file adds to the methods that are tried.
     for path in values.method:
         register_file(path)
     problem = _problem(values)
     costs = _costs(values)
     bound = _bound(values)
+    # Only a schedule with S and T has a head to time; else these flags would change nothing.
     if not (isinstance(problem, Schedule) and problem.has_head_actions):
         check_unused(values, HEAD_TIMES.values(), "it needs a --schedule with S and T")
     taken = costs_text(costs, problem.num_devices)
@@ -173,6 +176,7 @@ def _problem(values: FlagValues) -> Problem | Schedule:
         schedule = build(
             values.schedule, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options
         )
+    # Before the search, which takes a while.
     if Path(output).suffix == ".csv":
         to_csv(schedule)  # raises if a CSV cannot hold it
     problem_of(replace(problem_of(schedule), num_layers=values.num_layers))  # raises if it has more stages
@@ -196,6 +200,7 @@ def placements_of(
     Raises:
         ScheduleError: the number of devices is odd for two replicas, or `output` cannot hold a placement.
     """
+    # A flag that is given twice must not search the same placement twice.
     names = tuple(dict.fromkeys(names))
     is_csv = Path(output).suffix == ".csv"
     for name in names:
@@ -211,6 +216,7 @@ def placements_of(
                 repair=f"give --output={Path(output).with_suffix('.json')}, or leave that placement out",
             )
         )
+    # Without --placement any placement would do, but a CSV can hold the answer only on one of one replica.
     if is_csv and not placements:
         usual = filter(Problem(num_devices, 1, num_layers=num_layers).allows, usual_placements(num_devices))
         return tuple(placement for placement in usual if placement.num_replicas == 1)
@@ -236,6 +242,7 @@ def _bound(values: FlagValues) -> MemoryBound:
 
 def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
     """Two lines: sizes and bound, and the placements to choose from."""
+    # The unit of a bound is bytes only where the bytes of one Ma are known.
     in_ma = values.activation_bytes is None
     bound = f"{values.memory_bound:g} Ma" if in_ma else f"{gib(values.memory_bound)} GiB"
     if isinstance(problem, Schedule):

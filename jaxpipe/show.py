@@ -65,6 +65,7 @@ _HTML = (".html", ".htm")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Configs need ml_collections and estimates JAX, whose imports take seconds: only --config pays for them.
     if not any(argument.startswith("--config") or argument in HELP for argument in given):
         return run(_show, define_flags=_define_flags, usage=__doc__, arguments=given, positional=["name"])
     from jaxpipe.config.command_line import define_config_file
@@ -72,9 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         _define_flags(values)
+        # `define_config_file` defines the flag again, as one that loads the file.
         del values.config
         define_config_file(values, arguments)
 
+    # --help needs no config; otherwise --config without a file says that one is missing.
     required = {} if {*HELP}.intersection(given) else {"config": "configs/quickstart.py"}
     return run_with_config(_show, define_flags=define_flags, usage=__doc__, arguments=given, required=required)
 
@@ -127,6 +130,7 @@ def _define_costs(values: FlagValues) -> None:
         what = (
             "one message between two devices" if name == "transfer" else f"the {kind} of a device's share of the model"
         )
+        # Costs of 0 are legal: a message, or an action, may take no time.
         define_number(values, name, getattr(defaults, name), f"Time of {what}.", what="time", is_positive=False)
     layers_help = "Layers, each with residual pages of its own that EVICT and LOAD move"
     _define_integer(values, "layers_per_stage", f"{layers_help}, default {_LAYERS_PER_STAGE}.", least=1, most=10_000)
@@ -139,9 +143,11 @@ def _define_costs(values: FlagValues) -> None:
 
 def _check_flags(values: FlagValues) -> None:
     """Raises ConfigError for flags that do not fit together; none is silently without effect."""
+    # Several methods make a list; a single one stands in the place of NAME.
     if values.name or values.csv or values.json or len(values.method) > 1:
         check_unused(values, () if values.list else ("method",), "one schedule is shown")
     if values.list:
+        # Every other flag is of a schedule, and the list has many.
         others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
     elif values.config:
@@ -149,6 +155,7 @@ def _check_flags(values: FlagValues) -> None:
         check_unused(values, others, "--config gives the schedule and its times")
     elif values.csv or values.json:
         source = "csv" if values.csv else "json"
+        # With --csv also --json is without effect; with --json it is the source itself.
         others = [*_SOURCE, *({"json"} if values.csv else ())]
         check_unused(values, others, f"--{source} gives the whole schedule")
     elif not values.name and not values.method:
@@ -164,6 +171,7 @@ def _check_flags(values: FlagValues) -> None:
         for name in ("num_devices", "num_microbatches"):
             if getattr(values, name) is None:
                 raise missing(name, "8")
+    # --output may end in .html, which decides for a page: so before the checks of --html.
     if not values.html and not values.list:
         _decide_format(values)
     if values.html:
@@ -178,12 +186,14 @@ def _check_flags(values: FlagValues) -> None:
             check_unused(values, ("format",), "--placement is shown as text or json")
     elif not values.config:
         check_unused(values, ("topology", "tensor", "data"), "it needs --placement")
+    # By the ending, since this picture is binary or text, and no ending but these says which.
     if values.format == "memory":
         _check_ending("output", values.output, tuple(f".{form}" for form in FORMS))
     elif not values.html:
         check_unused(values, ("slot_bytes",), "it needs --html or --format=memory")
         if values.format != "text" or values.list or values.placement:
             check_unused(values, ("compare",), "it needs --format=text, --format=memory or --html")
+    # A terminal would print the bytes.
     if values.format in ("png", "pdf") and not values.output:
         raise ConfigError(
             explain(
@@ -197,6 +207,7 @@ def _check_flags(values: FlagValues) -> None:
 def _decide_format(values: FlagValues) -> None:
     """Sets --format, or --html, by the ending of --output where it is not given; raises ConfigError for another one."""
     ending = Path(values.output or "").suffix
+    # ".json" is the ending of two formats; the first of them is meant unless --format says otherwise.
     by_name = next((form for form, endings in _ENDINGS.items() if ending in endings), None)
     if values.format is None and ending in _HTML:
         values.html = values.output
@@ -249,6 +260,7 @@ def _show(values: FlagValues) -> None:
         write_output(_html(schedule, costs, values), values.html)
         return
     shown = _FORMATS[values.format](schedule, costs, values)
+    # Other formats are read by programs, and have the costs in them or none.
     if decided and values.format == "text":
         shown = f"{decided}\n{shown}"
     write_output(shown, values.output)
@@ -269,6 +281,7 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     decided.settle(config)
     schedule = build_schedule(config)
     layers = layers_per_stage(config)
+    # A config says times; the sizes of slots and gradients follow from its layers.
     costs = replace(costs_of_share(config, schedule, layers), **_ratios(schedule, max(layers)))
     return schedule, costs, max(layers), f"costs     {decided.costs}: {decided.source}"
 
@@ -276,6 +289,7 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
 def _schedule(values: FlagValues) -> Schedule:
     """The schedule that the flags name; a user's own schedule has passed the rules."""
     if values.csv or values.json:
+        # A file may hold anything; what generators build is legal, by their tests.
         return check(read_csv(values.csv) if values.csv else read_json(values.json))
     options = _options(values)
     name = values.method[0] if values.method else values.name
@@ -311,6 +325,7 @@ def _others(schedule: Schedule, values: FlagValues) -> list[Schedule]:
 def _bound(schedule: Schedule, values: FlagValues) -> int | None:
     """Slots that `schedule` keeps by moving others to the paired device; None if it moves none."""
     kept = bound_kept(schedule)
+    # The bound that was asked for is the line to draw, even if the schedule stays below it.
     given = _options(values).get("bound", kept)
     return None if kept is None else int(given)  # pyright: ignore[reportArgumentType]  # else it would not be built
 

@@ -41,12 +41,14 @@ def compared(schedules: Sequence[Schedule], costs: Costs, *, layers_per_stage: i
                     repair=f"build both with num_devices={first.num_devices}",
                 )
             )
+    # The same model for all: schedules with more stages have fewer layers in each, but at least one.
     layers = layers_per_stage * first.num_stages
     return [Summary(schedule, costs, max(1, round(layers / schedule.num_stages))) for schedule in schedules]
 
 
 def numbers(summaries: Sequence[Summary]) -> list[dict[str, str]]:
     """The numbers of each schedule as text, by name; times are in the unit of the costs."""
+    # Periods, so that a schedule of several batches is compared by the time of one.
     shortest = min(summary.timeline.period for summary in summaries) or 1.0
     return [_numbers(summary, shortest) for summary in summaries]
 
@@ -65,6 +67,7 @@ def _numbers(summary: Summary, shortest: float) -> dict[str, str]:
         "step / shortest": f"{timeline.period / shortest:.3f}",
         "bubble ratio": f"{timeline.bubble_ratio:.4f}",
         "bubble by device span": f"{timeline.bubble_ratio_per_device_span:.4f}",
+        # One number if all devices store the same.
         "peak activations, Ma": " to ".join(f"{size:.4g}" for size in np.unique([peaks.min(), peaks.max()])),
         "weights, M_theta": str(schedule.num_replicas),
         "program: makespan": f"{spmd['makespan']:g}",

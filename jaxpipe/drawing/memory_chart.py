@@ -60,6 +60,7 @@ def memory(
         unit: of the times, in words.
     """
     schedules = [timeline.schedule for timeline in timelines]
+    # A stage of a schedule with twice as many stages has half the layers, so its slot is half of one here.
     of_last = [schedules[-1].num_stages / schedule.num_stages for schedule in schedules]
     columns = [
         [_scaled(values, ratio) for values in stored(timeline)]
@@ -87,6 +88,7 @@ def memory(
         x += width + _GAP
 
     end = max(timeline.makespan for timeline in timelines) or 1.0
+    # Not strict: the last axes are those of the bars.
     for axes, timeline, column in zip(all_axes, timelines, columns, strict=False):
         axes.set_xlim(0, end)
         axes.set_xlabel(f"time, {unit}" if unit else "time", fontsize=8, color="#444444")
@@ -182,6 +184,7 @@ def _draw_bars(axes: Axes, columns: Sequence[Sequence[Stored]], labels: Sequence
     font_size = min(7.0, 3.0 + 24.0 / len(columns) * min(1.0, 8.0 / scale.num_devices))
     for index, column in enumerate(columns):
         y = scale.floors - 0.9 * scale.device_height + (index + 0.5) * step
+        # The first moment of the peak; a device without actions has no moment at all.
         worst = [values.total.argmax() if len(values.total) else None for values in column]
         start = np.zeros(scale.num_devices)
         for part, (colour, _) in STORED.items():

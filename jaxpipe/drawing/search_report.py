@@ -38,6 +38,7 @@ class SearchReport:
         else:
             columns.append({"": "best registered", **self.numbers(answer.registered)})
         first = columns[0]
+        # All columns as wide as the widest cell of the first.
         width = max(map(len, first.values())) + 2
         rows = [[column.get(name, "") for column in columns] for name in first]
         return [
@@ -60,6 +61,7 @@ class SearchReport:
             "  by device span": f"{timeline.bubble_ratio_per_device_span:.4f}",
             "peak activations": f"{peak_activations(schedule).max():g} Ma",
         }
+        # In Ma the peak stands above already, as peak activations.
         if self.in_bytes:
             peak = peak_memory(schedule, self.bound, costs=costs).max()
             numbers["peak memory"] = f"{gib(peak)} GiB"
@@ -68,6 +70,7 @@ class SearchReport:
     def train_flags(self, schedule: Schedule, path: str) -> str:
         """The flags with which `jaxpipe.train` uses the schedule, written to the file `path`."""
         times = ",".join(f"{name}={getattr(self.costs, name):g}" for name in STAGE_TIMES.values())
+        # Rows with S and T are for a head that is split over the devices.
         head = " --config.pipeline.vocab_over_pipe=true" if schedule.has_head_actions else ""
         return (
             f"--config.pipeline.schedule={path} --config.pipeline.costs={times} "

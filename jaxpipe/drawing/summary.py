@@ -189,7 +189,7 @@ def kinds_of(*schedules: Schedule) -> frozenset[Kind]:
 
 
 def costs_text(costs: Costs, num_devices: int, kinds: frozenset[Kind] = _ALL) -> str:
-    """What a device's share of the model takes: "F 1, B 2, a message 0.1"; what is larger than a message, in those."""
+    """The times of a device's share of the model: "F 1, B 2, a message 0.1"; sizes above a message in messages."""
     taken = [
         f"{kind.name} {mean_share(getattr(costs, name), num_devices):.6g}"
         for kind, name in STAGE_TIMES.items()
@@ -237,7 +237,7 @@ def summary_text(summary: Summary) -> str:
 
 
 def _lost(summary: Summary) -> str:
-    """What the program's rounds cost: devices wait there for others that the schedule does not make them wait for."""
+    """The cost of rounds in words: devices wait there for others that the schedule does not make them wait for."""
     lost = summary.lost
     of_what = " from batch to batch" if summary.schedule.delays else ""
     if abs(lost) < _LEAST_LOST:

@@ -1,7 +1,7 @@
 """A timeline as a picture, drawn by matplotlib as SVG, PNG or PDF, and as Chrome trace events, to open in Perfetto.
 
 The picture has one track per device, time to the right. Microbatch numbers stand in the actions that are wide enough
-for them. What moves between paired devices has a thin track below its device's own, with the number beside actions that
+for them. Transfers between paired devices have a thin track below their device's own, with the number beside those that
 are too short for it. Actions that take no time are thin marks.
 """
 

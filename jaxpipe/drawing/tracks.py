@@ -107,11 +107,13 @@ def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.nd
     duration = timeline.end - timeline.start
     left = timeline.start.copy()
     right = np.maximum(timeline.end, left + mark)
+    # Labels of transfers are placed below, one after the other, for they may lie beside their boxes.
     fits = ~tracks.is_thin & (columns.microbatch != NO_MICROBATCH) & (right - left > label)
     middle = np.where(fits, (left + right) / 2, np.nan)
     is_beside = np.zeros(len(left), dtype=bool)
     transfers = np.flatnonzero(tracks.is_thin)
     widest = mark + label[transfers].max(initial=0.0)
+    # Room for labels between marks only if two of them fit into the shortest action; else marks touch.
     step = mark + label * (shortest_compute(timeline, tracks) >= 2 * widest)
     for device in np.flatnonzero(tracks.has_thin).tolist():
         here = transfers[columns.device[transfers] == device]
@@ -133,5 +135,6 @@ def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.nd
                 middle[i] = left[i] - label[i] / 2
                 is_beside[i] = True
             taken = max(right[i], middle[i] + label[i] / 2 if is_beside[i] else 0.0)
+    # After the placing, which reserves room for every transfer alike.
     middle[columns.microbatch == NO_MICROBATCH] = np.nan
     return Boxes(left, right, middle, is_beside)

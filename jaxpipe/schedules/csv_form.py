@@ -114,6 +114,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
         ((0, 1),)
     """
     fields = {}
+    # In the order in which `to_csv` writes them: another order of the lines is no field but a bad cell.
     for field in FIELDS:
         fields[field.name], text = _split_field(field, text, name)
     lines = [line.split(",") for line in text.rstrip().splitlines()]

@@ -1,4 +1,4 @@
-"""What optional mechanisms add to the file of a schedule: a first line of a CSV, a key of a JSON object.
+"""The fields that optional mechanisms add to the file of a schedule: a first line of a CSV, a key of a JSON object.
 
 `FIELDS` has a row for each field of `Schedule` that is empty in most schedules: a mechanism that adds a field adds its
 row. Goes in: entries as a file has them. Comes out: the field's value, and the words for errors of either format.

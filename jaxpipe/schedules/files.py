@@ -78,6 +78,7 @@ def read_json(path: str | Path) -> Schedule:
     try:
         return from_json(text)
     except ScheduleError as error:
+        # The reader knows no path: it reads texts, too.
         raise ScheduleError(f"{path}: {error}") from None
 
 
@@ -107,6 +108,7 @@ def from_json(text: str) -> Schedule:
             raise _error(f"{key}={values[key]!r} is not of type {kind.__name__}", f"write {key!r} as {kind.__name__}")
     if not values["name"].isprintable():
         raise _error(f"name={values['name']!r} has characters that are not printable", "write others")
+    # `type` below, not `isinstance`: true would pass for device 1.
     for key, kind in (("devices", int), ("rows", str)):
         lists = values[key]
         if not isinstance(lists, list) or not all(

@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
 
 
 class Traits(NamedTuple):
-    """What holds for all actions of a kind.
+    """The properties that all actions of a kind share.
 
     Attributes:
         computes: whether it takes the device, and not only a link.

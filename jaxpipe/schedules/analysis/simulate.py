@@ -92,7 +92,7 @@ class Timeline:
     def bubble_ratio_per_device_span(self) -> float:
         """1 - (most work of any device) / (longest span of any device), from its first start to its last end.
 
-        This is the zero-bubble papers' measure: the wait before a device's first forward is no bubble.
+        The zero-bubble papers' measure: the wait before a device's first forward is no bubble.
 
         Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such span.
         """
@@ -261,7 +261,7 @@ class Clock:
         start = np.zeros(len(duration))
         end = np.zeros(len(duration))
         # The arrival of a LOAD depends on its issue, which depends on earlier arrivals. So the rows first run without
-        # waiting for LOADs, then with the arrivals found, until these are the ones assumed. This terminates: if all
+        # waiting for LOADs, then with the arrivals found, until these are the ones assumed. The loop ends: if all
         # events up to time t are right, wrong arrivals come after t, and the next run is right for at least
         # one more shortest compute action. One run is usual; late LOADs take 3 to 20.
         arrivals = None

@@ -198,7 +198,7 @@ METHOD = Method(
     period=lambda num_devices, options: num_devices,
     num_replicas=2,
     has_split_backward=True,
-    has_own_order=True,
+    has_fixed_order=True,
     bubble=(
         Formula(
             "(D-2)/(3N+D-2)",

@@ -76,7 +76,7 @@ METHOD = Method(
     options=(Option("backward_first", check_truth, values=(False, True)), *TIMES),
     period=lambda num_devices, options: num_devices,
     has_split_backward=True,
-    has_own_order=True,
+    has_fixed_order=True,
     bubble=(
         Formula(
             "(D-1)/(3N+D-1)",

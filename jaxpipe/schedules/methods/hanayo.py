@@ -39,7 +39,7 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
     num_stages = placement.num_stages
     order = None
     if num_microbatches > num_devices:
-        # The keys are the slots of units half of whose length overlaps: 2WD is half of 4WD steps.
+        # Units start 2WD slots apart, half of their 4WD steps, so that each overlaps the next.
         by_slot = Preference(
             spacing=2,
             pace=1,
@@ -66,7 +66,8 @@ def _unit_after_unit(route: tuple[int, ...], num_devices: int, num_microbatches:
     for microbatch in range(num_microbatches):
         unit, i = divmod(microbatch, num_devices)
         for step, device in enumerate(device_of):
-            # 2i + k: no two of one device are equal, since i differs by whole microbatches and k by odd steps.
+            # No two share a slot: two steps on a device differ by an odd number or by a multiple of 2D, and 2(i - j)
+            # does neither.
             rows[device].append((num_steps * unit + 2 * i + step, num_steps * microbatch + step))
     return [[index for _, index in sorted(row)] for row in rows]
 

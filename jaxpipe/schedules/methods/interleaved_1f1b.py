@@ -125,7 +125,7 @@ def _check(num_devices: int, options: Options) -> None:
 def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None:
     v = o["num_chunks"]
     group = o["group_size"] or d
-    # Below the count of the formula, D microbatches are all that there are.
+    # No device stores more than D microbatches, all that there are.
     return (min(((v - 1) * d + 1 + o["extra_warm_up"]) / v, d), d) if n == d == group else None
 
 

@@ -42,7 +42,7 @@ def mixpipe(
     MixPipe. Two replicas of the weights. Needs even D, any N >= 1.
 
     The published abstract says that MixPipe regulates how many microbatches are injected at the beginning, to balance
-    how busy devices and pipelines are against memory; the exact rule is not public. This is our reading: K is the most
+    how busy devices and pipelines are against memory; the exact rule is not public. Our reading: K is the most
     microbatches, of both directions, that a device may store. A device that could start several actions follows a
     `Preference` of the list scheduler. Of several preferences the one with the least bubble is taken, and of equal ones
     that with the least peak. Both directions do the same at the same time.

@@ -85,7 +85,7 @@ def check_count(name: str, option: str, value: object, *, least: int = 1, why: s
         least: the smallest legal value.
         why: the reason for `least`, for the message.
     """
-    #  True is an int for Python, but `bound=true` is a mistake.
+    # True is an int for Python, but `bound=true` is a mistake.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ScheduleError(
             explain(

@@ -166,10 +166,10 @@ def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -
     ends = [0] * len(start)
     rows = [_Row(bound) for _ in range(max(device_of) + 1)]
     for index in sorted(range(len(start)), key=start.__getitem__):
-        # It may start when the actions that it waits for have ended.
+        # An action may start when those that it waits for have ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
-            # Not `max`, whose call takes longer than the comparison: there are 10^5 actions a pass.
+            # Not `max`: its call takes longer than the comparison, in the innermost loop.
             if ends[other] > ready:
                 ready = ends[other]
         ends[index] = rows[device_of[index]].add(ready, duration[index], takes[index])

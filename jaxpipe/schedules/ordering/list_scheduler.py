@@ -1,8 +1,8 @@
 """List scheduling under a memory bound: a free device starts the ready action with the least key that fits.
 
 Goes in: a flow shop, and a `Guide` with keys, quotas and waits. Comes out: an order for each device. Left to others:
-good keys (`pattern`, the search). This is the inner loop of the search, some microseconds for each action, hence plain
-lists.
+good keys (`pattern`, the search). List scheduling is the inner loop of the search, some microseconds an action, hence
+plain lists.
 
 Memory never stops all devices, since each starts only safe actions: after an F or I starts, every earlier microbatch
 can still get the memory it lacks on its device, from free memory and from the microbatches before it when they
@@ -133,7 +133,8 @@ class DeviceState:
                 return True
             lacks = lacking[older]
             holds = held[older]
-            # A microbatch that is here already, or has F to come, has an I to come too.
+            # A microbatch that holds something, or has an F to come, may have an I to come, which needs `growth` for a
+            # while.
             if lacks + (growth if lacks or holds else 0) > free:
                 return False
             # When it has ended, the next one may use what it held.
@@ -247,7 +248,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
     while wake:
         now, number = divmod(heappop(wake), num_devices)
         device = devices[number]
-        # It was woken for an arrival and has started another action at the same moment.
+        # It has started another action since it was to be woken.
         if device.free_at > now:
             continue
         if device.coming and device.coming[0] >> SHIFT <= now:

@@ -41,7 +41,7 @@ def v_min_block(num_devices: int) -> list[int]:
         >>> v_min_block(2)
         [0, 1, 4, 5, 8, 9, 12, 13]
     """
-    # By D modulo 3: waits at the two turning points and before the first I, without which two actions share a slot.
+    # By D modulo 3: waits at the first turning point, before the first I, and at the second turning point.
     return _block(num_devices, outward=1, back=1, waits=((0, 2, 0), (0, 0, 0), (2, 2, 2))[num_devices % 3])
 
 
@@ -239,7 +239,7 @@ class _Problem(NamedTuple):
 def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
     """[order][action] start: the best order found for each of `times`, the last first, then the block.
 
-    Those for earlier times are among the candidates for later ones.
+    Orders for earlier times are among the candidates for later ones.
     """
     # The recursion ends with the block, whose slots are equally long.
     if not times:

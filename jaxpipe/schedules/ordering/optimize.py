@@ -47,9 +47,9 @@ def optimize(
 ) -> Schedule:
     """Returns the shortest schedule found that solves `problem` and keeps `memory_bound` on every device.
 
-    It is never longer, on `clock` and with `costs`, than any registered schedule that keeps the bound, whole or split,
-    with the options of `registered`; if one of these is the shortest, it is returned under its own name. Nor is it
-    longer than a given schedule. It need not be the shortest schedule that exists.
+    The schedule is never longer, on `clock` and with `costs`, than any registered one that keeps the bound, whole or
+    split, with the options of `registered`; if one of these is the shortest, it is returned under its own name. Nor is
+    it longer than a given schedule. It need not be the shortest schedule that exists.
 
     The search is list scheduling: a device takes the ready action with the least key that fits. A `Pattern` makes
     the keys; patterns are drawn, and the best are varied. Then the keys are the starts of the best orders, found or
@@ -315,7 +315,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
         if not method.takes_microbatches(problem.num_devices, problem.num_microbatches):
             continue
         given = times if method.takes_times else {}
-        for options in method.tried(problem.num_devices, slots):
+        for options in method.search_options(problem.num_devices, slots):
             if options.get("num_chunks", 1) > _MOST_CHUNKS or not method.takes(problem.num_devices, **options):
                 continue
             schedule = method.build(

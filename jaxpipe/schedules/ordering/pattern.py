@@ -85,7 +85,7 @@ def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
     last = [plan[2 * num_stages - 1 - stage] + shop.duration[2 * num_stages - 1 - stage] for stage in range(num_stages)]
     quotas = []
     for stages in shop.placement.stages_of:
-        # At least one tick, so that shares of stages that pass at once are not divided by zero.
+        # At least one tick, so that their sum is never 0.
         stays = [max(1, last[stage] - plan[stage] + shop.duration[-1]) for _, stage in stages]
         shares = [(fits + room) * stay / sum(stays) for stay in stays]
         counts = [max(1, int(share)) for share in shares]
@@ -100,7 +100,7 @@ def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
 
 # ---- Random patterns for the search: new ones, and variations of a known one
 
-# Values that were good in searches are drawn more often: they stand several times.
+# A value that stands twice is drawn twice as often.
 _DRAWS = {
     "pause": lambda rng: rng.choice((0.0, 0.0, 0.2, 0.4)),
     "weight_delay": lambda rng: rng.choice((-1.0, 0.0, 0.5, 1.0, 2.0, NEVER_FIRST)),

@@ -6,7 +6,7 @@ microbatch of each. Goes in: the machine of each stage, and the preferences of m
 machine, and from it the rows of devices. Left to the methods: good preferences. A forward takes 1, a backward 2, a
 message nothing.
 
-This is not `list_scheduler`, which keeps a memory bound by looking ahead and takes any times. Here a cap is one of the
+`list_scheduler` instead keeps a memory bound by looking ahead and takes any times. Here a cap is one of the
 preferences, counts on the first operations of a job only, and may stop all machines; the orders of Hanayo, MixPipe and
 BitPipe's early forwarding depend on that.
 """
@@ -159,7 +159,7 @@ def job_order(
                 heap = capped
             if not heap:
                 continue
-            # Idle time only grows: an order that is too long is given up at once, which saves most of a search.
+            # Idle time only grows, so an order that has too much of it is given up at once.
             if time - worked[machine] > most_idle:
                 return None
             index = heappop(heap) & mask

@@ -97,7 +97,7 @@ def balance(
 
     # Upwards from the least bound that can be right: the first with plans is the least that can be kept.
     kept = max(least_bound(peaks), bound or 0)
-    # It ends: at the highest peak no device needs a plan.
+    # The search ends: at the highest peak no device needs a plan.
     while (chosen := plans(kept)) is None:
         kept += 1
     if not chosen:

@@ -1,6 +1,6 @@
 """Rules on forwards and backwards: one of each for every (stage, microbatch), in an order that does not deadlock.
 
-They also match the messages: the receiver of each is the same microbatch on the neighbouring stage.
+The rules also match the messages: the receiver of each is the same microbatch on the neighbouring stage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def backward_once(view: View) -> Iterator[Violation]:
 
 def _missing(view: View, name: str, kind: Kind, stage: int, microbatch: int) -> Violation:
     columns = view.columns
-    of_microbatch = np.flatnonzero(view.held & (columns.microbatch == microbatch))
+    of_microbatch = np.flatnonzero(view.is_placed & (columns.microbatch == microbatch))
     # The missing action belongs to the replica of the microbatch's other actions; of none at all, to any.
     replica = int(columns.replica[of_microbatch[0]]) if len(of_microbatch) else 0
     device = view.schedule.placement.device_of(stage, replica)
@@ -80,7 +80,7 @@ def _missing(view: View, name: str, kind: Kind, stage: int, microbatch: int) -> 
 def _repeated(view: View, name: str, kind: Kind, stage: int, microbatch: int) -> Violation:
     columns = view.columns
     same = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
-    first, second = np.flatnonzero(view.held & same)[:2]
+    first, second = np.flatnonzero(view.is_placed & same)[:2]
     return Violation(
         name,
         f"{view.where(second)}: {view.action(second)} stands here again, after {view.where(first)}",

@@ -61,6 +61,7 @@ def placement(view: View) -> Iterator[Violation]:
         if outside:
             stage = outside[0]
             device = devices[stage]
+            # Only the first stage outside: the others are usually off by the same number.
             nearest = min(max(device, 0), num_devices - 1)
             yield Violation(
                 "placement",
@@ -75,12 +76,13 @@ def placement(view: View) -> Iterator[Violation]:
                 f"give replica {replica} num_stages={len(replicas[0])}",
             )
             continue
-        held = np.bincount(np.array(devices, dtype=int), minlength=num_devices)
-        if held.min() != held.max() or not len(devices):
+        counts = np.bincount(np.array(devices, dtype=int), minlength=num_devices)
+        # `not len`: a replica without stages is spread evenly, and still wrong.
+        if counts.min() != counts.max() or not len(devices):
             yield Violation(
                 "placement",
-                f"{where}: device {held.argmin()} holds {held.min()} of {len(devices)} stages, "
-                f"device {held.argmax()} holds {held.max()}",
+                f"{where}: device {counts.argmin()} holds {counts.min()} of {len(devices)} stages, "
+                f"device {counts.argmax()} holds {counts.max()}",
                 f"use a multiple of num_devices={num_devices} stages and spread them evenly",
             )
 
@@ -115,6 +117,7 @@ def range_(view: View) -> Iterator[Violation]:
                     repair = "say the delays of the stages and the number of batches; or remove it"
                 break
         else:
+            # `in_range` and this loop state the same limits; they must not drift apart.
             raise AssertionError(f"{action} is in range")
         yield Violation("range", f"{view.where(index)}: {action} has {what}", repair, (view.place(index),))
 
@@ -123,12 +126,13 @@ def range_(view: View) -> Iterator[Violation]:
 def holder(view: View) -> Iterator[Violation]:
     """Yields actions in the row of a device that does not hold their stage."""
     placement = view.schedule.placement
-    for index in np.flatnonzero(view.in_range & ~view.held).tolist():
+    for index in np.flatnonzero(view.in_range & ~view.is_placed).tolist():
         action = view.action(index)
         device = view.columns.device[index]
         holder = placement.device_of(action.stage, action.replica)
         repair = f"move it to device {holder}"
         for replica in range(placement.num_replicas):
+            # It may be the right row, and the wrong replica is written.
             if placement.device_of(action.stage, replica) == device:
                 repair += f", or write {action._replace(replica=replica)}"
         yield Violation(

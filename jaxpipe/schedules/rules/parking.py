@@ -16,6 +16,7 @@ def parked_share(view: View) -> Iterator[Violation]:
     """Yields fractions that are not one for each stage, or not above 0 and at most 1."""
     parked = view.schedule.parked
     num_stages = view.schedule.num_stages
+    # None at all is legal: whole microbatches move.
     if parked and len(parked) != num_stages:
         yield Violation(
             "parked-share",
@@ -31,7 +32,7 @@ def parked_share(view: View) -> Iterator[Violation]:
 def paired(view: View) -> Iterator[Violation]:
     """Yields evictions and loads of a device that is its own partner."""
     middle = view.columns.device == view.schedule.placement.partner_of(view.columns.device)
-    for index in np.flatnonzero(view.held & middle & view.columns.is_kind(*TRANSFER_KINDS)).tolist():
+    for index in np.flatnonzero(view.is_placed & middle & view.columns.is_kind(*TRANSFER_KINDS)).tolist():
         yield Violation(
             "paired",
             f"{view.where(index)}: {view.action(index)} moves activations of device {view.place(index)[0]} to itself",
@@ -47,12 +48,13 @@ def paired(view: View) -> Iterator[Violation]:
 def evict_load(view: View) -> Iterator[Violation]:
     """Yields evictions, loads and backwards that find the activations elsewhere."""
     columns = view.columns
-    is_moved = view.held & columns.is_kind(*TRANSFER_KINDS)
+    is_moved = view.is_placed & columns.is_kind(*TRANSFER_KINDS)
     if not is_moved.any():
         return
+    # Most microbatches never move; only the histories of these are followed.
     moved = set(zip(columns.stage[is_moved].tolist(), columns.microbatch[is_moved].tolist(), strict=True))
     histories: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index in np.flatnonzero(view.held & columns.is_kind(*NUMBERED_KINDS)).tolist():
+    for index in np.flatnonzero(view.is_placed & columns.is_kind(*NUMBERED_KINDS)).tolist():
         key = (int(columns.stage[index]), int(columns.microbatch[index]))
         if key in moved:
             histories[key].append(index)
@@ -62,6 +64,7 @@ def evict_load(view: View) -> Iterator[Violation]:
 
 def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
     """Violations in the actions of one (stage, microbatch), in row order."""
+    # absent -> stored (F) -> parked (EVICT) -> stored (LOAD) -> given back (backward); an I gives nothing back.
     state = "absent"
     for index in history:
         action = view.action(index)
@@ -78,6 +81,7 @@ def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
                     f"move it to {place}, or remove it",
                     (view.place(index),),
                 )
+            # Go on as if it had been right, so that one mistake is reported once.
             state = "parked" if action.kind is Kind.EVICT else "stored"
         elif state == "parked":
             load = action._replace(kind=Kind.LOAD)

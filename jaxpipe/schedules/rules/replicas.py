@@ -21,6 +21,7 @@ def mirrored(view: View) -> Iterator[Violation]:
     num_replicas = placement.num_replicas
     if num_replicas == 1:
         return
+    # With more, nothing below has a meaning: a device has one partner.
     if num_replicas > 2:
         yield Violation("mirrored", f"the placement has num_replicas={num_replicas}", "give one replica, or two")
         return
@@ -47,12 +48,14 @@ def one_replica(view: View) -> Iterator[Violation]:
     columns = view.columns
     if view.schedule.num_replicas == 1:
         return
-    actions = np.flatnonzero(view.held & columns.is_kind(*NUMBERED_KINDS))
+    actions = np.flatnonzero(view.is_placed & columns.is_kind(*NUMBERED_KINDS))
+    # microbatch -> its first action, whose replica counts
     first: dict[int, int] = {}
     told: set[int] = set()
     for index in actions.tolist():
         microbatch = int(columns.microbatch[index])
         other = first.setdefault(microbatch, index)
+        # One violation for each microbatch: all of its actions would be reported otherwise.
         if columns.replica[index] != columns.replica[other] and microbatch not in told:
             told.add(microbatch)
             yield Violation(
@@ -70,8 +73,9 @@ def sync_last(view: View) -> Iterator[Violation]:
     """Yields SYNCs that come twice or before a backward of their stage."""
     columns = view.columns
     synced: dict[tuple[int, int], int] = {}
-    for index in np.flatnonzero(view.held & (columns.kind == Kind.SYNC)).tolist():
+    for index in np.flatnonzero(view.is_placed & (columns.kind == Kind.SYNC)).tolist():
         action = view.action(index)
+        # (stage, replica) -> its first SYNC; a later one is reported as the repeated one.
         earlier = synced.setdefault((action.stage, action.replica), index)
         if earlier != index:
             yield Violation(
@@ -82,7 +86,9 @@ def sync_last(view: View) -> Iterator[Violation]:
             )
             continue
         same = (columns.stage == action.stage) & (columns.replica == action.replica)
-        backward = np.flatnonzero(view.held & same & columns.is_kind(*BACKWARD_KINDS, *GRADIENT_KINDS))
+        # Indices rise along a row, and all holders of a stage's replica are one device: the last index is the last in
+        # time.
+        backward = np.flatnonzero(view.is_placed & same & columns.is_kind(*BACKWARD_KINDS, *GRADIENT_KINDS))
         if len(backward) and (last := int(backward[-1])) > index:
             yield Violation(
                 "sync-last",
@@ -101,11 +107,12 @@ def sync_both(view: View) -> Iterator[Violation]:
     """Yields SYNCs of one copy of a stage where the other copy has none; only with two replicas."""
     columns = view.columns
     placement = view.schedule.placement
+    # A SYNC of a single replica has no other half; it sums over `data` alone.
     if placement.num_replicas != 2:
         return
     synced = {
         (int(columns.stage[index]), int(columns.replica[index])): index
-        for index in np.flatnonzero(view.held & (columns.kind == Kind.SYNC)).tolist()
+        for index in np.flatnonzero(view.is_placed & (columns.kind == Kind.SYNC)).tolist()
     }
     for (stage, replica), index in synced.items():
         if (stage, 1 - replica) in synced:

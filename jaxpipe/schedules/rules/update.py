@@ -37,7 +37,7 @@ def update_once(view: View) -> Iterator[Violation]:
         return
     schedule = view.schedule
     columns = view.columns
-    updates = np.flatnonzero(view.held & (columns.kind == Kind.UPDATE))
+    updates = np.flatnonzero(view.is_placed & (columns.kind == Kind.UPDATE))
     count = np.zeros((schedule.num_stages, schedule.num_batches), int)
     np.add.at(count, (columns.stage[updates], columns.microbatch[updates]), 1)  # `count[...] += 1` counts doubles once
     for stage, batch in np.argwhere(count != 1).tolist():
@@ -68,8 +68,8 @@ def update_in_time(view: View) -> Iterator[Violation]:
         return
     schedule = view.schedule
     columns = view.columns
-    held = np.flatnonzero(view.held)
-    of_stage = {stage: held[columns.stage[held] == stage] for stage in range(schedule.num_stages)}
+    placed = np.flatnonzero(view.is_placed)
+    of_stage = {stage: placed[columns.stage[placed] == stage] for stage in range(schedule.num_stages)}
     for stage, delay in enumerate(schedule.delays):
         actions = of_stage[stage]
         is_update = columns.kind[actions] == Kind.UPDATE
@@ -79,7 +79,7 @@ def update_in_time(view: View) -> Iterator[Violation]:
         place[batch[is_update]] = actions[is_update]
         for index, k in zip(actions[~is_update].tolist(), batch[~is_update].tolist(), strict=True):
             # UPDATE k ends the life of W(k-d) and makes W(k+1): batch k is done before, and batch k+d+1 begins after.
-            # It reads and empties the stage's one sum of gradients, to which backwards of batch k+1 add after it.
+            # UPDATE k reads and empties the stage's one sum of gradients, to which backwards of batch k+1 add after it.
             sides = [
                 (k, True, f"it is of batch {k}, whose gradient is then complete"),
                 (k - delay - 1, False, f"it uses W({k - delay}), which this makes"),

@@ -150,24 +150,26 @@ class View:
         )
 
     @cached_property
-    def held(self) -> np.ndarray:
+    def is_placed(self) -> np.ndarray:
         """[A] whether the action is in range and stands in the row of its stage's holder; S and T, in any row."""
         columns = self.columns
-        held = self.in_range.copy()
+        is_placed = self.in_range.copy()
         devices = np.array(self.schedule.placement.devices)
         # Only actions in range may index `devices`; one out of range raises, or counts from the end.
-        held[held] = devices[columns.replica[held], columns.stage[held]] == columns.device[held]
-        return held | (self.in_range & columns.is_kind(*HEAD_KINDS))
+        replica = columns.replica[is_placed]
+        stage = columns.stage[is_placed]
+        is_placed[is_placed] = devices[replica, stage] == columns.device[is_placed]
+        return is_placed | (self.in_range & columns.is_kind(*HEAD_KINDS))
 
     @cached_property
     def count(self) -> dict[Kind, np.ndarray]:
-        """Kind -> [S, N] number of actions that are `held`."""
+        """Kind -> [S, N] number of actions that are placed."""
         size = self._shape[0] * self._shape[1]
         return {kind: np.bincount(keys, minlength=size).reshape(self._shape) for kind, (_, keys) in self._keys.items()}
 
     @cached_property
     def index(self) -> dict[Kind, np.ndarray]:
-        """Kind -> [S, N] the last of the actions that are `held`, or -1."""
+        """Kind -> [S, N] the last of the actions that are placed, or -1."""
         tables = {}
         for kind, (actions, keys) in self._keys.items():
             table = np.full(self._shape[0] * self._shape[1], -1)
@@ -182,10 +184,10 @@ class View:
 
     @cached_property
     def _keys(self) -> dict[Kind, tuple[np.ndarray, np.ndarray]]:
-        """Kind -> the actions that are `held`, and the flat [S, N] index of each."""
+        """Kind -> the actions that are placed, and the flat [S, N] index of each."""
         keys = {}
         for kind in sorted(MESSAGE_KINDS | GRADIENT_KINDS):
-            actions = np.flatnonzero(self.held & (self.columns.kind == kind))
+            actions = np.flatnonzero(self.is_placed & (self.columns.kind == kind))
             keys[kind] = (
                 actions,
                 self.columns.stage[actions] * self._shape[1] + self.columns.microbatch[actions],
