@@ -32,7 +32,7 @@ from jaxpipe.command_line import HELP, check_unused, define_number, missing, run
 from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
 from jaxpipe.drawing.comparison import compared, comparison_text
 from jaxpipe.drawing.method_list import method_list
-from jaxpipe.drawing.pictures import FORMS
+from jaxpipe.drawing.pictures import FILE_FORMATS
 from jaxpipe.drawing.placement import show_placement
 from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text, unit_of
 from jaxpipe.errors import ConfigError, explain
@@ -188,7 +188,7 @@ def _check_flags(values: FlagValues) -> None:
         check_unused(values, ("topology", "tensor", "data"), "it needs --placement")
     # By the ending, since this picture is binary or text, and no ending but these says which.
     if values.format == "memory":
-        _check_ending("output", values.output, tuple(f".{form}" for form in FORMS))
+        _check_ending("output", values.output, tuple(f".{ending}" for ending in FILE_FORMATS))
     elif not values.html:
         check_unused(values, ("slot_bytes",), "it needs --html or --format=memory")
         if values.format != "text" or values.list or values.placement:
@@ -208,7 +208,7 @@ def _decide_format(values: FlagValues) -> None:
     """Sets --format, or --html, by the ending of --output where it is not given; raises ConfigError for another one."""
     ending = Path(values.output or "").suffix
     # ".json" is the ending of two formats; the first of them is meant unless --format says otherwise.
-    by_name = next((form for form, endings in _ENDINGS.items() if ending in endings), None)
+    by_name = next((name for name, endings in _ENDINGS.items() if ending in endings), None)
     if values.format is None and ending in _HTML:
         values.html = values.output
         values.output = None
@@ -218,7 +218,7 @@ def _decide_format(values: FlagValues) -> None:
         raise ConfigError(
             explain(
                 f"--format={values.format} with --output={values.output}",
-                rule="file-ending: the ending of a file says which form it has",
+                rule="file-ending: the ending of a file says which format it has",
                 repair=f"leave --format out, or name the file as {Path(values.output).with_suffix('.txt')}",
             )
         )
@@ -356,7 +356,7 @@ def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
         [_timeline(drawn, costs) for drawn in (*_others(schedule, values), schedule)],  # its own on top of the others
         bound=_bound(schedule, values),
         slot_bytes=values.slot_bytes,
-        form=Path(values.output).suffix[1:],
+        file_format=Path(values.output).suffix[1:],
         unit=unit_of(costs, schedule.num_devices),
     )
 
@@ -384,7 +384,7 @@ _ENDINGS = {
     "png": (".png",),
     "pdf": (".pdf",),
     "chrome": (".json",),
-    "memory": tuple(f".{form}" for form in FORMS),
+    "memory": tuple(f".{ending}" for ending in FILE_FORMATS),
 }
 
 

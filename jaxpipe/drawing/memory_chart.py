@@ -44,7 +44,7 @@ def memory(
     *,
     bound: float | None = None,
     slot_bytes: float | None = None,
-    form: str = "png",
+    file_format: str = "png",
     unit: str = "",
 ) -> bytes:
     """The bytes of a picture of stored slots; a slot holds the activations of one microbatch on one stage.
@@ -56,7 +56,7 @@ def memory(
         timelines: one or more timelines, of schedules with the same number of devices.
         bound: slots, drawn as a line.
         slot_bytes: bytes of a slot; if given, the picture shows GiB beside slots.
-        form: "png", "svg" or "pdf".
+        file_format: "png", "svg" or "pdf".
         unit: of the times, in words.
     """
     schedules = [timeline.schedule for timeline in timelines]
@@ -108,7 +108,7 @@ def memory(
     figure.text(left / size[0], 1 - 0.3 / size[1], title, fontsize=11, fontweight="bold", parse_math=False)
     handles = _legend_handles(bound)
     add_legend(figure, handles, left, 0.08, num_columns=len(handles), handle_length=1.6)
-    return encode(figure, form)
+    return encode(figure, file_format)
 
 
 def _scaled(values: Stored, ratio: float) -> Stored:
@@ -148,9 +148,9 @@ class _Scale:
         peak = float(values.total.max(initial=0.0))
         return f"{peak:.3g}{self.size(peak, ' ({:.3g} GiB)')} {name}"
 
-    def size(self, slots: float, form: str) -> str:
-        """The size of `slots` in GiB; empty where the size of a slot is not known."""
-        return form.format(slots * self.slot_bytes / GIB) if self.slot_bytes else ""
+    def size(self, slots: float, template: str) -> str:
+        """The size of `slots` in GiB, written into `template`; empty where the size of a slot is not known."""
+        return template.format(slots * self.slot_bytes / GIB) if self.slot_bytes else ""
 
 
 def _draw_devices(axes: Axes, scale: _Scale) -> None:

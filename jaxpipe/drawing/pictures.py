@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMS = ("png", "svg", "pdf")
+FILE_FORMATS = ("png", "svg", "pdf")
 INK = "#1a1a1a"
 _DPI = 160
 # Text stays text in an SVG. One family, because matplotlib writes all of them beside each label.
@@ -172,13 +172,13 @@ def add_legend(
     figure.legend(handles=handles, bbox_to_anchor=place, ncols=num_columns, handlelength=handle_length, **_LEGEND)
 
 
-def encode(figure: Figure, form: str) -> bytes:
-    """The bytes of `figure` as one of FORMS; they contain no date and no random name."""
+def encode(figure: Figure, file_format: str) -> bytes:
+    """The bytes of `figure` as one of FILE_FORMATS; they contain no date and no random name."""
     import matplotlib
 
     buffer = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]: names of settings are str
-        figure.savefig(buffer, format=form, metadata=_NO_METADATA.get(form))
+        figure.savefig(buffer, format=file_format, metadata=_NO_METADATA.get(file_format))
     return buffer.getvalue()
 
 

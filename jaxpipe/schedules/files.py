@@ -9,7 +9,7 @@ JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([repli
     num_batches  the same                                 3
     numbers      written by `show`, never read            {"makespan": 9.0}
 
-CSV is in `csv_form`.
+CSV is in `csv_format`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.files import local_path
-from jaxpipe.schedules.csv_form import read_csv, text_of, to_csv
+from jaxpipe.schedules.csv_format import read_csv, text_of, to_csv
 from jaxpipe.schedules.file_fields import FIELDS
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check

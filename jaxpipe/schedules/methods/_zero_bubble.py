@@ -30,7 +30,7 @@ def zero_bubble(
         name: name of its schedules.
         placement: D -> the placement of one replica.
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
-        block: D -> [step] -> slot of F and I of one microbatch; none by default.
+        block: D -> [operation] -> time slot of F and I of one microbatch; none by default.
         staggered: devices that start first also end first, so that none has a gap, where no step is longer for it.
     """
 

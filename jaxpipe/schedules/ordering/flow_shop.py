@@ -33,7 +33,7 @@ class FlowShop:
         sizes: sizes of stored activations.
         duration: [operation] ticks.
         device_of: [replica][operation] device that runs it.
-        slot_of: [replica][operation] index of the stage among those of its device, as in `placement.stages_of`.
+        chunk_of: [replica][operation] index of the stage among those of its device, as in `Placement.chunk_of`.
         travel: [replica][operation] ticks from the end of an operation to the start of the microbatch's next one.
         work: [device] ticks of all its actions.
     """
@@ -44,7 +44,7 @@ class FlowShop:
     sizes: StorageSizes
     duration: list[int]
     device_of: list[list[int]]
-    slot_of: list[list[int]]
+    chunk_of: list[list[int]]
     travel: list[list[int]]
     work: list[int]
 
@@ -149,19 +149,19 @@ def flow_shop(
     duration = ticks(Kind.F) + [time for kind in backward for time in reversed(ticks(kind))]
     num_operations = len(duration)
     device_of = []
-    slot_of = []
+    chunk_of = []
     travel = []
     work = [0] * placement.num_devices
     for replica, devices in enumerate(placement.devices):
         there = list(devices)
-        slots = [placement.chunk_of(stage, replica) for stage in range(num_stages)]
+        chunks = [placement.chunk_of(stage, replica) for stage in range(num_stages)]
         # There, back with I, back with W; whole backwards are cut off after the first way back.
         device_of.append((there + 2 * there[::-1])[:num_operations])
-        slot_of.append((slots + 2 * slots[::-1])[:num_operations])
+        chunk_of.append((chunks + 2 * chunks[::-1])[:num_operations])
         path = device_of[-1]
         # The last operation has no next one; the first stands in, so that the list is as long as the others.
         travel.append([link[here][following] for here, following in zip(path, path[1:] + path[:1], strict=True)])
         num_here = len(range(replica, num_microbatches, placement.num_replicas))
         for operation, device in enumerate(path):
             work[device] += num_here * duration[operation]
-    return FlowShop(placement, num_microbatches, is_split, sizes, duration, device_of, slot_of, travel, work)
+    return FlowShop(placement, num_microbatches, is_split, sizes, duration, device_of, chunk_of, travel, work)

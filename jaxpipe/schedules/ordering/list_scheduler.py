@@ -28,7 +28,7 @@ class Guide(NamedTuple):
     Attributes:
         keys: [action] priority: of the ready actions, the one with the least key goes first.
         release: [microbatch] earliest start of its first F, which keeps memory for earlier microbatches.
-        quotas: [device][slot] forwards of one stage that the device may hold at once; no quotas if empty.
+        quotas: [device][chunk] forwards of one stage that the device may hold at once; no quotas if empty.
         forward_wait: an F waits for an action with a smaller key that will be ready within this fraction of the F's
             time.
         weight_wait: the same fraction for a W.
@@ -46,7 +46,7 @@ class DeviceState:
 
     Attributes:
         coming: heap of (time of arrival, action).
-        ready: heaps of (key, action): the F of each slot, then I (or B), then W.
+        ready: heaps of (key, action): the F of each chunk, then I (or B), then W.
         free_at: ticks when the device becomes free.
         left: ticks of work that has not started.
         row: the actions that have started, in order.
@@ -55,19 +55,19 @@ class DeviceState:
     def __init__(self, shop: FlowShop, guide: Guide, number: int):
         num_stages = shop.placement.num_stages
         num_chunks = shop.placement.num_chunks
-        num_slots = num_chunks * shop.placement.num_replicas
+        num_heaps = num_chunks * shop.placement.num_replicas  # of F; chunks of both replicas are numbered on
         self.coming: list[int] = []
         # A heap for the F of each stage, since quotas and memory hold up stages one by one; then I or B, then W.
-        self.ready: list[list[int]] = [[] for _ in range(num_slots + 2)]
+        self.ready: list[list[int]] = [[] for _ in range(num_heaps + 2)]
         self.free_at = 0
         self.left = shop.work[number]
         self.row: list[int] = []
         self._num_steps = shop.num_operations
-        self._slots = range(num_slots)
+        self._chunks = range(num_heaps)
         self._keys = guide.keys
         # [replica][operation] -> heap of `ready`; W are pushed by the event loop, when their I has started.
-        self._slot_of = [slots[:num_stages] + [num_slots] * num_stages for slots in shop.slot_of]
-        self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_slots
+        self._chunk_of = [chunks[:num_stages] + [num_heaps] * num_stages for chunks in shop.chunk_of]
+        self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_heaps
         # Memory: `_held` is what each microbatch has taken here, `_lacking` what its F still have to take.
         self._capacity, self._size, kept, _ = shop.sizes
         # A whole backward keeps the activations until it ends.
@@ -79,7 +79,7 @@ class DeviceState:
         self._oldest = 0
         self._held = [0] * shop.num_microbatches
         self._lacking = [num_chunks * self._size] * shop.num_microbatches
-        self._num_held = [0] * num_slots
+        self._num_held = [0] * num_heaps
 
     def admit(self, now: int) -> None:
         """Moves actions that have arrived by `now` to the ready heaps."""
@@ -87,9 +87,9 @@ class DeviceState:
         while coming and coming[0] >> SHIFT <= now:
             index = heappop(coming) & MASK
             microbatch, operation = divmod(index, self._num_steps)
-            slots = self._slot_of[microbatch % len(self._slot_of)]
+            chunks = self._chunk_of[microbatch % len(self._chunk_of)]
             # Of equal keys the lower number goes first, so that an order does not depend on the order of arrival.
-            heappush(self.ready[slots[operation]], (self._keys[index] << SHIFT) + index)
+            heappush(self.ready[chunks[operation]], (self._keys[index] << SHIFT) + index)
 
     def choose(self) -> list[int] | None:
         """The heap whose first action may start and has the least key; None if no action may start."""
@@ -108,12 +108,12 @@ class DeviceState:
         ):
             chosen = heap
         if free >= size:
-            for slot in self._slots:
-                heap = heaps[slot]
+            for chunk in self._chunks:
+                heap = heaps[chunk]
                 if (
                     heap
                     and (chosen is None or heap[0] < chosen[0])
-                    and self._num_held[slot] < self._quotas[slot]
+                    and self._num_held[chunk] < self._quotas[chunk]
                     and self._is_safe(heap[0], free - size)
                 ):
                     chosen = heap
@@ -141,26 +141,26 @@ class DeviceState:
             free += holds
         return True
 
-    def start_forward(self, microbatch: int, slot: int) -> None:
-        """Takes the room of an F of `microbatch`, on the stage `slot` of the device."""
+    def start_forward(self, microbatch: int, chunk: int) -> None:
+        """Takes the room of an F of `microbatch`, on the stage `chunk` of the device."""
         self._used += self._size
         self._held[microbatch] += self._size
         self._lacking[microbatch] -= self._size
-        self._num_held[slot] += 1
+        self._num_held[chunk] += 1
 
     def start_gradient(self, microbatch: int) -> None:
         """Turns stored activations of `microbatch` into the inputs of its W, when an I starts."""
         self._used += self._kept - self._size
         self._held[microbatch] += self._kept - self._size
 
-    def give_back(self, microbatch: int, slot: int) -> None:
+    def give_back(self, microbatch: int, chunk: int) -> None:
         """Gives back the room of one stage of `microbatch`, after a W or B."""
         held = self._held
         lacking = self._lacking
         oldest = self._oldest
         self._used -= self._kept
         held[microbatch] -= self._kept
-        self._num_held[slot] -= 1
+        self._num_held[chunk] -= 1
         # Those that have ended would be safe anyway; `_is_safe` need not look at them again.
         while oldest < len(held) and not lacking[oldest] and not held[oldest]:
             oldest += 1
@@ -225,7 +225,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
     is_split = shop.is_split
     duration = shop.duration
     device_of = shop.device_of
-    slot_of = shop.slot_of
+    chunk_of = shop.chunk_of
     travel = shop.travel
     keys = guide.keys
     release = guide.release
@@ -280,7 +280,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         heappush(wake, end * num_devices + number)
         replica = microbatch % num_replicas
         if operation < last_forward:
-            device.start_forward(microbatch, slot_of[replica][operation])
+            device.start_forward(microbatch, chunk_of[replica][operation])
             # The replica's next microbatch may start; it is safe to start them in the order of their numbers.
             if operation == 0 and (new := microbatch + num_replicas) < num_microbatches:
                 at = max(end, release[new])
@@ -291,7 +291,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
             # The W may run as soon as this device is free, for its I has run here.
             heappush(device.ready[-1], (keys[index + num_stages] << SHIFT) + index + num_stages)
         else:
-            device.give_back(microbatch, slot_of[replica][operation])
+            device.give_back(microbatch, chunk_of[replica][operation])
         if operation + 1 < last_backward:
             arrive(index + 1, end + travel[replica][operation], device_of[replica][operation + 1])
     rows = [device.row for device in devices]

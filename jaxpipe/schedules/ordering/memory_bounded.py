@@ -32,9 +32,9 @@ SPLIT = 3  # F, I and W of a stage
 
 
 def v_min_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; without waits between devices.
+    """[operation] -> time slot of F and I of a V; without waits between devices.
 
-    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two at each turn (ours):
+    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two where the V turns (ours):
     at F=I=W this is as good as the published block without waits, and better if I is longer than W.
 
     Example:
@@ -46,7 +46,7 @@ def v_min_block(num_devices: int) -> list[int]:
 
 
 def v_half_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; outward every second slot, and for even D three slots before the first I.
+    """[operation] -> time slot of F and I of a V; outward every second one, and for even D three before the first I.
 
     Example:
         >>> v_half_block(2)
@@ -56,7 +56,7 @@ def v_half_block(num_devices: int) -> list[int]:
 
 
 def zb_v_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; outward every fourth slot, back every second one.
+    """[operation] -> time slot of F and I of a V; outward every fourth slot, back every second one.
 
     Example:
         >>> zb_v_block(2)
@@ -66,7 +66,7 @@ def zb_v_block(num_devices: int) -> list[int]:
 
 
 def line_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a line of devices, as in 1F1B: forward by one slot, back by two.
+    """[operation] -> time slot of F and I of a line of devices, as in 1F1B: forward by one slot, back by two.
 
     Example:
         >>> line_block(3)
@@ -76,7 +76,7 @@ def line_block(num_devices: int) -> list[int]:
 
 
 def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
-    """[operation] -> slot of a V's four passes: `outward` or `back` slots from device to device.
+    """[operation] -> time slot of a V's four passes: `outward` or `back` slots from device to device.
 
     Between two passes there is one slot, plus those of `waits`.
     """
@@ -96,7 +96,7 @@ def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
     those of the end have nothing to wait for.
 
     Args:
-        block: [operation] slot of each F and I; a device has at most one action in a slot, modulo the interval.
+        block: [operation] time slot of each F and I; a device has at most one action in a slot, modulo the interval.
         shop: flow shop of one replica and split backwards.
         bound: stages' activations that a device may store.
     """
@@ -203,7 +203,7 @@ def memory_bounded(
         times: times of F, I and W.
         bound: stages' activations that a device may store, from the start of F to the end of W; at least the stages of
             a device.
-        block: [operation] -> slot of F and I of a microbatch; none by default.
+        block: [operation] -> time slot of F and I of a microbatch; none by default.
         staggered: whether devices that start first should end first, so that none has gaps.
     """
     problem = _Problem(placement, num_microbatches, bound, tuple(block), staggered)

@@ -186,7 +186,7 @@ class _Question:
             )
 
     @property
-    def slots(self) -> float:
+    def room_ma(self) -> float:
         """The number of microbatches that fit, in Ma, before S and T are added."""
         return self._before_head((self.bound.limit - self.bound.replica) / self.bound.activations, 1.0)
 
@@ -210,11 +210,11 @@ class _Question:
         times = times_of(self.costs, self.problem.num_devices)
         for schedule in given:
             yield schedule
-            yield from self.with_head(split_variants(without_head(schedule), times, self.slots))
+            yield from self.with_head(split_variants(without_head(schedule), times, self.room_ma))
 
     def registered(self) -> Iterable[Schedule]:
         """The registered schedules, whole and split."""
-        return self.with_head(registered(self.problem, self.costs, self.slots))
+        return self.with_head(registered(self.problem, self.costs, self.room_ma))
 
     def fits(self, schedule: Schedule) -> bool:
         sizes = self.bound.sizes(schedule.placement)
@@ -301,13 +301,13 @@ def _asked_once(clock: MakespanFunction) -> MakespanFunction:
 _MOST_CHUNKS = 4  # on a clock without messages more chunks are always slightly shorter, but take long to order
 
 
-def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedule]:
+def registered(problem: Problem, costs: Costs, room_ma: float) -> Iterator[Schedule]:
     """Registered schedules that solve `problem`, and the same with split backwards.
 
     Args:
         problem: the problem to solve.
         costs: costs of a device's share; generators that take times are given these.
-        slots: number of microbatches that fit, in Ma, for generators that take a bound.
+        room_ma: number of microbatches that fit, in Ma, for generators that take a bound.
     """
     times = times_of(costs, problem.num_devices)
     for name in sorted(REGISTRY):
@@ -315,7 +315,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
         if not method.takes_microbatches(problem.num_devices, problem.num_microbatches):
             continue
         given = times if method.takes_times else {}
-        for options in method.search_options(problem.num_devices, slots):
+        for options in method.search_options(problem.num_devices, room_ma):
             if options.get("num_chunks", 1) > _MOST_CHUNKS or not method.takes(problem.num_devices, **options):
                 continue
             schedule = method.build(
@@ -323,7 +323,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
             )
             if problem.allows(schedule.placement):
                 yield schedule
-                yield from split_variants(schedule, times, slots)
+                yield from split_variants(schedule, times, room_ma)
 
 
 def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
@@ -331,9 +331,9 @@ def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
     return {time: mean_share(getattr(costs, time), num_devices) for time in Times._fields}
 
 
-def split_variants(schedule: Schedule, times: dict[str, float], slots: float) -> Iterator[Schedule]:
-    """`schedule` with split backwards, if it has whole ones: one storing no more than before, one up to `slots` Ma."""
-    room = int(slots * schedule.placement.num_chunks)
+def split_variants(schedule: Schedule, times: dict[str, float], room_ma: float) -> Iterator[Schedule]:
+    """`schedule` with split backwards, if it has whole ones: once with no more stored than before, once up to `room_ma`."""
+    room = int(room_ma * schedule.placement.num_chunks)
     options = ({},) if schedule.has_transfers else (times, {"bound": room, **times})
     for given in options:
         try:

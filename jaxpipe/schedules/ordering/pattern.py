@@ -79,7 +79,7 @@ def plain(shop: FlowShop) -> Pattern:
 
 
 def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
-    """[device][slot] forwards that the device may hold, in proportion to their planned storage time; at least one."""
+    """[device][chunk] forwards that the device may hold, in proportion to their planned storage time; at least one."""
     num_stages = shop.placement.num_stages
     fits = shop.sizes.num_forwards
     last = [plan[2 * num_stages - 1 - stage] + shop.duration[2 * num_stages - 1 - stage] for stage in range(num_stages)]
@@ -90,7 +90,7 @@ def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
         shares = [(fits + room) * stay / sum(stays) for stay in stays]
         counts = [max(1, int(share)) for share in shares]
         # What rounding has taken goes to the stages that lost most by it.
-        by_rest = sorted(range(len(shares)), key=lambda slot: counts[slot] - shares[slot])
+        by_rest = sorted(range(len(shares)), key=lambda chunk: counts[chunk] - shares[chunk])
         for extra in range(fits + room - sum(counts)):
             counts[by_rest[extra % len(counts)]] += 1
         # More than fit at once would bind nothing.
