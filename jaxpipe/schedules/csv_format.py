@@ -160,9 +160,9 @@ def _split_field(field: FileField, text: str, name: str) -> tuple[tuple[Any, ...
     if not entries:  # no entry at all is wrong too: a schedule without the field has no such line
         raise ScheduleError(
             explain(
-                f"{name!r}, {field.where}: {line.strip()!r} does not list {field.entries}.",
-                rule=f"{_RULE}; a line above may have {field.line}, as {field.head} {field.example}",
-                repair=f"{field.repair}, or leave the line out",
+                f"{name!r}, first line: {line.strip()!r} does not list {field.entries}.",
+                rule=f"{_RULE}; a line above may have {field.line}",
+                repair=f"write one for each stage, as {field.head} {field.example}, or leave the line out",
             )
         )
     return entries, rows

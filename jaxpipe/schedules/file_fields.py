@@ -20,29 +20,21 @@ class FileField(NamedTuple):
 
     Attributes:
         name: the field, which is its key in JSON and, behind `# `, the head of its line in a CSV.
+        entries: what errors call the entries.
+        line: what a line of a CSV may have.
+        example: entries of two stages, as in a CSV.
         pattern: the text of an entry in a CSV.
         parse: text of an entry -> its value.
-        entries: what an error calls the entries.
-        line: what the line of a CSV has, with an example after it.
-        example: entries of two stages.
-        repair: what to write instead.
-        where: which lines of a CSV an error means: fields before this one may have a line of their own.
         json_type: the type of an entry in JSON; of texts each is as in a CSV.
-        json_entries: what an error calls the entries in JSON.
-        json_repair: what to write instead in JSON.
     """
 
     name: str
-    pattern: re.Pattern[str]
-    parse: Callable[[str], Any]
     entries: str
     line: str
     example: str
-    repair: str
-    where: str
+    pattern: re.Pattern[str]
+    parse: Callable[[str], Any]
     json_type: type
-    json_entries: str
-    json_repair: str
 
     @property
     def head(self) -> str:
@@ -67,32 +59,8 @@ class FileField(NamedTuple):
         return [self.json_type(entry) for entry in entries]
 
 
-# In the order of their lines in a CSV.
+# In the order of their lines in a CSV. JSON has no fractions, so shares are texts there.
 FIELDS = (
-    FileField(
-        "parked",
-        _SHARE,
-        Fraction,
-        entries="shares",
-        line="the share of each stage that EVICT moves",
-        example="1/2 1",
-        repair="write one share for each stage, as 2/5 or 1",
-        where="first line",
-        json_type=str,  # JSON has no fractions
-        json_entries="shares",
-        json_repair="write one share for each stage, as '2/5' or '1'",
-    ),
-    FileField(
-        "delays",
-        _DELAY,
-        int,
-        entries="delays",
-        line="the delay of each stage",
-        example="1 1",
-        repair="write one whole number for each stage",
-        where="first lines",
-        json_type=int,
-        json_entries="int",
-        json_repair="write one delay for each stage, as 1",
-    ),
+    FileField("parked", "shares", "the share of each stage that EVICT moves", "1/2 1", _SHARE, Fraction, str),
+    FileField("delays", "delays", "the delay of each stage", "1 1", _DELAY, int, int),
 )

@@ -120,7 +120,9 @@ def from_json(text: str) -> Schedule:
         entries = values.get(field.name, [])
         fields[field.name] = field.from_json(entries)
         if fields[field.name] is None:
-            raise _error(f"{field.name}={entries!r} is not a list of {field.json_entries}", field.json_repair)
+            example = json.dumps(field.to_json(field.parsed(field.example.split()) or ()))
+            what = f"{field.name}={entries!r} is not a list of {field.entries}"
+            raise _error(what, f"write one for each stage, as {example}")
     return Schedule(
         values["name"],
         Placement(values["num_devices"], tuple(map(tuple, values["devices"]))),

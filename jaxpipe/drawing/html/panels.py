@@ -175,18 +175,19 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     columns = schedule.columns
     moves = table.page_moves
     num_layers = np.array(table.layers_per_stage)
-    unit = math.lcm(*table.layers_per_stage)  # of a slot, so that a page of any stage is a whole number of units
-    page = (unit // num_layers)[columns.stage[moves.backward]]
+    # A slot in so many parts that a page of any stage is a whole number of them, and sums are exact.
+    parts_per_slot = math.lcm(*table.layers_per_stage)
+    page = (parts_per_slot // num_layers)[columns.stage[moves.backward]]
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    changes: list[np.ndarray] = []  # [..., (device, time, part, units)]; all pages are whole numbers of units
+    changes: list[np.ndarray] = []  # [..., (device, time, which, parts)]
 
-    def add(device: np.ndarray, time: np.ndarray, part: int, units: np.ndarray | int) -> None:
-        changes.append(np.column_stack(np.broadcast_arrays(device, time, part, units)))
+    def add(device: np.ndarray, time: np.ndarray, which: int, parts: np.ndarray | int) -> None:
+        changes.append(np.column_stack(np.broadcast_arrays(device, time, which, parts)))
 
     for kinds, time, sign in (((Kind.F,), start, 1), (GRADIENT_KINDS, end, -1)):
         chosen = columns.is_kind(*kinds)
-        add(columns.device[chosen], time[chosen], _OWN, sign * unit)
+        add(columns.device[chosen], time[chosen], _OWN, sign * parts_per_slot)
     for rounds, source, target, at_source, at_target in (
         (moves.leaves, moves.home, moves.host, _OWN, _PARKED),
         (moves.returns, moves.host, moves.home, _PARKED, _OWN),
@@ -196,13 +197,13 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
         for device in (source, target):
             add(device, times.start[rounds, device], _IN_TRANSIT, page)
             add(device, times.end[rounds, device], _IN_TRANSIT, -page)
-    return tuple(_steps(np.concatenate(changes), device, unit) for device in range(schedule.num_devices))
+    return tuple(_steps(np.concatenate(changes), device, parts_per_slot) for device in range(schedule.num_devices))
 
 
-def _steps(changes: np.ndarray, device: int, unit: int) -> Stored:
+def _steps(changes: np.ndarray, device: int, parts_per_slot: int) -> Stored:
     """The step functions of one device: the sum of its changes up to each time."""
     here = changes[changes[:, 0] == device]
     time, at = np.unique(here[:, 1], return_inverse=True)
     steps = np.zeros((len(time), 3), dtype=np.int64)
     np.add.at(steps, (at, here[:, 2].astype(int)), here[:, 3].astype(np.int64))
-    return Stored(time, *(np.cumsum(steps, axis=0).T / unit))
+    return Stored(time, *(np.cumsum(steps, axis=0).T / parts_per_slot))

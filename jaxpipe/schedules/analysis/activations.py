@@ -60,14 +60,14 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
         pair = [device, schedule.placement.partner_of(device)]
         stages = {stage for d in pair for _, stage in schedule.placement.stages_of[d]}
         # A common denominator for the pair makes sums exact.
-        unit = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
+        denominator = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
         here = changes[changes[:, 0] == device]
         # Changes at one moment are summed, so that what is freed makes room for what begins.
         time, at = np.unique(here[:, 1], return_inverse=True)
         steps = np.zeros((len(time), 3), dtype=np.int64)
         # Whole numbers of the common denominator: sums are exact, whatever their order.
-        np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * unit).astype(np.int64))
-        results.append(Stored(time, *(np.cumsum(steps, axis=0).T / unit)))
+        np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * denominator).astype(np.int64))
+        results.append(Stored(time, *(np.cumsum(steps, axis=0).T / denominator)))
     return tuple(results)
 
 

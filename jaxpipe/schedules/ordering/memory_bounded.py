@@ -34,8 +34,8 @@ SPLIT = 3  # F, I and W of a stage
 def v_min_block(num_devices: int) -> list[int]:
     """[operation] -> time slot of F and I of a V; without waits between devices.
 
-    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two where the V turns (ours):
-    at F=I=W this is as good as the published block without waits, and better if I is longer than W.
+    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two where the V turns
+    (ours): at F=I=W this is as good as the published block without waits, and better if I is longer than W.
 
     Example:
         >>> v_min_block(2)

@@ -332,7 +332,7 @@ def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
 
 
 def split_variants(schedule: Schedule, times: dict[str, float], room_ma: float) -> Iterator[Schedule]:
-    """`schedule` with split backwards, if it has whole ones: once with no more stored than before, once up to `room_ma`."""
+    """`schedule` with split backwards, if it has whole ones: once within what it stores, once within `room_ma`."""
     room = int(room_ma * schedule.placement.num_chunks)
     options = ({},) if schedule.has_transfers else (times, {"bound": room, **times})
     for given in options:

@@ -29,13 +29,13 @@ class StorageSizes(NamedTuple):
         capacity: memory of a device.
         activations: memory for one microbatch of a stage, from the start of its F to the end of its I, or B.
         weight_gradient: memory kept for its W, from the end of I to the end of W.
-        unit: number of these that make one unit of the memory bound.
+        per_bound_unit: number of these that make one unit of the memory bound.
     """
 
     capacity: int
     activations: int = 1
     weight_gradient: int = 1
-    unit: int = 1
+    per_bound_unit: int = 1
 
     @property
     def growth(self) -> int:
@@ -93,8 +93,10 @@ class MemoryBound:
         weight_gradient = Fraction(kept) / placement.num_chunks
         capacity = Fraction(self.limit) - placement.num_replicas * Fraction(self.replica)
         # In a common unit sums are exact, so that what fits exactly is not refused; the capacity is rounded down.
-        unit = math.lcm(activations.denominator, weight_gradient.denominator)
-        return StorageSizes(math.floor(capacity * unit), int(activations * unit), int(weight_gradient * unit), unit)
+        per_unit = math.lcm(activations.denominator, weight_gradient.denominator)
+        return StorageSizes(
+            math.floor(capacity * per_unit), int(activations * per_unit), int(weight_gradient * per_unit), per_unit
+        )
 
     def least(self, placement: Placement) -> float:
         """The least limit for `placement`: that of one microbatch after the other with whole backwards."""
@@ -122,7 +124,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
     """
     sizes = bound.sizes(schedule.placement)
     replicas = schedule.num_replicas * bound.replica
-    return np.array([float(Fraction(peak) / sizes.unit) for peak in peaks(schedule, sizes, costs)]) + replicas
+    return np.array([float(Fraction(peak) / sizes.per_bound_unit) for peak in peaks(schedule, sizes, costs)]) + replicas
 
 
 def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -> list[float]:
