@@ -30,7 +30,7 @@ from jaxpipe.schedules import (
     transfers,
 )
 from jaxpipe.schedules.analysis.costs import RATIOS, STAGE_TIMES, mean_share
-from jaxpipe.schedules.analysis.simulate import MIDDLE
+from jaxpipe.schedules.analysis.timeline import MIDDLE
 from jaxpipe.schedules.files import to_json
 from jaxpipe.units import MA
 

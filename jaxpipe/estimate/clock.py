@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxpipe.config.costs import Woven, options_of
 from jaxpipe.config.pipeline import named_schedule
-from jaxpipe.schedules.analysis.simulate import Clock, Timeline, clock_of, longest_span
+from jaxpipe.schedules.analysis.simulate import Clock, clock_of
+from jaxpipe.schedules.analysis.timeline import Timeline, longest_span
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.simulate import Timeline, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import Timeline
 from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
 
 _OWN, _PARKED, _IN_TRANSIT = range(3)

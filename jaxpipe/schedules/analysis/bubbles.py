@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, previous_in_row
-from jaxpipe.schedules.analysis.simulate import Timeline
+from jaxpipe.schedules.analysis.timeline import Timeline
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind
 
 NOTHING = -1

@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.schedules.analysis.costs import STAGE_TIMES, Costs, costs_of_stages, mean_share
-from jaxpipe.schedules.analysis.simulate import rounded, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import rounded
 from jaxpipe.schedules.methods.option import Times, check_count, check_time
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.explore import explore, starts_in

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.simulate import rounded, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import rounded
 from jaxpipe.schedules.methods.option import Times, check_count, checked_times
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
