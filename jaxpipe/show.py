@@ -32,7 +32,7 @@ from jaxpipe.drawing import Page, chrome_trace, memory, pdf, png, svg, to_html
 from jaxpipe.drawing.comparison import compared, comparison_text
 from jaxpipe.drawing.method_list import method_list
 from jaxpipe.drawing.placement import show_placement
-from jaxpipe.drawing.show_flags import LAYERS_PER_STAGE, check_show_flags, define_show_flags
+from jaxpipe.drawing.show_flags import LAYERS_PER_STAGE, check_flags, define_flags
 from jaxpipe.drawing.summary import COST_NAMES, Summary, summary_json, summary_text, unit_of
 from jaxpipe.schedules import (
     REGISTRY,
@@ -60,26 +60,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Configs need ml_collections and estimates JAX, whose imports take seconds: only --config pays for them.
     if not any(argument.startswith("--config") or argument in HELP for argument in given):
-        return run(_show, define_flags=define_show_flags, usage=__doc__, arguments=given, positional=["name"])
+        return run(_show, define_flags=define_flags, usage=__doc__, arguments=given, positional=["name"])
     from jaxpipe.config.command_line import define_config_file
     from jaxpipe.config.command_line import run as run_with_config
 
-    def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
-        define_show_flags(values)
+    def define_with_config(values: FlagValues, arguments: Sequence[str]) -> None:
+        define_flags(values)
         # `define_config_file` defines the flag again, as one that loads the file.
         del values.config
         define_config_file(values, arguments)
 
     # --help needs no config; otherwise --config without a file says that one is missing.
     required = {} if {*HELP}.intersection(given) else {"config": "configs/quickstart.py"}
-    return run_with_config(_show, define_flags=define_flags, usage=__doc__, arguments=given, required=required)
+    return run_with_config(_show, define_flags=define_with_config, usage=__doc__, arguments=given, required=required)
 
 
 # From flags to what is shown
 
 
 def _show(values: FlagValues) -> None:
-    check_show_flags(values)
+    check_flags(values)
     if values.list:
         for path in values.method:
             register_file(path)

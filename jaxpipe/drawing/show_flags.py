@@ -31,7 +31,7 @@ ENDINGS = {
 }
 
 
-def define_show_flags(values: FlagValues) -> None:
+def define_flags(values: FlagValues) -> None:
     """Defines the flags of `jaxpipe.show` in `values`."""
     text = flags.DEFINE_string
     names = ", ".join(method_names())
@@ -88,7 +88,7 @@ def _define_costs(values: FlagValues) -> None:
         define_number(values, name, None, help_text, what="size", is_positive=True)
 
 
-def check_show_flags(values: FlagValues) -> None:
+def check_flags(values: FlagValues) -> None:
     """Raises ConfigError for flags that do not fit together; none is silently without effect."""
     # Several methods make a list; a single one stands in the place of NAME.
     if values.name or values.csv or values.json or len(values.method) > 1:

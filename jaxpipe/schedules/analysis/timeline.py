@@ -44,7 +44,7 @@ class Timeline:
         Of a schedule of compute actions alone.
 
         Example:
-            >>> from jaxpipe.schedules import build
+            >>> from jaxpipe.schedules import build, simulate
             >>> timeline = simulate(build("gpipe", num_devices=2, num_microbatches=1))
             >>> timeline.start.tolist(), timeline.latest_starts.tolist()
             ([0.0, 4.0, 1.0, 2.0], [0.0, 4.0, 1.0, 2.0])
