@@ -192,8 +192,9 @@ def _summary(schedule: Schedule, costs: Costs, values: FlagValues) -> Summary:
 
 
 def _memory(schedule: Schedule, costs: Costs, values: FlagValues) -> bytes:
+    timelines = [_timeline(drawn, costs) for drawn in (*_others(schedule, values), schedule)]
     return memory(
-        [_timeline(drawn, costs) for drawn in (*_others(schedule, values), schedule)],  # its own on top of the others
+        timelines,  # its own last, whose slots are the unit
         bound=_bound(schedule, values),
         slot_bytes=values.slot_bytes,
         file_format=Path(values.output).suffix[1:],

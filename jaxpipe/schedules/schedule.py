@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# In `Action.microbatch` of a kind that is not numbered; no index of an array may be made of it.
+# In `Action.microbatch` of a kind that is not numbered. Never an index: -1 would read the last entry.
 NO_MICROBATCH = -1
 
 
@@ -169,7 +169,7 @@ class Columns:
     def is_kind(self, *kinds: Kind) -> "np.ndarray":
         """Whether each action is of one of `kinds`, [A]."""
         is_kind = self.kind == kinds[0]
-        for kind in kinds[1:]:  # several comparisons are faster than `np.isin` for so few kinds
+        for kind in kinds[1:]:
             is_kind |= self.kind == kind
         return is_kind
 

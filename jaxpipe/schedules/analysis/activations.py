@@ -97,7 +97,7 @@ def _changes(timeline: Timeline) -> np.ndarray:
     add(np.flatnonzero(columns.is_kind(*GRADIENT_KINDS)), columns.device, timeline.end, _OWN, -1.0)
     home = columns.device
     partner = schedule.placement.partner_of(columns.device)
-    # From the start it is in transit on both devices; only at the end it belongs to the target.
+    # A slot that moves is in transit on both devices from its start, and the target's own from its end.
     for kind, source, target, at_source, at_target in (
         (Kind.EVICT, home, partner, _OWN, _PARKED),
         (Kind.LOAD, partner, home, _PARKED, _OWN),

@@ -143,7 +143,7 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     # The pattern repeats, so the preference that is best for a few units is used for all of them.
     if order and searched < num_jobs:
         order = job_order(machine_of, num_jobs, order.preference, most_idle=order.idle)
-        # A preference that leaves no more idle time on few units may do so on many; then all are compared.
+        # A preference that is best for a few units may leave more idle time on many; then all are compared.
         order = order or _best_order(machine_of, num_jobs, num_chunks)
     # A cap on the first D/2 operations stops nothing: where the earliest job that has not ended has such an operation
     # before it, no later job has started, so that nothing is held.

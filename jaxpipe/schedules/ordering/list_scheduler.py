@@ -161,7 +161,7 @@ class DeviceState:
         self._used -= self._kept
         held[microbatch] -= self._kept
         self._num_held[chunk] -= 1
-        # Those that have ended would be safe anyway; `_is_safe` need not look at them again.
+        # Microbatches that have ended are safe; `_is_safe` need not look at them again.
         while oldest < len(held) and not lacking[oldest] and not held[oldest]:
             oldest += 1
         self._oldest = oldest
@@ -248,7 +248,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
     while wake:
         now, number = divmod(heappop(wake), num_devices)
         device = devices[number]
-        # It has started another action since it was to be woken.
+        # The device has started another action since it was to be woken.
         if device.free_at > now:
             continue
         if device.coming and device.coming[0] >> SHIFT <= now:

@@ -286,7 +286,7 @@ class _Question:
 
 def _asked_once(clock: MakespanFunction) -> MakespanFunction:
     """`clock`, which may take seconds, asked once for each schedule; a schedule always has the same costs."""
-    known: dict[int, float] = {}  # by identity: hashing the rows takes as long as a simulation, and all are kept alive
+    known: dict[int, float] = {}  # by identity, since a hash goes through all rows; the caller keeps them alive
 
     def ask(schedule: Schedule, costs: Costs) -> float:
         if id(schedule) not in known:

@@ -103,7 +103,7 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
         )
         candidates += [rows] if rows else []
     schedules = [replace(schedule, rows=rows) for rows in candidates]
-    # Of equals the first stays: whole backwards keep less in memory.
+    # Of equals the first stays, in which no W has moved.
     return min(schedules, key=lambda candidate: rounded(simulate(candidate, times.costs).makespan))
 
 

@@ -132,7 +132,7 @@ def holder(view: View) -> Iterator[Violation]:
         holder = placement.device_of(action.stage, action.replica)
         repair = f"move it to device {holder}"
         for replica in range(placement.num_replicas):
-            # It may be the right row, and the wrong replica is written.
+            # Perhaps the row is right, and the replica is not.
             if placement.device_of(action.stage, replica) == device:
                 repair += f", or write {action._replace(replica=replica)}"
         yield Violation(
