@@ -23,11 +23,13 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
-from jaxpipe.drawing.summary import SearchReport, costs_text
+from jaxpipe.drawing.search_report import SearchReport
+from jaxpipe.drawing.summary import costs_text
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.files import local_path
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
+from jaxpipe.schedules.analysis.costs import HEAD_TIMES, RATIO_HELP, STAGE_TIMES
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.methods.option import check_even, parse_options
 from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
@@ -36,9 +38,6 @@ from jaxpipe.schedules.ordering.problem import problem_of, usual_placements
 from jaxpipe.schedules.placement import PLACEMENTS, placement_name
 from jaxpipe.units import gib
 
-_TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
-_HEAD_TIMES = ("head_statistics", "head_gradients")
-_RATIOS = ("slot_messages", "gradient_messages")
 _SIZES = ("num_devices", "num_microbatches")
 _CLOCKS = {"asynchronous": asynchronous, "spmd": spmd_makespan}
 
@@ -73,14 +72,14 @@ def _define_flags(values: FlagValues) -> None:
 
 def _define_costs(values: FlagValues) -> None:
     defaults = Costs()
-    for name in _TIMES:
+    for name in STAGE_TIMES.values():
         help_text = f"Time of the {name.replace('_', ' ')} of a device's share of the model."
         define_number(values, name, getattr(defaults, name), help_text, what="size", is_positive=True)
-    for name, kind in zip(_HEAD_TIMES, "ST", strict=True):
-        help_text = f"Time of {kind}, a device's rows of the head, default {getattr(defaults, name):g}."
+    for kind, name in HEAD_TIMES.items():
+        help_text = f"Time of {kind.name}, a device's rows of the head, default {getattr(defaults, name):g}."
         define_number(values, name, None, help_text, what="size", is_positive=True)
     define_number(values, "transfer", 0.0, "Time of one message.", what="time", is_positive=False)
-    for name, what in zip(_RATIOS, ("a whole microbatch takes to EVICT or LOAD", "a SYNC takes"), strict=True):
+    for name, what in RATIO_HELP.items():
         help_text = (
             f"How many times as long as a message {what}, for a device's share of the model, "
             f"default {getattr(defaults, name):g}, of one layer."
@@ -116,7 +115,7 @@ def _check_flags(values: FlagValues) -> None:
     if values.activation_bytes is None:
         check_unused(values, ("weight_gradient_bytes", "replica_bytes"), "it needs --activation_bytes")
     if not values.transfer:
-        check_unused(values, _RATIOS, "messages take no time without --transfer")
+        check_unused(values, RATIO_HELP, "messages take no time without --transfer")
     _check_output(values.output)
 
 
@@ -126,6 +125,7 @@ def _check_output(output: str | None) -> None:
         return
     path = local_path(output)
     folder = path.parent
+    # The search may take minutes, so an output that cannot be written is refused before it.
     if not is_file_name(output) or not os.access(folder, os.W_OK | os.X_OK) or path.is_dir():
         first = "make the folder" if is_file_name(output) else "give another ending"
         raise ScheduleError(
@@ -142,19 +142,25 @@ def _check_output(output: str | None) -> None:
 
 def _optimize(values: FlagValues) -> None:
     _check_flags(values)
+    # Before anything asks for names: a file adds to the methods that are tried.
     for path in values.method:
         register_file(path)
-    problem, costs, bound = _problem(values), _costs(values), _bound(values)
+    problem = _problem(values)
+    costs = _costs(values)
+    bound = _bound(values)
+    # Only a schedule with S and T has a head to time; else these flags would change nothing.
     if not (isinstance(problem, Schedule) and problem.has_head_actions):
-        check_unused(values, _HEAD_TIMES, "it needs a --schedule with S and T")
+        check_unused(values, HEAD_TIMES.values(), "it needs a --schedule with S and T")
     taken = costs_text(costs, problem.num_devices)
     _log(_problem_text(values, problem), f"costs             {taken}: of a device's share of the model")
     clock = _CLOCKS[values.clock]
-    found = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=values.num_trials)
-    _log(*SearchReport(costs, bound, in_bytes=values.activation_bytes is not None).lines(found))
+    answer = search(problem, costs=costs, memory_bound=bound, clock=clock, num_trials=values.num_trials)
+    report = SearchReport(costs, bound, in_bytes=values.activation_bytes is not None)
+    _log(*report.lines(answer))
     if values.output:
-        write_schedule(found.shortest, values.output)
-        _log(f"written           {values.output}", f"for a config      {_settings(found.shortest, values, costs)}")
+        write_schedule(answer.shortest, values.output)
+        flags_of_train = report.train_flags(answer.shortest, values.output)
+        _log(f"written           {values.output}", f"for a config      {flags_of_train}")
 
 
 def _problem(values: FlagValues) -> Problem | Schedule:
@@ -170,6 +176,7 @@ def _problem(values: FlagValues) -> Problem | Schedule:
         schedule = build(
             values.schedule, num_devices=values.num_devices, num_microbatches=values.num_microbatches, **options
         )
+    # Before the search, which takes a while.
     if Path(output).suffix == ".csv":
         to_csv(schedule)  # raises if a CSV cannot hold it
     problem_of(replace(problem_of(schedule), num_layers=values.num_layers))  # raises if it has more stages
@@ -193,6 +200,7 @@ def placements_of(
     Raises:
         ScheduleError: the number of devices is odd for two replicas, or `output` cannot hold a placement.
     """
+    # A flag that is given twice must not search the same placement twice.
     names = tuple(dict.fromkeys(names))
     is_csv = Path(output).suffix == ".csv"
     for name in names:
@@ -208,6 +216,7 @@ def placements_of(
                 repair=f"give --output={Path(output).with_suffix('.json')}, or leave that placement out",
             )
         )
+    # Without --placement any placement would do, but a CSV can hold the answer only on one of one replica.
     if is_csv and not placements:
         usual = filter(Problem(num_devices, 1, num_layers=num_layers).allows, usual_placements(num_devices))
         return tuple(placement for placement in usual if placement.num_replicas == 1)
@@ -215,8 +224,9 @@ def placements_of(
 
 
 def _costs(values: FlagValues) -> Costs:
-    given = {name: getattr(values, name) for name in (*_HEAD_TIMES, *_RATIOS) if getattr(values, name) is not None}
-    return Costs(**{name: getattr(values, name) for name in (*_TIMES, "transfer")}, **given)
+    names = (*STAGE_TIMES.values(), "transfer", *HEAD_TIMES.values(), *RATIO_HELP)
+    # Flags without a default, which only some problems may have, are None: `Costs` has theirs.
+    return Costs(**{name: value for name in names if (value := getattr(values, name)) is not None})
 
 
 def _bound(values: FlagValues) -> MemoryBound:
@@ -232,6 +242,7 @@ def _bound(values: FlagValues) -> MemoryBound:
 
 def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
     """Two lines: sizes and bound, and the placements to choose from."""
+    # The unit of a bound is bytes only where the bytes of one Ma are known.
     in_ma = values.activation_bytes is None
     bound = f"{values.memory_bound:g} Ma" if in_ma else f"{gib(values.memory_bound)} GiB"
     if isinstance(problem, Schedule):
@@ -246,17 +257,6 @@ def _problem_text(values: FlagValues, problem: Problem | Schedule) -> str:
         f"problem           num_devices={problem.num_devices}, num_microbatches={problem.num_microbatches}, "
         f"at most {bound} on a device\n"
         f"placements        {allowed}"
-    )
-
-
-def _settings(schedule: Schedule, values: FlagValues, costs: Costs) -> str:
-    """The flags with which `jaxpipe.train` uses the schedule."""
-    times = ",".join(f"{name}={getattr(costs, name):g}" for name in _TIMES)
-    head = " --config.pipeline.vocab_over_pipe=true" if schedule.has_head_actions else ""
-    return (
-        f"--config.pipeline.schedule={values.output} --config.pipeline.costs={times} "
-        f"--config.mesh.pipe={schedule.num_devices} "
-        f"--config.pipeline.num_microbatches={schedule.num_microbatches}{head}"
     )
 
 

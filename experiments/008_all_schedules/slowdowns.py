@@ -32,7 +32,7 @@ def schedules(method: Method, costs: Costs) -> Iterator[Schedule]:
     """Those of the grid, made for `costs` where the method's orders are made for times."""
     times = {name: getattr(costs, name) for name in ("forward", "input_gradient", "weight_gradient")}
     for num_devices in NUMS_DEVICES:
-        for options in method.planned():
+        for options in method.planner_options():
             given = {**options, **times} if method.is_made_for_times else options
             if method.takes(num_devices, **given):
                 for num_microbatches in (num_devices, 2 * num_devices + 1, 4 * num_devices):

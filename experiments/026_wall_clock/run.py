@@ -25,7 +25,7 @@ from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import write_whole
 from jaxpipe.measure import pinned
 from jaxpipe.schedules import Costs, Schedule, build
-from jaxpipe.schedules.csv_form import from_csv
+from jaxpipe.schedules.csv_format import from_csv
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"

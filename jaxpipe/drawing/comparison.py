@@ -41,18 +41,22 @@ def compared(schedules: Sequence[Schedule], costs: Costs, *, layers_per_stage: i
                     repair=f"build both with num_devices={first.num_devices}",
                 )
             )
+    # The same model for all: schedules with more stages have fewer layers in each, but at least one.
     layers = layers_per_stage * first.num_stages
     return [Summary(schedule, costs, max(1, round(layers / schedule.num_stages))) for schedule in schedules]
 
 
 def numbers(summaries: Sequence[Summary]) -> list[dict[str, str]]:
     """The numbers of each schedule as text, by name; times are in the unit of the costs."""
+    # Periods, so that a schedule of several batches is compared by the time of one.
     shortest = min(summary.timeline.period for summary in summaries) or 1.0
     return [_numbers(summary, shortest) for summary in summaries]
 
 
 def _numbers(summary: Summary, shortest: float) -> dict[str, str]:
-    schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
+    schedule = summary.schedule
+    timeline = summary.timeline
+    spmd = summary.spmd
     peaks = peak_activations(schedule)
     steps = f" in {schedule.num_batches} steps" if schedule.num_batches > 1 else ""
     return {
@@ -63,6 +67,7 @@ def _numbers(summary: Summary, shortest: float) -> dict[str, str]:
         "step / shortest": f"{timeline.period / shortest:.3f}",
         "bubble ratio": f"{timeline.bubble_ratio:.4f}",
         "bubble by device span": f"{timeline.bubble_ratio_per_device_span:.4f}",
+        # One number if all devices store the same.
         "peak activations, Ma": " to ".join(f"{size:.4g}" for size in np.unique([peaks.min(), peaks.max()])),
         "weights, M_theta": str(schedule.num_replicas),
         "program: makespan": f"{spmd['makespan']:g}",
@@ -89,7 +94,8 @@ def comparison_text(summaries: Sequence[Summary]) -> str:
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
     """Sentences on what the numbers count."""
-    costs, schedules = summaries[0].costs, [summary.schedule for summary in summaries]
+    costs = summaries[0].costs
+    schedules = [summary.schedule for summary in summaries]
     num_devices = schedules[0].num_devices
     unit = unit_of(costs, num_devices)
     unit = f"in {unit}" if unit else "those"

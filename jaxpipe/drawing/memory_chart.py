@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 _DASHED = {"colors": INK, "linewidths": 0.9, "linestyles": (0.0, (4.0, 2.0))}
-_AREAS, _BARS = 5.6, 1.6  # widths of a column, inches
+# widths of a column, inches
+_AREAS = 5.6
+_BARS = 1.6
 _DEVICE = (0.3, 0.62)  # height of a device, inches: at least, at most
 _DEVICES = 7.0  # wished height of all devices, inches
 _GAP = 0.55  # between columns, inches
@@ -42,7 +44,7 @@ def memory(
     *,
     bound: float | None = None,
     slot_bytes: float | None = None,
-    form: str = "png",
+    file_format: str = "png",
     unit: str = "",
 ) -> bytes:
     """The bytes of a picture of stored slots; a slot holds the activations of one microbatch on one stage.
@@ -54,10 +56,11 @@ def memory(
         timelines: one or more timelines, of schedules with the same number of devices.
         bound: slots, drawn as a line.
         slot_bytes: bytes of a slot; if given, the picture shows GiB beside slots.
-        form: "png", "svg" or "pdf".
+        file_format: "png", "svg" or "pdf".
         unit: of the times, in words.
     """
     schedules = [timeline.schedule for timeline in timelines]
+    # A stage of a schedule with twice as many stages has half the layers, so its slot is half of one here.
     of_last = [schedules[-1].num_stages / schedule.num_stages for schedule in schedules]
     columns = [
         [_scaled(values, ratio) for values in stored(timeline)]
@@ -76,7 +79,8 @@ def memory(
     widths = [_AREAS] * len(columns) + [_BARS + _LETTER * num_letters]
     size = (left + sum(widths) + _GAP * len(columns) + right, bottom + height + top)
     figure = new_figure(*size)
-    x, all_axes = left, []
+    x = left
+    all_axes = []
     for width in widths:
         axes = add_axes(figure, x, bottom, width, height)
         _draw_devices(axes, scale)
@@ -84,6 +88,7 @@ def memory(
         x += width + _GAP
 
     end = max(timeline.makespan for timeline in timelines) or 1.0
+    # Not strict: the last axes are those of the bars.
     for axes, timeline, column in zip(all_axes, timelines, columns, strict=False):
         axes.set_xlim(0, end)
         axes.set_xlabel(f"time, {unit}" if unit else "time", fontsize=8, color="#444444")
@@ -103,7 +108,7 @@ def memory(
     figure.text(left / size[0], 1 - 0.3 / size[1], title, fontsize=11, fontweight="bold", parse_math=False)
     handles = _legend_handles(bound)
     add_legend(figure, handles, left, 0.08, num_columns=len(handles), handle_length=1.6)
-    return encode(figure, form)
+    return encode(figure, file_format)
 
 
 def _scaled(values: Stored, ratio: float) -> Stored:
@@ -143,9 +148,9 @@ class _Scale:
         peak = float(values.total.max(initial=0.0))
         return f"{peak:.3g}{self.size(peak, ' ({:.3g} GiB)')} {name}"
 
-    def size(self, slots: float, form: str) -> str:
-        """The size of `slots` in GiB; empty where the size of a slot is not known."""
-        return form.format(slots * self.slot_bytes / GIB) if self.slot_bytes else ""
+    def size(self, slots: float, template: str) -> str:
+        """The size of `slots` in GiB, written into `template`; empty where the size of a slot is not known."""
+        return template.format(slots * self.slot_bytes / GIB) if self.slot_bytes else ""
 
 
 def _draw_devices(axes: Axes, scale: _Scale) -> None:
@@ -179,6 +184,7 @@ def _draw_bars(axes: Axes, columns: Sequence[Sequence[Stored]], labels: Sequence
     font_size = min(7.0, 3.0 + 24.0 / len(columns) * min(1.0, 8.0 / scale.num_devices))
     for index, column in enumerate(columns):
         y = scale.floors - 0.9 * scale.device_height + (index + 0.5) * step
+        # The first moment of the peak; a device without actions has no moment at all.
         worst = [values.total.argmax() if len(values.total) else None for values in column]
         start = np.zeros(scale.num_devices)
         for part, (colour, _) in STORED.items():

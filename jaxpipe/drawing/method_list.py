@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from jaxpipe.schedules import Formula, Method, Option, peak_activations, simulate
 from jaxpipe.schedules.methods.option import written_value
 
-NUM_DEVICES, NUM_MICROBATCHES = 8, 32  # sizes in the Markdown table
+# sizes in the Markdown table
+NUM_DEVICES = 8
+NUM_MICROBATCHES = 32
 _WIDTH = 110
 
 
@@ -18,8 +20,10 @@ def method_table(methods: Iterable[Method]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for method in methods:
         schedule = method.build(num_devices=NUM_DEVICES, num_microbatches=NUM_MICROBATCHES)
-        bubble, peak = simulate(schedule).bubble_ratio, peak_activations(schedule).max()
-        options = [f"`{_default(method, each)}`{_note(each)}" for each in method.options if not each.is_time]
+        bubble = simulate(schedule).bubble_ratio
+        peak = peak_activations(schedule).max()
+        options = [f"`{_default(method, option)}`{_note(option)}" for option in method.options if not option.is_time]
+        # Three options that many methods share would fill the table.
         options += ["times"] if method.takes_times else []
         cells = [f"`{method.name}`", method.summary, f"{100 * bubble:.1f} %", f"{peak:g}", "; ".join(options)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -46,11 +50,12 @@ def _paragraph(method: Method) -> str:
     lines = [
         method.summary,
         f"devices: {_devices(method)}",
-        *_named("options", [_default(method, each) + _note(each).replace("`", "") for each in method.options]),
-        *_named("bubble ratio", [_formula(each) for each in method.bubble if each.holds]),
-        *_named("peak activations, Ma", [_formula(each) for each in method.peak if each.holds]),
+        *_named("options", [_default(method, option) + _note(option).replace("`", "") for option in method.options]),
+        *_named("bubble ratio", [_formula(bubble) for bubble in method.bubble if bubble.holds]),
+        *_named("peak activations, Ma", [_formula(peak) for peak in method.peak if peak.holds]),
         *_named("paper", [method.paper] if method.paper else []),
     ]
+    # A line that goes on is indented further, so that the next property stands out.
     wrapped = (textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent="        ") for line in lines)
     return "\n".join([method.name, *(line for part in wrapped for line in part)]) + "\n"
 

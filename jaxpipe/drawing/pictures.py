@@ -40,6 +40,7 @@ NAMES = {
     Kind.T: "head: gradients",
     Kind.UPDATE: "update of the weights",
 }
+ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}  # in place of names, in a grid of text with cells of three letters
 STORED = {  # attributes of Stored, from below -> colour and name of what a device stores
     "own": ("#1b6ca8", "own stages"),
     "parked": ("#9ccbea", "parked for the paired device"),
@@ -79,15 +80,17 @@ def styles(schedule: Schedule) -> list[Style]:
         >>> [style.label for style in styles(build("gpipe", num_devices=2, num_microbatches=2))]
         ['forward', 'backward']
     """
-    columns, placement = schedule.columns, schedule.placement
-    num_chunks, num_replicas = placement.num_chunks, placement.num_replicas
+    columns = schedule.columns
+    placement = schedule.placement
+    num_chunks = placement.num_chunks
+    num_replicas = placement.num_replicas
     num_shades = num_chunks * num_replicas
     shade_of = np.zeros((num_replicas, schedule.num_stages), dtype=int)
-    for held in placement.stages_of:
-        for shade, (replica, stage) in enumerate(held):
+    for stages in placement.stages_of:
+        for shade, (replica, stage) in enumerate(stages):
             shade_of[replica, stage] = shade
     shade = shade_of[columns.replica, columns.stage]
-    found = []
+    result = []
     for kind, hue in HUES.items():
         for index in range(num_shades):
             actions = np.flatnonzero((columns.kind == kind) & (shade == index))
@@ -97,8 +100,8 @@ def styles(schedule: Schedule) -> list[Style]:
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
                 fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))
-                found.append(Style(label, fill, ink(fill), kind not in COMPUTE_KINDS, actions))
-    return found
+                result.append(Style(label, fill, ink(fill), kind not in COMPUTE_KINDS, actions))
+    return result
 
 
 def _shade(replica: int, chunk: int, num_replicas: int, num_chunks: int) -> float:
@@ -121,7 +124,7 @@ def _mix_with_white(colour: str, fraction: float) -> str:
 
 def ink(colour: str) -> str:
     """The colour of text that is read on `colour`, which is `#rrggbb`."""
-    return "#ffffff" if _lightness(_rgb(colour)) < 150 else "#1a1a1a"
+    return "#ffffff" if _lightness(_rgb(colour)) < 150 else INK
 
 
 def _lightness(rgb: Sequence[int]) -> float:
@@ -135,7 +138,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMS = ("png", "svg", "pdf")
+FILE_FORMATS = ("png", "svg", "pdf")
 INK = "#1a1a1a"
 _DPI = 160
 # Text stays text in an SVG. One family, because matplotlib writes all of them beside each label.
@@ -169,13 +172,13 @@ def add_legend(
     figure.legend(handles=handles, bbox_to_anchor=place, ncols=num_columns, handlelength=handle_length, **_LEGEND)
 
 
-def encode(figure: Figure, form: str) -> bytes:
-    """The bytes of `figure` as one of FORMS; they contain no date and no random name."""
+def encode(figure: Figure, file_format: str) -> bytes:
+    """The bytes of `figure` as one of FILE_FORMATS; they contain no date and no random name."""
     import matplotlib
 
     buffer = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]: names of settings are str
-        figure.savefig(buffer, format=form, metadata=_NO_METADATA.get(form))
+        figure.savefig(buffer, format=file_format, metadata=_NO_METADATA.get(file_format))
     return buffer.getvalue()
 
 

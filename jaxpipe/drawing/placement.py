@@ -29,14 +29,18 @@ def show_placement(schedule: Schedule, cluster: str, *, as_json: bool = False, *
     whole = MeshSizes(**sizes, pipe=schedule.num_devices)
     mesh = told(whole.axes)
     topology.check_holds(**mesh)
-    hops, sums = _hops(schedule), _sums(schedule, whole.along(OUTER_AXES))
-    assignments, refusals = [], {}
+    hops = _hops(schedule)
+    sums = _sums(schedule, whole.along(OUTER_AXES))
+    assignments = []
+    refusals = {}
     for order in ORDERS:
+        # Where each stage has a single holder, there are no replicas to keep together.
         if order == "replicas_together" and not sums:
             continue
         try:
             assignments.append(assign(order, **mesh, gpus_per_node=topology.gpus_per_node))
         except ConfigError as error:
+            # This order needs a node that holds all replicas of a stage; the others are shown all the same.
             if order != "replicas_together":
                 raise
             refusals[order] = str(error)
@@ -64,6 +68,7 @@ def _sums(schedule: Schedule, num_copies: int) -> dict[str, list[int]]:
     """The holders of each stage by its name; empty if each stage has one holder."""
     if num_copies == schedule.num_replicas == 1:
         return {}
+    # [stage] -> its device in each replica; with several copies of the pipeline, sums are over these too.
     holders = zip(*schedule.placement.devices, strict=True)
     return {f"stage {stage}": sorted(set(devices)) for stage, devices in enumerate(holders)}
 
@@ -73,6 +78,7 @@ def _hops(schedule: Schedule) -> dict[str, tuple[int, int]]:
     hops = {}
     for replica, devices in enumerate(schedule.placement.devices):
         for stage, pair in enumerate(itertools.pairwise(devices)):
+            # The last stage of a chunk and the first of the next may share a device: then nothing travels.
             if pair[0] != pair[1]:
                 name = f"{_stage_name(schedule, replica, stage)}->{_stage_name(schedule, replica, stage + 1)}"
                 hops[name] = pair
@@ -159,6 +165,7 @@ def _draw_one(
     lines = ["", assignment.order]
     for node in range(assignment.nodes.max() + 1):
         first = node * assignment.gpus_per_node
+        # A mesh may leave some GPUs of the last node unused.
         gpus = [gpu for gpu in range(first, first + assignment.gpus_per_node) if gpu in held]
         rows = {"GPU": [str(gpu) for gpu in gpus]}
         if data > 1:
@@ -187,6 +194,7 @@ def _places(assignment: Assignment) -> Iterator[tuple[tuple[int, int], int]]:
 
 def _crossing(assignment: Assignment, hops: Mapping[str, tuple[int, int]]) -> list[tuple[int, str]]:
     """Hops that cross nodes, as (copy, name)."""
+    # [copy], since a hop may cross nodes in one copy of the pipeline and stay in a node in another.
     apart = {name: assignment.is_apart(*devices) for name, devices in hops.items()}
     return [(copy, name) for copy in range(len(assignment.gpus)) for name in hops if apart[name][copy]]
 
@@ -205,5 +213,6 @@ def _counted(names: Sequence[str]) -> str:
     """The number of names, and the first of them."""
     if not names:
         return "0"
+    # Large clusters have thousands of hops.
     more = f", and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     return f"{len(names)} ({', '.join(names[:_MOST_LISTED])}{more})"

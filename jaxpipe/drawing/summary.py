@@ -16,39 +16,27 @@ import numpy as np
 
 from jaxpipe.drawing.text_grid import text
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.lowering import Replay, RoundTable, lower, replay, spmd_makespan
+from jaxpipe.lowering import Replay, RoundTable, lower, replay
 from jaxpipe.schedules import (
     NO_MICROBATCH,
     Costs,
     Kind,
-    MemoryBound,
     Schedule,
     Timeline,
     Transfers,
     costs_of_stages,
     peak_activations,
-    peak_memory,
     simulate,
     transfers,
 )
-from jaxpipe.schedules.analysis.costs import mean_share
-from jaxpipe.schedules.analysis.simulate import MIDDLE
+from jaxpipe.schedules.analysis.costs import RATIOS, STAGE_TIMES, mean_share
+from jaxpipe.schedules.analysis.timeline import MIDDLE
 from jaxpipe.schedules.files import to_json
-from jaxpipe.schedules.ordering.optimize import Found
-from jaxpipe.schedules.placement import placement_name
-from jaxpipe.units import MA, gib
+from jaxpipe.units import MA
 
-_LEAST_LOST = 5e-4  # of the makespan; less is not told
-MOST_DEVICES = 1024
-COST_NAMES = (
-    "forward",
-    "backward",
-    "input_gradient",
-    "weight_gradient",
-    "transfer",
-    "slot_messages",
-    "gradient_messages",
-)
+_LEAST_LOST = 5e-4  # of the makespan; less would print as 0.0 %
+MOST_DEVICES = 1024  # a round table of more takes gigabytes
+COST_NAMES = (*STAGE_TIMES.values(), "transfer", *RATIOS.values())
 
 
 @dataclass(frozen=True)
@@ -89,6 +77,7 @@ class Summary:
     @cached_property
     def table(self) -> RoundTable:
         """The round table that the compiled program executes."""
+        # Rounds are as long as forwards: without a time for these the table is made for the usual costs.
         expected = self.stage_costs if self.costs.forward else None
         return lower(self.schedule, layers_per_stage=(self.num_layers,) * self.schedule.num_stages, costs=expected)
 
@@ -103,11 +92,14 @@ class Summary:
 
         Of a step; without flush of the time from one batch to the next, since every call of the program is as long.
         """
-        ours, theirs = self.replayed.makespan, self.timeline.makespan
+        program = self.replayed.makespan
+        asynchronous = self.timeline.makespan
         if self.schedule.delays and self.schedule.num_batches >= MIDDLE + 2:
-            ends = self.replayed.end[self.table.rounds_per_call - 1 :: self.table.rounds_per_call]
-            ours, theirs = float((ends[MIDDLE + 1] - ends[MIDDLE]).max()), self.timeline.period
-        return ours / theirs - 1 if theirs else 0.0
+            # Neither the call that fills the pipeline nor the one that drains it counts.
+            call_ends = self.replayed.end[self.table.rounds_per_call - 1 :: self.table.rounds_per_call]
+            program = float((call_ends[MIDDLE + 1] - call_ends[MIDDLE]).max())
+            asynchronous = self.timeline.period
+        return program / asynchronous - 1 if asynchronous else 0.0
 
     @cached_property
     def spmd(self) -> dict[str, float]:
@@ -126,7 +118,8 @@ class Summary:
     @cached_property
     def transfers(self) -> dict[str, dict[str, list[float]]]:
         """Slots that EVICT and LOAD move in a step, by device: "asked" by the schedule and "sent" by the program."""
-        asked, sent = transfers(self.schedule), sent_slots(self.table)
+        asked = transfers(self.schedule)
+        sent = sent_slots(self.table)
         return {
             "evicted": {"asked": asked.evicted.tolist(), "sent": sent.evicted.tolist()},
             "loaded": {"asked": asked.loaded.tolist(), "sent": sent.loaded.tolist()},
@@ -156,7 +149,8 @@ def sent_slots(table: RoundTable) -> Transfers:
     parked: Any = table.transfers.get("parked_pages")
     if parked is None:
         return Transfers(*np.zeros((2, table.schedule.num_devices)))
-    moves, (lanes_out, lanes_back) = table.page_moves, np.split(parked.sends.lane, 2)
+    moves = table.page_moves
+    lanes_out, lanes_back = np.split(parked.sends.lane, 2)  # first those of all evictions, then of all loads
 
     def slots(rounds: np.ndarray, lane: np.ndarray) -> np.ndarray:
         # A permute, counted once for each device that evicts by it, runs in all rounds of its type.
@@ -191,15 +185,19 @@ _ALL = frozenset(Kind)
 
 def kinds_of(*schedules: Schedule) -> frozenset[Kind]:
     """The kinds of actions that they have."""
-    return frozenset(kind for kind in Kind if any(each.columns.is_kind(kind).any() for each in schedules))
+    return frozenset(kind for kind in Kind if any(schedule.columns.is_kind(kind).any() for schedule in schedules))
 
 
 def costs_text(costs: Costs, num_devices: int, kinds: frozenset[Kind] = _ALL) -> str:
-    """What a device's share of the model takes: "F 1, B 2, a message 0.1"; an EVICT and a SYNC in messages."""
-    times = {Kind.F: costs.forward, Kind.B: costs.backward, Kind.I: costs.input_gradient, Kind.W: costs.weight_gradient}
-    sizes = {Kind.EVICT: costs.slot_messages, Kind.SYNC: costs.gradient_messages}
-    taken = [f"{kind.name} {mean_share(time, num_devices):.6g}" for kind, time in times.items() if kind in kinds]
-    sent = [f"{kind.name} {size:g} messages" for kind, size in sizes.items() if kind in kinds and costs.transfer]
+    """The times of a device's share of the model: "F 1, B 2, a message 0.1"; sizes above a message in messages."""
+    taken = [
+        f"{kind.name} {mean_share(getattr(costs, name), num_devices):.6g}"
+        for kind, name in STAGE_TIMES.items()
+        if kind in kinds
+    ]
+    # Sizes in messages have no effect while messages take no time.
+    sizes = RATIOS.items() if costs.transfer else ()
+    sent = [f"{kind.name} {getattr(costs, name):g} messages" for kind, name in sizes if kind in kinds]
     return ", ".join([*taken, f"a message {costs.transfer:g}", *sent])
 
 
@@ -210,9 +208,12 @@ def unit_of(costs: Costs, num_devices: int) -> str:
 
 def summary_text(summary: Summary) -> str:
     """The grid, then makespan, bubble ratios, peak activations, transfers and the size of the program."""
-    schedule, timeline, spmd = summary.schedule, summary.timeline, summary.spmd
-    unit, num_chunks = unit_of(summary.costs, schedule.num_devices), schedule.placement.num_chunks
+    schedule = summary.schedule
+    timeline = summary.timeline
+    spmd = summary.spmd
+    unit = unit_of(summary.costs, schedule.num_devices)
     unit = unit and f" {unit}"
+    num_chunks = schedule.placement.num_chunks
     taken = costs_text(summary.costs, schedule.num_devices, kinds_of(schedule))
     return (
         f"{text(timeline)}\n"
@@ -236,8 +237,9 @@ def summary_text(summary: Summary) -> str:
 
 
 def _lost(summary: Summary) -> str:
-    """What the program's rounds cost: devices wait there for others that the schedule does not make them wait for."""
-    lost, of_what = summary.lost, " from batch to batch" if summary.schedule.delays else ""
+    """The cost of rounds in words: devices wait there for others that the schedule does not make them wait for."""
+    lost = summary.lost
+    of_what = " from batch to batch" if summary.schedule.delays else ""
     if abs(lost) < _LEAST_LOST:
         return "devices wait only where the schedule says so"
     if lost < 0:
@@ -251,7 +253,8 @@ def _replica_lines(summary: Summary) -> str:
     schedule = summary.schedule
     if schedule.num_replicas == 1:
         return ""
-    asked, sent = _numbers(summary.gradients["asked"]), _numbers(summary.gradients["sent"])
+    asked = _numbers(summary.gradients["asked"])
+    sent = _numbers(summary.gradients["sent"])
     return (
         f"weights           held {schedule.num_replicas} times, once by each replica\n"
         f"gradients         {asked} stages summed with the paired device, {sent} sent, by device\n"
@@ -280,7 +283,8 @@ def _numbers(values: np.ndarray | list[float]) -> str:
 
 def summary_json(summary: Summary) -> str:
     """The schedule in JSON, as files of schedules have it, with all numbers: a line for each and for each row."""
-    schedule, timeline = summary.schedule, summary.timeline
+    schedule = summary.schedule
+    timeline = summary.timeline
     values: dict[str, Any] = {
         "num_stages": schedule.num_stages,
         "num_replicas": schedule.num_replicas,
@@ -310,67 +314,8 @@ def _timed_rows(timeline: Timeline) -> list[str]:
         ", ".join(
             f'{{"kind": "{names[kind]}", "replica": {replica}, "stage": {stage}, '
             f'"microbatch": {"null" if microbatch == NO_MICROBATCH else microbatch}, "start": {start}, "end": {end}}}'
+            # Not strict: `times` goes on with the next row. The row is first, so that its end takes no pair of times.
             for (kind, stage, microbatch, replica), (start, end) in zip(row, times, strict=False)
         )
         for row in timeline.schedule.rows
     ]
-
-
-# The report of a search
-
-
-_NO_OTHER = "none keeps the bound"
-
-
-@dataclass(frozen=True)
-class SearchReport:
-    """The costs and the memory bound of a search, by which the report measures schedules.
-
-    Attributes:
-        costs: costs of a device's share of the model.
-        bound: the memory bound that the schedules keep.
-        in_bytes: whether the bound is in bytes, not in Ma.
-    """
-
-    costs: Costs
-    bound: MemoryBound
-    in_bytes: bool
-
-    def lines(self, found: Found) -> list[str]:
-        """A line for each number, with a column for each of the two schedules; one column where they are the same."""
-        if found.registered == found.shortest:
-            columns = [{"": "found, registered", **self.numbers(found.shortest)}]
-        elif found.registered is None:
-            columns = [{"": "found", **self.numbers(found.shortest)}, {"": "best registered", "schedule": _NO_OTHER}]
-        else:
-            columns = [
-                {"": heading, **self.numbers(schedule)}
-                for heading, schedule in (("found", found.shortest), ("best registered", found.registered))
-            ]
-        first = columns[0]
-        width = max(map(len, first.values())) + 2
-        rows = [[column.get(name, "") for column in columns] for name in first]
-        return [
-            f"{name:<18}{''.join(f'{value:<{width}}' for value in row)}".rstrip()
-            for name, row in zip(first, rows, strict=True)
-        ]
-
-    def numbers(self, schedule: Schedule) -> dict[str, str]:
-        """The numbers of a schedule as text, by name."""
-        costs = costs_of_stages(self.costs, schedule.placement)
-        timeline = simulate(schedule, costs)
-        numbers = {
-            "schedule": schedule.name,
-            "placement": placement_name(schedule.placement),
-            "stages": str(schedule.num_stages),
-            "weights": ("once", "twice")[schedule.num_replicas - 1],
-            "makespan": f"{timeline.makespan:g}",
-            "  SPMD clock": f"{spmd_makespan(schedule, costs):g}",
-            "bubble ratio": f"{timeline.bubble_ratio:.4f}",
-            "  by device span": f"{timeline.bubble_ratio_per_device_span:.4f}",
-            "peak activations": f"{peak_activations(schedule).max():g} Ma",
-        }
-        if self.in_bytes:
-            peak = peak_memory(schedule, self.bound, costs=costs).max()
-            numbers["peak memory"] = f"{gib(peak)} GiB"
-        return numbers

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from jaxpipe.schedules import Action, Costs, Kind, Timeline, simulate
+from jaxpipe.drawing.pictures import ARROWS
+from jaxpipe.schedules import Action, Costs, Timeline, simulate
+from jaxpipe.schedules.analysis.costs import HEAD_TIMES, STAGE_TIMES
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
 _MOST_CELLS = 2_000_000  # about 10 MB
-_ONE_CELL = Costs(
-    forward=1.0, backward=1.0, input_gradient=1.0, weight_gradient=1.0, head_statistics=1.0, head_gradients=1.0
-)
-_ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}
+_ONE_CELL = replace(Costs(), **dict.fromkeys((*STAGE_TIMES.values(), *HEAD_TIMES.values()), 1.0))
 
 
 def text(timeline: Timeline) -> str:
     r"""The grid of a schedule: an action fills one cell per unit of its time, `...` is idle.
 
     The unit is the shortest action. If times are not whole multiples of it, or the longest action is more than
-    eight units, every action fills one cell, and the last line says so. SYNC keeps no device busy and is not in the
-    grid. EVICT and LOAD stand below their device's line, in each cell during which they travel, and at least in the one
-    in which they start: 0>4 is 0EVICT4, 0<4 is 0LOAD4.
+    eight units, every action fills one cell, and the last line says so. Only what keeps a device busy is in the grid;
+    activations that move between devices stand below their device's line, in each cell during which they travel, and at
+    least in the one in which they start: 0>4 is 0EVICT4, 0<4 is 0LOAD4.
 
     Args:
         timeline: a timeline from `simulate(schedule, costs)`.
@@ -40,8 +41,10 @@ def text(timeline: Timeline) -> str:
     unit = _unit(timeline)
     notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:
-        timeline, unit = simulate(schedule, _ONE_CELL), 1.0
+        timeline = simulate(schedule, _ONE_CELL)
+        unit = 1.0
         notes.append("(not to scale: one cell an action, transfers take no time)\n")
+    # A time that rounding has left just beside a whole number belongs to the cell of that number.
     start = np.floor(timeline.start / unit + 1e-6).astype(int)
     end = np.ceil(timeline.end / unit - 1e-6).astype(int)
     end[is_move] = np.maximum(end, start + 1)[is_move]
@@ -54,7 +57,7 @@ def text(timeline: Timeline) -> str:
     lines = []
     for device in range(schedule.num_devices):
         cells = [IDLE] * num_cells
-        below: list[list[str]] = []  # lines of EVICTs and LOADs
+        below: list[list[str]] = []  # lines of what moves; two that overlap in time need a line each
         for i in np.flatnonzero(is_shown & (columns.device == device)).tolist():
             here = slice(start[i], end[i])
             line = _first_free(below, here, num_cells) if is_move[i] else cells
@@ -65,10 +68,7 @@ def text(timeline: Timeline) -> str:
 
 
 def _label(action: Action) -> str:
-    if action.kind not in TRANSFER_KINDS:
-        return str(action)
-    replica = f"@{action.replica}" if action.replica else ""
-    return f"{action.stage}{_ARROWS[action.kind]}{action.microbatch}{replica}"
+    return str(action).replace(action.kind.name, ARROWS.get(action.kind, action.kind.name))
 
 
 def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[str]:
@@ -81,11 +81,12 @@ def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[st
 
 
 def _unit(timeline: Timeline) -> float | None:
-    """The time of one cell; None if no unit gives a readable grid of F, B, I and W."""
+    """The time of one cell; None if no unit gives a readable grid."""
     is_compute = timeline.schedule.columns.is_kind(*COMPUTE_KINDS)
-    start, end = timeline.start[is_compute], timeline.end[is_compute]
+    start = timeline.start[is_compute]
+    end = timeline.end[is_compute]
     durations = end - start
-    durations = durations[durations > 0]
+    durations = durations[durations > 0]  # actions without time fill no cell, and give no unit
     if not len(durations):
         return 1.0
     unit = float(durations.min())

@@ -1,8 +1,8 @@
 """A timeline as a picture, drawn by matplotlib as SVG, PNG or PDF, and as Chrome trace events, to open in Perfetto.
 
 The picture has one track per device, time to the right. Microbatch numbers stand in the actions that are wide enough
-for them. EVICT, LOAD and SYNC have a thin track below their device's own, with the number beside actions that are too
-short for it. Actions that take no time are thin marks.
+for them. Transfers between paired devices have a thin track below their device's own, with the number beside those that
+are too short for it. Actions that take no time are thin marks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from jaxpipe.drawing.pictures import INK, Style, add_axes, add_legend, encode, new_figure, styles
 from jaxpipe.drawing.tracks import THIN, Boxes, Tracks, place_boxes, shortest_compute
 from jaxpipe.schedules import NO_MICROBATCH, Kind, Timeline
-from jaxpipe.schedules.schedule import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, WHOLE_BATCH_KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,8 @@ _DIGIT = 0.075  # width of one digit of a label
 _THIN_DIGIT = 0.05  # the same in a thin track
 _MARK = 0.02  # width of an action that takes no time
 _LEGEND_LINE = 0.2
-_LEGEND_LETTER, _LEGEND_KEY = 0.08, 0.35  # widths
+_LEGEND_LETTER = 0.08  # width
+_LEGEND_KEY = 0.35  # width
 _POINTS = 72  # points of an inch
 
 
@@ -60,7 +61,8 @@ def _figure(timeline: Timeline, unit: str) -> Figure:
     from matplotlib.patches import Patch
 
     schedule = timeline.schedule
-    tracks, makespan = Tracks(schedule), timeline.makespan or 1.0
+    tracks = Tracks(schedule)
+    makespan = timeline.makespan or 1.0  # of an empty schedule the axis still needs a length
     shortest = shortest_compute(timeline, tracks)
     cell = _CELL_WITH_TRANSFERS if tracks.has_thin.any() else _CELL
     tracks_width = float(np.clip(makespan / shortest * cell, *_WIDTHS))
@@ -102,7 +104,8 @@ def _title(timeline: Timeline, unit: str) -> str:
 
 def _draw_tracks(axes: Axes, tracks: Tracks) -> None:
     """Draws empty tracks, the name of the device or of its partner before each, and the axis of time below."""
-    placement, end = tracks.schedule.placement, axes.get_xlim()[1]
+    placement = tracks.schedule.placement
+    _, end = axes.get_xlim()
     axes.patch.set_visible(False)
     axes.tick_params(axis="x", labelsize=8, colors="#666666", length=3)
     axes.tick_params(axis="y", length=0, colors="#444444")
@@ -131,7 +134,8 @@ def _draw_boxes(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes, edge_wid
     devices = tracks.schedule.columns.device[style.actions]
     for device in np.unique(devices).tolist():
         actions = style.actions[devices == device]
-        left, right = boxes.left[actions], boxes.right[actions]
+        left = boxes.left[actions]
+        right = boxes.right[actions]
         height = tracks.action_height[actions]
         low = tracks.action_top[actions] + _GAP / 2 * height
         high = low + (1 - _GAP) * height
@@ -191,7 +195,7 @@ def chrome_trace(timeline: Timeline) -> list[dict[str, object]]:
         for action in row:
             args = {"stage": action.stage, "replica": action.replica}
             if action.microbatch != NO_MICROBATCH:
-                args["batch" if action.kind is Kind.UPDATE else "microbatch"] = action.microbatch
+                args["batch" if action.kind in WHOLE_BATCH_KINDS else "microbatch"] = action.microbatch
             events.append(
                 {
                     "name": str(action),
@@ -200,6 +204,7 @@ def chrome_trace(timeline: Timeline) -> list[dict[str, object]]:
                     "ts": start[index],
                     "dur": duration[index],
                     "pid": 0,
+                    # As in `_threads`: what moves is on the device's second thread, so that it overlaps no action.
                     "tid": device + schedule.num_devices * (action.kind not in COMPUTE_KINDS),
                     "args": args,
                 }

@@ -103,13 +103,17 @@ def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.nd
             moment stand side by side; with their labels, if two of them fit into the shortest F, B, I or W.
         label: [A] width of each action's label.
     """
-    columns, duration = timeline.schedule.columns, timeline.end - timeline.start
+    columns = timeline.schedule.columns
+    duration = timeline.end - timeline.start
     left = timeline.start.copy()
     right = np.maximum(timeline.end, left + mark)
+    # Labels of transfers are placed below, one after the other, for they may lie beside their boxes.
     fits = ~tracks.is_thin & (columns.microbatch != NO_MICROBATCH) & (right - left > label)
-    middle, is_beside = np.where(fits, (left + right) / 2, np.nan), np.zeros(len(left), dtype=bool)
+    middle = np.where(fits, (left + right) / 2, np.nan)
+    is_beside = np.zeros(len(left), dtype=bool)
     transfers = np.flatnonzero(tracks.is_thin)
     widest = mark + label[transfers].max(initial=0.0)
+    # Room for labels between marks only if two of them fit into the shortest action; else marks touch.
     step = mark + label * (shortest_compute(timeline, tracks) >= 2 * widest)
     for device in np.flatnonzero(tracks.has_thin).tolist():
         here = transfers[columns.device[transfers] == device]
@@ -118,15 +122,19 @@ def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.nd
         for before, i in pairwise(here):
             taken = left[before] + step[before] if duration[before] < mark else right[before]
             if duration[i] < mark and left[i] < taken:
-                left[i], right[i] = taken, taken + mark
+                left[i] = taken
+                right[i] = taken + mark
         taken = 0.0  # right edge of the last transfer and of its label
         for i, next_left in zip(here, [*left[here[1:]].tolist(), np.inf], strict=False):
             if right[i] - left[i] >= label[i]:
                 middle[i] = (left[i] + right[i]) / 2
             elif next_left - right[i] >= label[i]:
-                middle[i], is_beside[i] = right[i] + label[i] / 2, True
+                middle[i] = right[i] + label[i] / 2
+                is_beside[i] = True
             elif left[i] - taken >= label[i]:
-                middle[i], is_beside[i] = left[i] - label[i] / 2, True
+                middle[i] = left[i] - label[i] / 2
+                is_beside[i] = True
             taken = max(right[i], middle[i] + label[i] / 2 if is_beside[i] else 0.0)
+    # After the placing, which reserves room for every transfer alike.
     middle[columns.microbatch == NO_MICROBATCH] = np.nan
     return Boxes(left, right, middle, is_beside)

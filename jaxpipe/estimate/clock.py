@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxpipe.config.costs import Woven, options_of
 from jaxpipe.config.pipeline import named_schedule
-from jaxpipe.schedules.analysis.simulate import Clock, Timeline, clock_of, longest_span
+from jaxpipe.schedules.analysis.simulate import Clock, clock_of
+from jaxpipe.schedules.analysis.timeline import Timeline, longest_span
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
@@ -30,7 +31,7 @@ class Seconds:
         latency: [source device, target device] time of a message without bytes.
         per_byte: [source device, target device] time of one additional byte.
         message_bytes: bytes of one message.
-        slot_bytes: [stages] bytes of a whole EVICT or LOAD.
+        slot_bytes: [stages] bytes of all activations of a microbatch, which move to the paired device and back.
         exchange_bytes: [stages] bytes that each of two holders sends in a SYNC.
     """
 

@@ -101,8 +101,8 @@ class ParameterBytes:
         weights: compute copies, if they are not the masters.
         gradients: float32 running sums.
         exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
-        updated_layer: what the UPDATE of a layer makes: new masters and moments, and gradients that are sums over
-            devices.
+        updated_layer: what the optimizer's step of one layer makes, without flush: new masters and moments, and
+            gradients that are sums over devices.
         met: float32 sums of shared gradients while all devices meet for them, without flush.
     """
 

@@ -21,7 +21,7 @@ from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.models.anatomy import model_flops
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _sending_s(setting: Setting, message_s: np.ndarray) -> np.ndarray:
         for stage, (here, there) in enumerate(pairwise(devices)):
             if here != there:
                 found[Kind.F, stage] = max(found[Kind.F, stage], message_s[here, there])
-                for kind in (Kind.B, Kind.I):
+                for kind in BACKWARD_KINDS:
                     found[kind, stage + 1] = max(found[kind, stage + 1], message_s[there, here])
     return found
 

@@ -2,8 +2,9 @@
 
 from jaxpipe.schedules.analysis.activations import Stored, Transfers, peak_activations, stored, transfers
 from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages
-from jaxpipe.schedules.analysis.simulate import Timeline, simulate
-from jaxpipe.schedules.csv_form import from_csv, read_csv, to_csv
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import Timeline
+from jaxpipe.schedules.csv_format import from_csv, read_csv, to_csv
 from jaxpipe.schedules.files import from_json, read_json, read_schedule, to_json, write_schedule
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import Option

@@ -1,28 +1,35 @@
 """Schedules in files: JSON for every schedule, CSV for those of one replica; the file's ending says which.
 
 JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([replica][stage] -> device), `rows`
-([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`), if EVICT moves less than whole microbatches
-`parked` ([stage] -> fraction, as `2/5`), and if the rows are of several batches `delays` and `num_batches`. CSV is in
-`csv_form`.
+([device] -> actions as `2F0` or, in another replica than 0, `2F0@1`). Further keys, only where they say something:
+
+    key          when present                             example
+    parked       less than whole microbatches move        ["2/5", "1"], [stage] -> fraction
+    delays       weights change within the rows           [1, 1], [stage] -> batches
+    num_batches  the same                                 3
+    numbers      written by `show`, never read            {"makespan": 9.0}
+
+CSV is in `csv_format`.
 """
 
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 from jaxpipe.errors import ScheduleError, closest, explain
 from jaxpipe.files import local_path
-from jaxpipe.schedules.csv_form import parse_shares, read_csv, text_of, to_csv
+from jaxpipe.schedules.csv_format import read_csv, text_of, to_csv
+from jaxpipe.schedules.file_fields import FIELDS
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Action, Schedule, parse_action
 
 _KEYS = ["name", "num_devices", "num_microbatches", "devices", "rows"]
-_OPTIONAL = ["parked", "delays", "num_batches", "numbers"]
+_NAMES = [field.name for field in FIELDS]
+_OPTIONAL = [*_NAMES, "num_batches", "numbers"]
 _RULE = (
-    f"schedule-json: one object with the keys {', '.join(_KEYS)}; parked, delays and num_batches, where needed; "
+    f"schedule-json: one object with the keys {', '.join(_KEYS)}; {', '.join(_NAMES)} and num_batches, where needed; "
     "numbers, which are not read"
 )
 
@@ -51,10 +58,11 @@ def to_json(schedule: Schedule, *, numbers: str = "") -> str:
         "num_microbatches": schedule.num_microbatches,
         "devices": placement.devices,
     }
-    if schedule.parked:
-        head["parked"] = [str(share) for share in schedule.parked]
+    entries = {field.name: field.to_json(getattr(schedule, field.name)) for field in FIELDS}
+    head |= {name: values for name, values in entries.items() if values}
     if schedule.delays:
-        head |= {"delays": schedule.delays, "num_batches": schedule.num_batches}
+        head["num_batches"] = schedule.num_batches
+    # By hand: a row a line, which `json.dumps` cannot, so that people and `diff` can read it.
     rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
     more = f', "numbers": {numbers}' if numbers else ""
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]{more}}}\n'
@@ -70,6 +78,7 @@ def read_json(path: str | Path) -> Schedule:
     try:
         return from_json(text)
     except ScheduleError as error:
+        # The reader knows no path: it reads texts, too.
         raise ScheduleError(f"{path}: {error}") from None
 
 
@@ -93,39 +102,35 @@ def from_json(text: str) -> Schedule:
     for key in _KEYS:
         if key not in values:
             raise _error(f"the key {key!r} is missing", f"add {key!r}")
-    values = {"delays": [], "num_batches": 1} | values
+    values.setdefault("num_batches", 1)
     for key, kind in (("name", str), ("num_devices", int), ("num_microbatches", int), ("num_batches", int)):
-        if not isinstance(values[key], kind) or isinstance(values[key], bool):
+        if not isinstance(values[key], kind) or isinstance(values[key], bool):  # true is an int for Python
             raise _error(f"{key}={values[key]!r} is not of type {kind.__name__}", f"write {key!r} as {kind.__name__}")
     if not values["name"].isprintable():
         raise _error(f"name={values['name']!r} has characters that are not printable", "write others")
+    # `type` below, not `isinstance`: true would pass for device 1.
     for key, kind in (("devices", int), ("rows", str)):
         lists = values[key]
         if not isinstance(lists, list) or not all(
             isinstance(entries, list) and all(type(entry) is kind for entry in entries) for entries in lists
         ):
             raise _error(f"{key!r} is not a list of lists of {kind.__name__}", f"write {key!r} as to_json does")
-    delays = values["delays"]
-    if not isinstance(delays, list) or not all(type(delay) is int for delay in delays):
-        raise _error(f"delays={delays!r} is not a list of int", "write one delay for each stage, as 1")
+    fields = {}
+    for field in FIELDS:
+        entries = values.get(field.name, [])
+        fields[field.name] = field.from_json(entries)
+        if fields[field.name] is None:
+            example = json.dumps(field.to_json(field.parsed(field.example.split()) or ()))
+            what = f"{field.name}={entries!r} is not a list of {field.entries}"
+            raise _error(what, f"write one for each stage, as {example}")
     return Schedule(
         values["name"],
         Placement(values["num_devices"], tuple(map(tuple, values["devices"]))),
         values["num_microbatches"],
         tuple(_row(device, row) for device, row in enumerate(values["rows"])),
-        _shares(values.get("parked", [])),
-        tuple(delays),
-        values["num_batches"],
+        num_batches=values["num_batches"],
+        **fields,
     )
-
-
-def _shares(texts: object) -> tuple[Fraction, ...]:
-    shares = None
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        shares = parse_shares(texts)
-    if shares is None:
-        raise _error(f"parked={texts!r} is not a list of shares", "write one share for each stage, as '2/5' or '1'")
-    return shares
 
 
 def _row(device: int, texts: list[str]) -> tuple[Action, ...]:

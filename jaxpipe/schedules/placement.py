@@ -55,6 +55,7 @@ class Placement:
     @cached_property
     def stages_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """[device][chunk] -> (replica, stage)."""
+        # By replica, then in forward order, which is what a chunk's number means.
         held: list[list[tuple[int, int]]] = [[] for _ in range(self.num_devices)]
         for replica, devices in enumerate(self.devices):
             for stage, device in enumerate(devices):
@@ -99,6 +100,7 @@ def zig_zag(num_devices: int, num_chunks: int) -> Placement:
         ((0, 1, 2, 2, 1, 0),)
     """
     up = tuple(range(num_devices))
+    # `[::1]` for even chunks, `[::-1]` for odd ones.
     return Placement(num_devices, (tuple(device for chunk in range(num_chunks) for device in up[:: (-1) ** chunk]),))
 
 
@@ -133,6 +135,7 @@ def placement_name(placement: Placement) -> str:
         >>> placement_name(zig_zag(3, 2)), placement_name(zig_zag(2, 3))
         ('v', 'stages on devices 0 1 1 0 0 1')
     """
+    # The first of several equal ones: on one device looped and zig-zag are the same.
     for name, make in PLACEMENTS.items():
         if make(placement.num_devices) == placement:
             return name

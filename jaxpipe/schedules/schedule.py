@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+# In `Action.microbatch` of a kind that is not numbered. Never an index: -1 would read the last entry.
 NO_MICROBATCH = -1
 
 
@@ -47,7 +48,7 @@ class Kind(enum.IntEnum):
 
 
 class Traits(NamedTuple):
-    """What holds for all actions of a kind.
+    """The properties that all actions of a kind share.
 
     Attributes:
         computes: whether it takes the device, and not only a link.
@@ -100,9 +101,11 @@ GRADIENT_KINDS = _with("gradients")
 HEAD_KINDS = _with("head")
 TRANSFER_KINDS = _with("moves")
 WHOLE_BATCH_KINDS = _with("whole_batch")
+NUMBERED_KINDS = _with("numbered")
 
 # The longest name first, else the S of SYNC would match.
 _NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
+# At most nine digits, so that every number fits into 32 bits.
 _TEXT = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})(?:@([0-9]{{1,9}}))?")
 
 
@@ -135,6 +138,7 @@ def parse_action(text: str) -> Action:
     """
     match = _TEXT.fullmatch(text.strip())
     kind = Kind[match[2]] if match else None
+    # SYNC with a number is no action, and neither is an F without one.
     if match is None or kind is None or (match[3] == "") == TRAITS[kind].numbered:
         kinds = " ".join(kind.name for kind in Kind)
         raise ScheduleError(
@@ -169,10 +173,10 @@ class Columns:
 
     def is_kind(self, *kinds: Kind) -> "np.ndarray":
         """Whether each action is of one of `kinds`, [A]."""
-        found = self.kind == kinds[0]
+        is_kind = self.kind == kinds[0]
         for kind in kinds[1:]:
-            found |= self.kind == kind
-        return found
+            is_kind |= self.kind == kind
+        return is_kind
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,9 @@ class Schedule:
         """[microbatch] the replica of its forwards."""
         import numpy as np
 
-        columns, replica = self.columns, np.zeros(self.num_microbatches, int)
+        columns = self.columns
+        replica = np.zeros(self.num_microbatches, int)
+        # Rules ask this of illegal schedules too, whose numbers may be out of range.
         forward = columns.is_kind(Kind.F) & (columns.microbatch >= 0) & (columns.microbatch < self.num_microbatches)
         replica[columns.microbatch[forward]] = columns.replica[forward]
         return replica
@@ -256,10 +262,12 @@ class Schedule:
         num_actions = sum(map(len, self.rows))
         fields = itertools.chain.from_iterable(itertools.chain.from_iterable(self.rows))
         try:
+            # Flat, since `np.array` would look at each tuple and enum by itself; a field that is no number raises.
             table = np.fromiter(fields, np.int64, 4 * num_actions).reshape(num_actions, 4)
         except (TypeError, ValueError):
             raise self._no_action() from None
         lengths = [len(row) for row in self.rows]
+        # The last entry is A, so that row d is first[d]:first[d + 1] for every d.
         first = np.cumsum([0, *lengths])
         device = np.repeat(np.arange(self.num_devices), lengths)
         return Columns(
@@ -286,6 +294,7 @@ class Schedule:
 
 
 def _is_action(entry: object) -> bool:
+    # A plain tuple would compare equal to an Action, but has no names.
     return isinstance(entry, Action) and all(isinstance(field, int) for field in entry)
 
 
@@ -298,6 +307,7 @@ def once(function: Callable[[Schedule], Found]) -> Callable[[Schedule], Found]:
 
     @wraps(function)
     def known(schedule: Schedule) -> Found:
+        # The dataclass is frozen: its dictionary takes values all the same, as `cached_property` does.
         values = vars(schedule)
         if name not in values:
             values[name] = function(schedule)

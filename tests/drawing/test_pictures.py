@@ -277,7 +277,7 @@ SLOT_TIMES = [
 
 def test_memory_draws_areas_of_what_is_stored():
     timeline = simulate(one_moves(share=Fraction(1, 2)), HALF_MOVES)
-    picture = ElementTree.fromstring(memory([timeline], bound=2.0, slot_bytes=3 * 2.0**30, form="svg"))
+    picture = ElementTree.fromstring(memory([timeline], bound=2.0, slot_bytes=3 * 2.0**30, file_format="svg"))
     shapes = [points for name, points in polygons(picture) if name.startswith("FillBetween")]
     areas = np.array([area(points) for points in shapes]).reshape(2, 3)
     assert np.allclose(areas / areas[0, 0], np.array(SLOT_TIMES) / SLOT_TIMES[0][0], atol=1e-4)
@@ -291,7 +291,7 @@ def test_memory_draws_areas_of_what_is_stored():
 
 def test_memory_draws_peaks_as_bars():
     timeline = simulate(one_moves(share=Fraction(1, 2)), HALF_MOVES)
-    picture = ElementTree.fromstring(memory([timeline], slot_bytes=3 * 2.0**30, form="svg"))
+    picture = ElementTree.fromstring(memory([timeline], slot_bytes=3 * 2.0**30, file_format="svg"))
     words = ["".join(element.itertext()).strip() for element in picture.iter(f"{SVG}text")]
     assert "2 (6 GiB) by hand" in words
     assert "1.5 (4.5 GiB) by hand" in words
@@ -320,17 +320,17 @@ def area(corners: np.ndarray) -> float:
 def test_memory_shows_schedules_side_by_side():
     timelines = [simulate(build(name, num_devices=4, num_microbatches=8)) for name in ("1f1b", "bpipe")]
     assert memory(timelines, bound=3.0).startswith(b"\x89PNG\r\n")
-    words = memory(timelines, form="svg").decode()
+    words = memory(timelines, file_format="svg").decode()
     for word in ("4 1f1b", "3 bpipe", "1f1b, makespan 33", "bpipe, makespan 33", "device 3"):
         assert f">{word}</text>" in words
     assert "bound" not in words
-    assert memory(timelines, form="svg").decode() == words  # no dates, no random names
+    assert memory(timelines, file_format="svg").decode() == words  # no dates, no random names
 
 
 def test_memory_of_a_schedule_with_other_stages_is_in_slots_of_the_last():
     """ZB-V stores as much as 1F1B, in stages of half the size, whose slots are half as large."""
     timelines = [simulate(build(name, num_devices=4, num_microbatches=8)) for name in ("zb_v", "1f1b")]
-    words = memory(timelines, slot_bytes=2.0**30, form="svg").decode()
+    words = memory(timelines, slot_bytes=2.0**30, file_format="svg").decode()
     for word in ("4 (4 GiB) zb_v", "4 (4 GiB) 1f1b"):
         assert f">{word}</text>" in words
     assert "(slots of 1f1b)" in words
@@ -339,4 +339,4 @@ def test_memory_of_a_schedule_with_other_stages_is_in_slots_of_the_last():
 def test_a_name_with_dollars_is_no_formula():
     schedule = replace(build("1f1b", num_devices=2, num_microbatches=2), name=r"a$\x$")
     assert r"a$\x$" in svg(simulate(schedule))
-    assert r"a$\x$" in memory([simulate(schedule)], form="svg").decode()
+    assert r"a$\x$" in memory([simulate(schedule)], file_format="svg").decode()

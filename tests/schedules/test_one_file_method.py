@@ -105,7 +105,7 @@ def test_it_is_planned_after_a_plan_without_it():
 
 def test_optimize_starts_from_it(capsys):
     register_file(FILE)
-    names = [each.name for each in registered(Problem(4, 8), Costs(), slots=8.0)]
+    names = [each.name for each in registered(Problem(4, 8), Costs(), room_ma=8.0)]
     assert names.count("eager_1f1b") >= 4  # both values of its option, whole and split
     arguments = [f"--schedule={FILE}", "--option=num_ahead=3", "--num_devices=4", "--num_microbatches=6"]
     assert optimize.main([*arguments, "--memory_bound=6", "--num_trials=1"]) == 0

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, build, check, peak_activations, simulate
-from jaxpipe.schedules.csv_form import from_csv, to_csv
+from jaxpipe.schedules.csv_format import from_csv, to_csv
 from jaxpipe.schedules.files import from_json, to_json
 
 SIZES = [(d, n) for d in range(2, 17) for n in sorted({d, d + 1, 2 * d, 3 * d + 1})]

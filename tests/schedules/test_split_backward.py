@@ -27,8 +27,8 @@ from jaxpipe.schedules import (
     split_backward,
 )
 from jaxpipe.schedules.methods.option import Times
-from jaxpipe.schedules.passes.split_backward import with_weight_gradients
 from jaxpipe.schedules.passes.vocabulary import vocabulary
+from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
 
 TIMES = ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (0.7, 0.9, 1.3))  # of F, I and W
 

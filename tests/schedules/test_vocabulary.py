@@ -9,7 +9,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Schedule, build, check, linear, parse_action, simulate
 from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.csv_form import from_csv, to_csv
+from jaxpipe.schedules.csv_format import from_csv, to_csv
 from jaxpipe.schedules.files import from_json, to_json
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.passes.vocabulary import vocabulary

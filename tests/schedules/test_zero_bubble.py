@@ -231,7 +231,7 @@ def random_case(source: random.Random) -> tuple[FlowShop, list[int]]:
     shop = split_shop(placement, num_microbatches, cap, times)
     pattern = Pattern(
         hops=tuple(source.choice((1.0, 2.0, 3.0)) for _ in range(2 * placement.num_chunks)),
-        turn=source.choice((-NEVER_FIRST, 0.0, 0.5)),
+        pause=source.choice((-NEVER_FIRST, 0.0, 0.5)),
         weight_delay=2 * NEVER_FIRST,
         weight_wait=source.choice((0.0, 1.0)),
     )
@@ -314,7 +314,7 @@ def test_a_justified_block_of_one_microbatch_is_its_chain():
 
 def test_tails_let_first_devices_end_first():
     shop = split_shop(linear(4), 8, 7, Times())
-    pattern = Pattern((1.0, 1.0), turn=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST, weight_wait=0.9)
+    pattern = Pattern((1.0, 1.0), pause=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST, weight_wait=0.9)
     order = list_schedule(shop, pattern.guide(shop), 10**9)
     assert order
     moved = compacted(order.start, shop, [3, 2, 1, 0])

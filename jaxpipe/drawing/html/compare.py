@@ -53,12 +53,15 @@ def to_html(
     return page_text(
         [
             Entry(
-                [asynchronous_panel(each.schedule, each.stage_costs), program_panel(each.table, each.stage_costs)],
-                summary,
+                [
+                    asynchronous_panel(summary.schedule, summary.stage_costs),
+                    program_panel(summary.table, summary.stage_costs),
+                ],
+                by_name,
                 bound=None if bound is None else bound * ratio,
                 slot_bytes=None if slot_bytes is None else slot_bytes / ratio,
             )
-            for each, summary, ratio in zip(summaries, numbers(summaries), ratios, strict=True)
+            for summary, by_name, ratio in zip(summaries, numbers(summaries), ratios, strict=True)
         ],
         note=" ".join(notes(summaries)),
     )

@@ -125,6 +125,7 @@ def _parts(spent: Bubbles) -> list[_Part]:
         _Part(kind.name, NAMES[kind], float(times.mean()), colours=f";background:{HUES[kind]};color:{ink(HUES[kind])}")
         for kind, times in spent.work.items()
     ]
+    # The wait before the first action stands left of the work, as it does in time.
     first, *later = (
         _Part(name, f"a device {words}", float(getattr(spent, name).mean()), attributes=f' class="{name}"')
         for name, words in _WAITS.items()
@@ -133,16 +134,17 @@ def _parts(spent: Bubbles) -> list[_Part]:
 
 
 class _Arrays:
-    """Arrays of 4-byte values in one block; each is named by its form, place and length."""
+    """Arrays of 4-byte values in one block; each is named by its type, place and length."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
 
-    def add(self, values: np.ndarray, form: str = "int32") -> list[object]:
+    def add(self, values: np.ndarray, dtype: str = "int32") -> list[object]:
         """Appends `values` as "int32" or "float32"; returns their name."""
-        name: list[object] = [form, self.size, values.size]
-        self.pieces.append(values.astype(np.dtype(form).newbyteorder("<")).tobytes())
+        name: list[object] = [dtype, self.size, values.size]
+        # Little-endian on every machine, as browsers read typed arrays on all hardware that they run on.
+        self.pieces.append(values.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
         self.size += values.size
         return name
 
@@ -165,12 +167,14 @@ def _packed(entries: Sequence[Entry]) -> str:
     ]
     head = json.dumps({"panels": panels, "stored": stored, "kinds": [kind.name for kind in Kind]})
     data = zlib.compress(b"".join(arrays.pieces))
+    # A name of a schedule may contain `</script>`, which would end the block of data.
     return head.replace("<", r"\u003c") + "\n" + base64.b64encode(data).decode()
 
 
 def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
     """The scalar values of a panel, numbers and words; `index` is the place of its schedule on the page."""
-    schedule, timeline = panel.timeline.schedule, panel.timeline
+    schedule = panel.timeline.schedule
+    timeline = panel.timeline
     num_chunks = schedule.placement.num_chunks  # slots of a Ma
     return {
         "schedule": schedule.name,
@@ -188,14 +192,16 @@ def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
 
 def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
     """The arrays of actions and transfers, and their styles."""
-    schedule, columns, timeline = panel.timeline.schedule, panel.timeline.schedule.columns, panel.timeline
+    schedule = panel.timeline.schedule
+    columns = schedule.columns
+    timeline = panel.timeline
     looks = styles(schedule)
     style = np.zeros(len(columns.kind), dtype=int)
     for i, look in enumerate(looks):
         style[look.actions] = i
     chunk = np.zeros((schedule.num_replicas, schedule.num_stages), dtype=int)
-    for held in schedule.placement.stages_of:
-        for of_device, (replica, stage) in enumerate(held):
+    for stages in schedule.placement.stages_of:
+        for of_device, (replica, stage) in enumerate(stages):
             chunk[replica, stage] = of_device
     return {
         "styles": [{"label": look.label, "fill": look.fill, "ink": look.ink, "isThin": look.is_thin} for look in looks],
@@ -219,6 +225,7 @@ def _round_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
         return {}
     return {
         "round": arrays.add(panel.rounds),
+        # Times are drawn, not compared: 32 bits are enough.
         "roundStart": arrays.add(panel.round_start.ravel(), "float32"),
         "numRounds": len(panel.round_start),
     }
@@ -230,7 +237,8 @@ def _stored_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
     ma_per_slot = 1 / panel.timeline.schedule.placement.num_chunks
 
     def every(name: str) -> np.ndarray:
-        return np.concatenate([getattr(each, name)[lasts] for each, lasts in zip(panel.stored, lasting, strict=True)])
+        values = (getattr(stored, name) for stored in panel.stored)
+        return np.concatenate([steps[lasts] for steps, lasts in zip(values, lasting, strict=True)])
 
     return {
         "storedFirst": arrays.add(np.cumsum(np.array([0, *map(np.count_nonzero, lasting)]))),
@@ -243,4 +251,5 @@ def _lasts(panel: Panel, device: int) -> np.ndarray:
     """[T] whether each step of what a device stores lasts longer than rounding explains, "T"."""
     time = panel.stored[device].time
     least = panel.timeline.makespan * ROUNDING
+    # The last step has no end; it is drawn to the edge, so it lasts. A device without steps has none to add.
     return np.append(np.diff(time) > least, True)[: len(time)]

@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
-from jaxpipe.schedules import Costs, Kind, Schedule, Stored, Timeline, simulate, stored
+from jaxpipe.schedules import Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
+from jaxpipe.schedules.schedule import GRADIENT_KINDS
 
 ASYNCHRONOUS = "asynchronous"
 PROGRAM = "program"
@@ -83,9 +84,9 @@ class ProgramTimeline:
     """The A actions and transfers of the program, C of which compute.
 
     Attributes:
-        timeline: the timeline of a schedule whose rows hold each device's F, B, I and W, then its EVICT, LOAD and SYNC:
-            one for each microbatch or stage and each round in which a part of it travels, from the start of that
-            round to its end.
+        timeline: the timeline of a schedule whose rows hold each device's actions, then what travels between it and the
+            paired device: an action for each microbatch or stage and each round in which a part of it travels, from the
+            start of that round to its end.
         rounds: [A] the round of each action and transfer.
         place: [C] index of each action of the table's schedule among those of the timeline.
     """
@@ -103,14 +104,19 @@ class ProgramTimeline:
 
 def program_timeline(table: RoundTable, times: Replay, costs: Costs) -> ProgramTimeline:
     """The timeline of `table`, with times from `replay(table, costs)`."""
-    schedule, columns = table.schedule, table.schedule.columns
+    schedule = table.schedule
+    columns = schedule.columns
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
     travelling = defaultdict(list)  # device -> (round, action that travels)
     carried_out = [transfer.actions(table) for transfer in table.kinds_of_traffic]
     for round_, owner, action in sorted(chain.from_iterable(carried_out)):
         travelling[owner].append((round_, action))
-    rows, all_rounds, all_start, all_end, place = [], [], [], [], []
+    rows: list[tuple[Action, ...]] = []
+    all_rounds: list[np.ndarray] = []
+    all_start: list[np.ndarray] = []
+    all_end: list[np.ndarray] = []
+    place: list[np.ndarray] = []
     for device, row in enumerate(schedule.rows):
         here = slice(columns.first[device], columns.first[device + 1])
         rounds = np.array([round_ for round_, _ in travelling[device]], dtype=int)
@@ -139,14 +145,15 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
     coupled = [_coupled(table, round_type) for round_type in range(table.num_types)]
     devices = np.arange(schedule.num_devices)
     since = np.full(schedule.num_devices, NOTHING)  # [device] the action whose end began its current round
-    found = np.full(len(table.rounds), NOTHING)
+    critical = np.full(len(table.rounds), NOTHING)
     for round_, round_type in enumerate(table.round_type.tolist()):
         here = index[round_]
-        found[here[here >= 0]] = since[here >= 0]
+        critical[here[here >= 0]] = since[here >= 0]
         latest = np.where(coupled[round_type], times.start[round_], -np.inf).argmax(axis=1)
+        # An action that took no time, as an UPDATE may, has not kept its device from beginning the next round.
         by_itself = np.where((here >= 0) & (duration[round_] > rounding), here, since)
         since = np.where(waited[round_] & (latest != devices), since[latest], by_itself)
-    return found
+    return critical
 
 
 def _coupled(table: RoundTable, round_type: int) -> np.ndarray:
@@ -164,20 +171,23 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     the start of its F to the end of its B or W. A page that travels is in transit on both devices for the whole round,
     by the clock of each.
     """
-    schedule, columns, moves = table.schedule, table.schedule.columns, table.page_moves
+    schedule = table.schedule
+    columns = schedule.columns
+    moves = table.page_moves
     num_layers = np.array(table.layers_per_stage)
-    unit = math.lcm(*table.layers_per_stage)
-    page = (unit // num_layers)[columns.stage[moves.backward]]
+    # A slot in so many parts that a page of any stage is a whole number of them, and sums are exact.
+    parts_per_slot = math.lcm(*table.layers_per_stage)
+    page = (parts_per_slot // num_layers)[columns.stage[moves.backward]]
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    changes: list[np.ndarray] = []  # [..., (device, time, part, units)]; all pages are whole numbers of units
+    changes: list[np.ndarray] = []  # [..., (device, time, which, parts)]
 
-    def add(device: np.ndarray, time: np.ndarray, part: int, units: np.ndarray | int) -> None:
-        changes.append(np.column_stack(np.broadcast_arrays(device, time, part, units)))
+    def add(device: np.ndarray, time: np.ndarray, which: int, parts: np.ndarray | int) -> None:
+        changes.append(np.column_stack(np.broadcast_arrays(device, time, which, parts)))
 
-    for kinds, time, sign in (((Kind.F,), start, 1), ((Kind.B, Kind.W), end, -1)):
+    for kinds, time, sign in (((Kind.F,), start, 1), (GRADIENT_KINDS, end, -1)):
         chosen = columns.is_kind(*kinds)
-        add(columns.device[chosen], time[chosen], _OWN, sign * unit)
+        add(columns.device[chosen], time[chosen], _OWN, sign * parts_per_slot)
     for rounds, source, target, at_source, at_target in (
         (moves.leaves, moves.home, moves.host, _OWN, _PARKED),
         (moves.returns, moves.host, moves.home, _PARKED, _OWN),
@@ -187,13 +197,13 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
         for device in (source, target):
             add(device, times.start[rounds, device], _IN_TRANSIT, page)
             add(device, times.end[rounds, device], _IN_TRANSIT, -page)
-    return tuple(_steps(np.concatenate(changes), device, unit) for device in range(schedule.num_devices))
+    return tuple(_steps(np.concatenate(changes), device, parts_per_slot) for device in range(schedule.num_devices))
 
 
-def _steps(changes: np.ndarray, device: int, unit: int) -> Stored:
+def _steps(changes: np.ndarray, device: int, parts_per_slot: int) -> Stored:
     """The step functions of one device: the sum of its changes up to each time."""
     here = changes[changes[:, 0] == device]
     time, at = np.unique(here[:, 1], return_inverse=True)
     steps = np.zeros((len(time), 3), dtype=np.int64)
     np.add.at(steps, (at, here[:, 2].astype(int)), here[:, 3].astype(np.int64))
-    return Stored(time, *(np.cumsum(steps, axis=0).T / unit))
+    return Stored(time, *(np.cumsum(steps, axis=0).T / parts_per_slot))

@@ -17,6 +17,7 @@ from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import AtWork, at_work, batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
+from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
@@ -25,32 +26,6 @@ from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
 # ---- Time ----
-
-
-def least_of_any_s(setting: Setting, times: Times) -> float:
-    """Lower bound of the step time over all schedules and partitions: all devices share the work and never wait.
-
-    In seconds.
-    """
-    layer_s = _least_layer_s(times)
-    head_s = times.head_s
-    if times.statistics_s is not None and times.gradients_s is not None:
-        head_s = min(head_s, setting.pipe * (times.statistics_s + times.gradients_s))
-    microbatch_s = setting.model.num_layers * layer_s + times.embed_forward_s + times.embed_backward_s + head_s
-    return setting.num_microbatches * microbatch_s / setting.pipe
-
-
-def least_gpu_s(setting: Setting, times: Times) -> float:
-    """Lower bound of a step's time on one GPU times the number of GPUs, for the microbatches of `setting`.
-
-    Nothing but the layers is counted, whose times are the same on every mesh with these `LAYER_AXES`.
-    """
-    num_layers = setting.num_microbatches * setting.num_batch_parts * setting.model.num_layers
-    return num_layers * _least_layer_s(times) * (setting.num_gpus // (setting.num_batch_parts * setting.pipe))
-
-
-def _least_layer_s(times: Times) -> float:
-    return times.layer_forward_s + least_backward_s(times)
 
 
 def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> float:
@@ -96,11 +71,6 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
             first_s, ends_s = 0.0, sums_s
         longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
-
-
-def least_backward_s(times: Times) -> float:
-    """Seconds of one layer's backward, whole or split, whichever is shorter."""
-    return min(times.layer_backward_s, times.layer_input_gradient_s + times.layer_weight_gradient_s)
 
 
 # ---- Bytes ----
@@ -150,7 +120,7 @@ def pages_before_weaving(setting: Setting) -> int:
 
 
 def pages_in_rows(setting: Setting) -> int:
-    """The most pages that any device holds by the order of its row; with EVICT and LOAD, those of one microbatch.
+    """The most pages that any device holds by the order of its row; of one microbatch if activations move.
 
     It reads rows of fewer microbatches, the shorter ones that the estimate of the step needs; these hold no more.
     """

@@ -26,15 +26,13 @@ from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
-    least_backward_s,
     least_bytes,
-    least_gpu_s,
-    least_of_any_s,
     least_s,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
 )
+from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
 from jaxpipe.estimate.plan.space import (
     Space,
     Variant,

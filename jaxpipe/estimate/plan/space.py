@@ -61,7 +61,7 @@ def variants() -> tuple[Variant, ...]:
     return tuple(
         Variant(name, _written(options, method.defaults))
         for name, method in sorted(REGISTRY.items())
-        for options in method.planned()
+        for options in method.planner_options()
     )
 
 

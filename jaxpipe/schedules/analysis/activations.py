@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.schedules.analysis.simulate import Timeline, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import Timeline
 from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
 
 _OWN, _PARKED, _IN_TRANSIT = range(3)
@@ -60,12 +61,14 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
         pair = [device, schedule.placement.partner_of(device)]
         stages = {stage for d in pair for _, stage in schedule.placement.stages_of[d]}
         # A common denominator for the pair makes sums exact.
-        unit = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
+        denominator = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
         here = changes[changes[:, 0] == device]
+        # Changes at one moment are summed, so that what is freed makes room for what begins.
         time, at = np.unique(here[:, 1], return_inverse=True)
         steps = np.zeros((len(time), 3), dtype=np.int64)
-        np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * unit).astype(np.int64))
-        results.append(Stored(time, *(np.cumsum(steps, axis=0).T / unit)))
+        # Whole numbers of the common denominator: sums are exact, whatever their order.
+        np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * denominator).astype(np.int64))
+        results.append(Stored(time, *(np.cumsum(steps, axis=0).T / denominator)))
     return tuple(results)
 
 
@@ -82,7 +85,8 @@ def peak_activations(schedule: Schedule) -> np.ndarray:
 
 def _changes(timeline: Timeline) -> np.ndarray:
     """[change, (device, time, which, slots)] every change of the stored slots."""
-    schedule, columns = timeline.schedule, timeline.schedule.columns
+    schedule = timeline.schedule
+    columns = schedule.columns
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
     changes = []
 
@@ -91,7 +95,9 @@ def _changes(timeline: Timeline) -> np.ndarray:
 
     add(np.flatnonzero(columns.is_kind(Kind.F)), columns.device, timeline.start, _OWN, 1.0)
     add(np.flatnonzero(columns.is_kind(*GRADIENT_KINDS)), columns.device, timeline.end, _OWN, -1.0)
-    home, partner = columns.device, schedule.placement.partner_of(columns.device)
+    home = columns.device
+    partner = schedule.placement.partner_of(columns.device)
+    # A slot that moves is in transit on both devices from its start, and the target's own from its end.
     for kind, source, target, at_source, at_target in (
         (Kind.EVICT, home, partner, _OWN, _PARKED),
         (Kind.LOAD, partner, home, _PARKED, _OWN),

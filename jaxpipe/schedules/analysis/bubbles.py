@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, previous_in_row
-from jaxpipe.schedules.analysis.simulate import Timeline
+from jaxpipe.schedules.analysis.timeline import Timeline
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind
 
 NOTHING = -1
@@ -45,18 +45,22 @@ def bubbles(timeline: Timeline) -> Bubbles:
         >>> first, last  # the first device waits for 1F0 and 1B0
         (3.0, 0.0)
     """
-    columns, num_devices = timeline.schedule.columns, timeline.schedule.num_devices
+    columns = timeline.schedule.columns
+    num_devices = timeline.schedule.num_devices
     duration = timeline.end - timeline.start
     work = {
         kind: np.bincount(columns.device, duration * columns.is_kind(kind), minlength=num_devices)
         for kind in sorted(COMPUTE_KINDS)
     }
     is_work = columns.is_kind(*COMPUTE_KINDS)
-    warm_up, last = np.full(num_devices, timeline.makespan), np.zeros(num_devices)
+    warm_up = np.full(num_devices, timeline.makespan)
+    last = np.zeros(num_devices)
     np.minimum.at(warm_up, columns.device[is_work], timeline.start[is_work])
     np.maximum.at(last, columns.device[is_work], timeline.end[is_work])
+    # A device without actions: all of its time is warm-up, none cool-down.
     last = np.maximum(last, warm_up)
     internal = last - warm_up - np.sum(list(work.values()), axis=0)
+    # Sums in another order may leave a tiny negative wait.
     return Bubbles(work, warm_up, np.maximum(internal, 0.0), timeline.makespan - last)
 
 
@@ -80,15 +84,20 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
         >>> critical_predecessors(simulate(schedule)).tolist()
         [-1, 3, 0, 2]
     """
-    schedule, columns = timeline.schedule, timeline.schedule.columns
-    needs, end = dependencies(schedule), timeline.end
+    schedule = timeline.schedule
+    columns = schedule.columns
+    needs = dependencies(schedule)
+    end = timeline.end
     link = (costs or Costs()).of_link(schedule.num_devices)
     before = previous_in_row(schedule, columns.is_kind(*COMPUTE_KINDS))
-    message, travel = needs.message.copy(), link[columns.device[needs.message], columns.device]
+    message = needs.message.copy()
+    travel = link[columns.device[needs.message], columns.device]
     for action, group in needs.groups.items():  # the last of those that meet before it
-        message[action], travel[action] = max(group, key=end.__getitem__), link.max()
+        message[action] = max(group, key=end.__getitem__)
+        travel[action] = link.max()
     message_end = end[message] + travel
     candidates = np.stack([before, message, needs.load])
+    # The index -1 reads the last action; minus infinity takes it out again.
     arrival = np.where(candidates >= 0, np.stack([end[before], message_end, end[needs.load]]), -np.inf)
 
     # Transfers do not wait for the same events as computations.
@@ -99,6 +108,7 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
 
     rounding = ROUNDING * timeline.makespan
     arrival = np.where(arrival > timeline.start + rounding, -np.inf, arrival)  # arrivals that it did not wait for
+    # `argmax` takes the first of equals: the action before in the row, so that the path stays on a device.
     latest = (arrival >= arrival.max(axis=0) - rounding).argmax(axis=0)
     chosen = candidates[latest, np.arange(len(end))]
     return np.where(arrival.max(axis=0) > rounding, chosen, NOTHING)
@@ -106,16 +116,20 @@ def critical_predecessors(timeline: Timeline, costs: Costs | None = None) -> np.
 
 def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -> np.ndarray:
     """[2, A] the previous transfer of the pair for each transfer, and the action before the other half of each SYNC."""
-    schedule, columns = timeline.schedule, timeline.schedule.columns
-    found = np.full((2, len(met)), NOTHING)
-    found[1] = np.where(met >= 0, before[met], NOTHING)
+    schedule = timeline.schedule
+    columns = schedule.columns
+    before_transfer = np.full((2, len(met)), NOTHING)
+    before_transfer[1] = np.where(met >= 0, before[met], NOTHING)
     is_transfer = columns.is_kind(*TRANSFER_KINDS) | (met >= 0)
     transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC counts once
     pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[transfers]
+    # By pair, then in the order of travel; transfers without a time by their ends.
     order = np.lexsort((timeline.end[transfers], timeline.start[transfers], pair))
-    transfers, pair = transfers[order], pair[order]
+    transfers = transfers[order]
+    pair = pair[order]
     follows = np.flatnonzero(pair[1:] == pair[:-1]) + 1
-    found[0, transfers[follows]] = transfers[follows - 1]
+    before_transfer[0, transfers[follows]] = transfers[follows - 1]
     twice = transfers[met[transfers] >= 0]
-    found[0, met[twice]] = found[0, twice]
-    return found
+    # Both halves of a SYNC have the same predecessor.
+    before_transfer[0, met[twice]] = before_transfer[0, twice]
+    return before_transfer

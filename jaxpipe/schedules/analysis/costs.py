@@ -19,6 +19,13 @@ from jaxpipe.schedules.schedule import HEAD_KINDS, Kind
 Cost = float | tuple[float, ...]
 LONGEST = 8  # forwards: longer actions are laid out in as many rounds, so that any costs have rounds
 
+# Kind -> the field of `Costs` that has its time, or its size in messages. Whoever goes over all costs goes over these.
+STAGE_TIMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
+HEAD_TIMES = {Kind.S: "head_statistics", Kind.T: "head_gradients"}
+OF_KIND = STAGE_TIMES | HEAD_TIMES | {Kind.UPDATE: "update"}  # kind of a compute action -> the field of its time
+RATIOS = {Kind.EVICT: "slot_messages", Kind.SYNC: "gradient_messages"}
+RATIO_HELP = {"slot_messages": "a whole microbatch takes to EVICT or LOAD", "gradient_messages": "a SYNC takes"}
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -71,16 +78,11 @@ class Costs:
         shares = [num_layers * len(layers_per_stage) / sum(layers_per_stage) for num_layers in layers_per_stage]
 
         def scaled(cost: Cost) -> tuple[float, ...]:
-            each = cost if isinstance(cost, tuple) else (cost,) * len(shares)
-            return tuple(one * share for one, share in zip(each, shares, strict=True))
+            stage_costs = cost if isinstance(cost, tuple) else (cost,) * len(shares)
+            return tuple(stage_cost * share for stage_cost, share in zip(stage_costs, shares, strict=True))
 
-        return replace(
-            self,
-            forward=scaled(self.forward),
-            backward=scaled(self.backward),
-            input_gradient=scaled(self.input_gradient),
-            weight_gradient=scaled(self.weight_gradient),
-        )
+        # S and T are of a device's rows of the vocabulary, whatever its layers; messages are of one layer's output.
+        return replace(self, **{name: scaled(getattr(self, name)) for name in STAGE_TIMES.values()})
 
     def of_kind(self, num_stages: int) -> np.ndarray:
         """[kinds, stages] time of each compute action; other kinds have no costs of their own.
@@ -90,11 +92,11 @@ class Costs:
         """
         times = np.zeros((len(Kind), num_stages))
         for kind, name in OF_KIND.items():
-            cost: Cost = getattr(self, name)
-            if np.ndim(cost) and len(cost) != num_stages:  # pyright: ignore[reportArgumentType]
+            cost = getattr(self, name)
+            if np.ndim(cost) and len(cost) != num_stages:
                 raise ScheduleError(
                     explain(
-                        f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.",  # pyright: ignore
+                        f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.",
                         rule="cost-per-stage: a cost is one number, or one number for each stage",
                         repair=f"give one number or {num_stages}",
                     )
@@ -115,15 +117,11 @@ class Costs:
     def in_forwards(self) -> np.ndarray:
         """[kinds] length of an action in forwards: the mean over stages, rounded, 1 to `LONGEST`; of S and T none."""
         times = np.zeros(len(Kind))
-        for kind, cost in (
-            (Kind.F, self.forward),
-            (Kind.B, self.backward),
-            (Kind.I, self.input_gradient),
-            (Kind.W, self.weight_gradient),
-        ):
-            times[kind] = np.mean(cost)
+        for kind, name in STAGE_TIMES.items():
+            times[kind] = np.mean(getattr(self, name))
+        # A forward that takes no time leaves lengths undefined: then all are measured in the unit of the costs.
         lengths = np.clip(np.round(times / (times[Kind.F] or 1.0)), 1, LONGEST).astype(int)
-        lengths[sorted(HEAD_KINDS)] = 0
+        lengths[sorted(HEAD_KINDS)] = 0  # a round has room for them beside an F or a B
         return lengths
 
     def of_link(self, num_devices: int) -> np.ndarray:
@@ -144,9 +142,9 @@ class Costs:
                 )
             times[source, target] = cost
         np.fill_diagonal(times, 0.0)
-        found = {f"link={pair}": times[pair] for pair in self.link} | {"transfer": self.transfer}
-        found |= {"slot_messages": self.slot_messages, "gradient_messages": self.gradient_messages}
-        for name, value in found.items():
+        values = {f"link={pair}": times[pair] for pair in self.link}
+        values |= {name: getattr(self, name) for name in ("transfer", *RATIOS.values())}
+        for name, value in values.items():
             if not 0 <= value < np.inf:
                 raise ScheduleError(
                     explain(
@@ -181,16 +179,10 @@ def costs_of_stages(costs: Costs, placement: Placement) -> Costs:
         >>> costs_of_stages(Costs(forward=(1.0, 2.0, 3.0, 4.0)), linear(2)).forward
         (3.0, 7.0)
     """
-    return replace(
-        costs,
-        forward=_of_stages(costs.forward, placement),
-        backward=_of_stages(costs.backward, placement),
-        input_gradient=_of_stages(costs.input_gradient, placement),
-        weight_gradient=_of_stages(costs.weight_gradient, placement),
-        update=costs.update / placement.num_chunks,
-        slot_messages=costs.slot_messages / placement.num_chunks,
-        gradient_messages=costs.gradient_messages / placement.num_chunks,
-    )
+    # A message is the output of one layer, and S and T are of a device's rows of the head: none shrinks with the cut.
+    of_stages = {name: _of_stages(getattr(costs, name), placement) for name in STAGE_TIMES.values()}
+    shrunk = {name: getattr(costs, name) / placement.num_chunks for name in ("update", *RATIOS.values())}
+    return replace(costs, **of_stages, **shrunk)
 
 
 def mean_share(cost: Cost, num_devices: int) -> float:
@@ -217,18 +209,6 @@ def _of_stages(cost: Cost, placement: Placement) -> Cost:
         )
     size = len(cost) // num_stages
     return tuple(sum(cost[first : first + size]) for first in range(0, len(cost), size))
-
-
-# Kind of a compute action -> the field of its time.
-OF_KIND = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "input_gradient",
-    Kind.W: "weight_gradient",
-    Kind.S: "head_statistics",
-    Kind.T: "head_gradients",
-    Kind.UPDATE: "update",
-}
 
 
 def costs_of_lengths(lengths: np.ndarray, *, transfer: float = 0.0) -> Costs:

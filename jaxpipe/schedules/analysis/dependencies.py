@@ -55,7 +55,7 @@ class Dependencies:
         """`all_of` as lists without -1, by action, of the actions that have any: a few of S, T and their readers."""
         actions = np.flatnonzero((self.all_of >= 0).any(axis=1))
         return {
-            action: [each for each in group if each >= 0]
+            action: [other for other in group if other >= 0]
             for action, group in zip(actions.tolist(), self.all_of[actions].tolist(), strict=True)
         }
 
@@ -64,10 +64,13 @@ class Dependencies:
 def dependencies(schedule: Schedule) -> Dependencies:
     """The dependencies of every compute action and SYNC of `schedule`."""
     columns = schedule.columns
-    num_stages, stage, microbatch = schedule.num_stages, columns.stage, columns.microbatch
+    num_stages = schedule.num_stages
+    stage = columns.stage
+    microbatch = columns.microbatch
     forward = np.full((num_stages, schedule.num_microbatches), -1)
     backward = forward.copy()
-    is_f, is_w = columns.is_kind(Kind.F), columns.is_kind(Kind.W)
+    is_f = columns.is_kind(Kind.F)
+    is_w = columns.is_kind(Kind.W)
     is_b = columns.is_kind(*BACKWARD_KINDS)
     forward[stage[is_f], microbatch[is_f]] = np.flatnonzero(is_f)
     backward[stage[is_b], microbatch[is_b]] = np.flatnonzero(is_b)
@@ -76,35 +79,39 @@ def dependencies(schedule: Schedule) -> Dependencies:
     local = message.copy()
     later = is_f & (stage > 0)
     message[later] = forward[stage[later] - 1, microbatch[later]]
-    turn = is_b & (stage == num_stages - 1)
+    of_last = is_b & (stage == num_stages - 1)
     if not schedule.has_head_actions:
-        message[turn] = forward[stage[turn], microbatch[turn]]
-    earlier = is_b & ~turn
+        # With S and T the last backward waits for all T instead, which no single sender can stand for (`all_of`).
+        message[of_last] = forward[stage[of_last], microbatch[of_last]]
+    earlier = is_b & ~of_last
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
     local[is_w] = backward[stage[is_w], microbatch[is_w]]
-    return Dependencies(message, local, _loads(schedule), _met(schedule), _all_of(schedule, forward[-1], turn))
+    return Dependencies(message, local, _loads(schedule), _met(schedule), _all_of(schedule, forward[-1], of_last))
 
 
-def _all_of(schedule: Schedule, forward: np.ndarray, turn: np.ndarray) -> np.ndarray:
+def _all_of(schedule: Schedule, forward: np.ndarray, of_last: np.ndarray) -> np.ndarray:
     """`Dependencies.all_of`.
 
     Args:
         schedule: the schedule.
         forward: [microbatch] the last stage's F.
-        turn: [A] whether it is a B or I of the last stage.
+        of_last: [A] whether it is a B or I of the last stage.
     """
     columns = schedule.columns
     if not schedule.has_head_actions:
-        return np.empty((len(turn), 0), int)
-    found = np.full((len(turn), schedule.num_devices), -1)
-    is_s, is_t = columns.is_kind(Kind.S), columns.is_kind(Kind.T)
-    found[is_s, 0] = forward[columns.microbatch[is_s]]
-    for senders, readers in ((is_s, is_t), (is_t, turn)):
+        return np.empty((len(of_last), 0), int)
+    all_of = np.full((len(of_last), schedule.num_devices), -1)
+    is_s = columns.is_kind(Kind.S)
+    is_t = columns.is_kind(Kind.T)
+    # An S waits for one action, but for none that a message names: its F may be on another device.
+    all_of[is_s, 0] = forward[columns.microbatch[is_s]]
+    for senders, readers in ((is_s, is_t), (is_t, of_last)):
+        # [microbatch, device] -> the sender's index
         table = np.full((schedule.num_microbatches, schedule.num_devices), -1)
         table[columns.microbatch[senders], columns.device[senders]] = np.flatnonzero(senders)
-        found[readers] = table[columns.microbatch[readers]]
-    return found
+        all_of[readers] = table[columns.microbatch[readers]]
+    return all_of
 
 
 def _loads(schedule: Schedule) -> np.ndarray:
@@ -116,11 +123,13 @@ def _loads(schedule: Schedule) -> np.ndarray:
         return load
     key = columns.stage[moves] * schedule.num_microbatches + columns.microbatch[moves]
     order = np.argsort(key, kind="stable")  # by (stage, microbatch), in row order
-    moves, key = moves[order], key[order]
+    moves = moves[order]
+    key = key[order]
     is_load = columns.kind[moves] == Kind.LOAD
     latest = np.maximum.accumulate(np.where(is_load, np.arange(len(moves)), -1))
-    found = ~is_load & (latest >= 0) & (key[latest] == key)
-    load[moves[found]] = moves[latest[found]]
+    # `latest` may be the LOAD of another key, which ends just before this one in the sorted list.
+    is_reader = ~is_load & (latest >= 0) & (key[latest] == key)
+    load[moves[is_reader]] = moves[latest[is_reader]]
     return load
 
 
@@ -130,8 +139,10 @@ def _met(schedule: Schedule) -> np.ndarray:
     met = np.full(len(columns.kind), -1)
     if schedule.num_replicas == 2:
         syncs = np.flatnonzero(columns.is_kind(Kind.SYNC))
-        stage, replica = columns.stage[syncs], columns.replica[syncs]
+        stage = columns.stage[syncs]
+        replica = columns.replica[syncs]
         table = np.full((2, schedule.num_stages), -1)
+        # The last of several counts; `sync-last` reports them.
         table[replica, stage] = syncs
         met[syncs] = table[1 - replica, stage]
     return met
@@ -141,7 +152,9 @@ def previous_in_row(schedule: Schedule, counts: np.ndarray) -> np.ndarray:
     """[A] the last action before each one in its row for which `counts`, [A], is true; -1 if there is none."""
     columns = schedule.columns
     latest = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
+    # Shifted by one: an action does not come before itself.
     before = np.append(-1, latest)[: len(counts)]
+    # What `latest` carries over from the row of the device before does not count.
     return np.where(before >= columns.first[columns.device], before, -1)
 
 
@@ -158,12 +171,16 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
         >>> execution_order(schedule, dependencies(schedule))
         ([0, 2, 3, 1], {})
     """
-    first, message, local = schedule.columns.first.tolist(), needs.message.tolist(), needs.local.tolist()
+    first = schedule.columns.first.tolist()
+    message = needs.message.tolist()
+    local = needs.local.tolist()
     groups = needs.groups
     done = bytearray(len(message) + 1)
     done[-1] = True  # the index -1 stands for no dependency
     order: list[int] = []
-    position, num_before = first[:-1], -1
+    position = first[:-1]
+    num_before = -1
+    # As often as messages hand over between devices: each pass runs every row as far as it goes.
     while len(order) != num_before:
         num_before = len(order)
         for device, index in enumerate(position):
@@ -171,7 +188,7 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
                 index < first[device + 1]
                 and done[message[index]]
                 and done[local[index]]
-                and (index not in groups or all(done[each] for each in groups[index]))
+                and (index not in groups or all(done[other] for other in groups[index]))
             ):
                 done[index] = True
                 order.append(index)

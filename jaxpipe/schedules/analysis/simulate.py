@@ -8,114 +8,15 @@ of every action. Left to others: the clock of the compiled program (`jaxpipe.low
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.analysis.costs import RATIOS, Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, GRADIENT_KINDS, TRANSFER_KINDS, Kind, Schedule, once
-
-_DIGITS = 9  # significant digits of a makespan; equal sums in another order differ in later ones
-MIDDLE = 1  # a batch after the one that fills
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Start and end of every action, in the order of `schedule.columns`; of EVICT, LOAD and SYNC, of their transfer."""
-
-    schedule: Schedule
-    start: np.ndarray  # [A]
-    end: np.ndarray  # [A]
-
-    @cached_property
-    def makespan(self) -> float:
-        """End of the last action; the first starts at 0."""
-        return float(self.end.max(initial=0.0))
-
-    @cached_property
-    def bubble_ratio(self) -> float:
-        """1 - (most work of any device) / makespan, as in BitPipe's Table 2; without flush of a `period`."""
-        return self._idle_of(self.makespan)
-
-    @cached_property
-    def latest_starts(self) -> np.ndarray:
-        """[A] the latest start of each action that does not make the step longer, if messages take no time.
-
-        Of a schedule of compute actions alone.
-
-        Example:
-            >>> from jaxpipe.schedules import build
-            >>> timeline = simulate(build("gpipe", num_devices=2, num_microbatches=1))
-            >>> timeline.start.tolist(), timeline.latest_starts.tolist()
-            ([0.0, 4.0, 1.0, 2.0], [0.0, 4.0, 1.0, 2.0])
-        """
-        message, position = dependencies(self.schedule).message.tolist(), self.schedule.columns.position.tolist()
-        duration = (self.end - self.start).tolist()
-        end = [self.makespan] * len(duration)
-        latest = list(end)
-        # The successors of an action start no earlier than its end, and follow it in the row.
-        for action in np.lexsort((np.arange(len(end)), self.end))[::-1].tolist():
-            latest[action] = end[action] - duration[action]
-            if position[action]:
-                end[action - 1] = min(end[action - 1], latest[action])
-            if (sender := message[action]) >= 0:
-                end[sender] = min(end[sender], latest[action])
-        return np.array(latest)
-
-    def _idle_of(self, span: float) -> float:
-        """1 - (most work of any device) / span, which without flush is that of the batches between fill and drain."""
-        span = self.schedule.num_batches * self.period if self.schedule.delays else span
-        return 1.0 - self._most_work / span if span else 0.0
-
-    @cached_property
-    def period(self) -> float:
-        """The time from one batch to the next, between fill and drain.
-
-        Of a schedule of one step it is the makespan, of two batches half of it.
-        """
-        schedule, columns = self.schedule, self.schedule.columns
-        if schedule.num_batches < MIDDLE + 2:
-            return self.makespan / schedule.num_batches
-        ends = [
-            self.end[(columns.kind == Kind.UPDATE) & (columns.microbatch == batch)] for batch in (MIDDLE, MIDDLE - 1)
-        ]
-        return float((ends[0] - ends[1]).max(initial=0.0))
-
-    @cached_property
-    def bubble_ratio_per_device_span(self) -> float:
-        """1 - (most work of any device) / (longest span of any device), from its first start to its last end.
-
-        This is the zero-bubble papers' measure: the wait before a device's first forward is no bubble.
-
-        Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 5: cost is the longest such span.
-        """
-        return self._idle_of(longest_span(self.schedule, self.start, self.end))
-
-    @cached_property
-    def _most_work(self) -> float:
-        """The longest time that any device computes."""
-        columns = self.schedule.columns
-        is_work = columns.is_kind(*COMPUTE_KINDS)
-        work = np.bincount(columns.device, (self.end - self.start) * is_work, minlength=self.schedule.num_devices)
-        return float(work.max(initial=0.0))
-
-
-def rounded(makespan: float) -> float:
-    """The makespan to so many digits that equal sums of times in another order are equal."""
-    return float(f"{makespan:.{_DIGITS}g}")
-
-
-def longest_span(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> float:
-    """The longest time from a device's first start of a computation to its last end, given those of actions, [A]."""
-    columns = schedule.columns
-    is_work = columns.is_kind(*COMPUTE_KINDS)
-    first, last = np.full(schedule.num_devices, np.inf), np.zeros(schedule.num_devices)
-    np.minimum.at(first, columns.device[is_work], start[is_work])
-    np.maximum.at(last, columns.device[is_work], end[is_work])
-    return float((last - first).max(initial=0.0))
+from jaxpipe.schedules.analysis.timeline import Timeline
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, TRANSFER_KINDS, Kind, Schedule, once
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
@@ -175,7 +76,8 @@ class Clock:
             ScheduleError: the rows wait for each other in a circle.
         """
         self.schedule = schedule
-        columns, needs = schedule.columns, dependencies(schedule)
+        columns = schedule.columns
+        needs = dependencies(schedule)
         order, blocked = execution_order(schedule, needs)
         if blocked:
             stuck = [str(schedule.rows[device][columns.position[index]]) for device, index in blocked.items()]
@@ -189,6 +91,7 @@ class Clock:
         num_actions = len(order)
         index = np.arange(num_actions)
         is_transfer = columns.is_kind(*TRANSFER_KINDS) | (needs.met >= 0)
+        # Both SYNC of a stage are one transfer: its first action stands for it, `_met` for the other.
         self.transfers = np.flatnonzero(is_transfer & ((needs.met < 0) | (needs.met > index)))
         self._message = needs.message
         previous = previous_in_row(schedule, ~is_transfer)
@@ -197,12 +100,17 @@ class Clock:
         level = _levels(order, previous.tolist(), needs.message.tolist(), needs.groups)
         actions = np.flatnonzero(~is_transfer)
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
+        # One place more: the index -1 reads it, and finds the place behind all actions, whose end is always 0.
         place = np.full(num_actions + 1, len(actions))
         place[self._sorted] = np.arange(len(actions))
-        previous, message = place[previous], place[needs.message[self._sorted]]
+        previous = place[previous]
+        message = place[needs.message[self._sorted]]
         self._all_of = place[needs.all_of[self._sorted]]
+        # All devices take part in such a wait; it takes the time of a collective, not of a message.
         self._meets = needs.all_of.max(axis=1, initial=-1) >= 0
-        self._behind, self._sent_by = previous[self._sorted], message
+        self._behind = previous[self._sorted]
+        self._sent_by = message
+        # The first action of each level: where the level changes; `prepend` makes level 0 one of them.
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
         self._levels = [
             (slice(first, last), self._behind[first:last], message[first:last], self._all_of[first:last])
@@ -216,14 +124,17 @@ class Clock:
         met = np.where(needs.met >= 0, needs.met, index)[self.transfers]
         home = columns.device[self.transfers]
         pair = np.minimum(home, schedule.placement.partner_of(home))
-        self._met, self._pair, self._issuers = met, pair.tolist(), (previous[self.transfers], previous[met])
+        self._met = met
+        self._pair = pair.tolist()
+        self._issuers = (previous[self.transfers], previous[met])
 
     def timeline(self, costs: Costs) -> Timeline:
         """The timeline at `costs`, as `simulate` gives it."""
         schedule = self.schedule
         link = costs.of_link(schedule.num_devices)
         duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
-        messages = [np.full(schedule.num_stages, each) for each in (costs.slot_messages, costs.gradient_messages)]
+        messages = [np.full(schedule.num_stages, getattr(costs, name)) for name in RATIOS.values()]
+        # Costs have no latency apart: a transfer is as many messages, one after the other.
         duration[self.transfers] = self.transfer_times(link * 0.0, link, *messages)
         return Timeline(schedule, *self.run(duration, self.travel_times(link)))
 
@@ -241,20 +152,22 @@ class Clock:
             [A], [A].
         """
         times = duration[self._sorted], travel[self._sorted], None if closing is None else closing[self._sorted]
-        start, end = np.zeros(len(duration)), np.zeros(len(duration))
+        start = np.zeros(len(duration))
+        end = np.zeros(len(duration))
         # The arrival of a LOAD depends on its issue, which depends on earlier arrivals. So the rows first run without
-        # waiting for LOADs, then with the arrivals found, until these are the ones assumed. This terminates: if all
+        # waiting for LOADs, then with the arrivals found, until these are the ones assumed. The loop ends: if all
         # events up to time t are right, wrong arrivals come after t, and the next run is right for at least
         # one more shortest compute action. One run is usual; late LOADs take 3 to 20.
         arrivals = None
         for _ in range(len(self._sorted) + 2):
             start[self._sorted], end[self._sorted], free = self._sweep(*times, arrivals)
             self._transfer(start, end, free, duration)
-            assumed, found = 0.0 if arrivals is None else arrivals[self._readers], end[self._loads]
-            if ((assumed <= found) & (found <= start[self._sorted[self._readers]])).all():
+            assumed = 0.0 if arrivals is None else arrivals[self._readers]
+            arrived = end[self._loads]
+            if ((assumed <= arrived) & (arrived <= start[self._sorted[self._readers]])).all():
                 break
             arrivals = np.zeros(len(self._sorted))
-            arrivals[self._readers] = found
+            arrivals[self._readers] = arrived
         return start, end
 
     def _sweep(
@@ -262,11 +175,13 @@ class Clock:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[P] start and end of the sorted actions, and [P + 1] when their devices are free again, 0 for none."""
         end = np.zeros(len(duration) + 1)
+        # Without closing times a device is free when its action ends: one array serves both.
         free = end if closing is None else end.copy()
         for level, previous, message, all_of in self._levels:
             ready = end.take(message)
             if all_of.shape[1]:
                 np.maximum(ready, end[all_of].max(axis=1), out=ready)
+            # Before the maximum with `arrivals` and `free`: only the message travels.
             ready += travel[level]
             if arrivals is not None:
                 np.maximum(ready, arrivals[level], out=ready)
@@ -278,6 +193,7 @@ class Clock:
         sent = end[self._sent_by]
         if self._all_of.shape[1]:
             sent = np.maximum(sent, end[self._all_of].max(axis=1))
+        # Not end minus duration: that would round otherwise than the sums above.
         start = np.maximum(sent + travel, free[self._behind])
         return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free
 
@@ -286,8 +202,10 @@ class Clock:
         if not len(self.transfers):
             return
         issued = np.maximum(*(free[place] for place in self._issuers))
-        starts, durations = issued.tolist(), duration[self.transfers].tolist()
+        starts = issued.tolist()
+        durations = duration[self.transfers].tolist()
         pair_free = [0.0] * self.schedule.num_devices
+        # Of two issued at once the one with the lower index first: any rule does, but it must be one.
         for number in np.lexsort((self.transfers, issued)).tolist():
             pair = self._pair[number]
             starts[number] = max(starts[number], pair_free[pair])
@@ -302,6 +220,7 @@ class Clock:
         columns = self.schedule.columns
         adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
         key = columns.device[adds] * self.schedule.num_stages + columns.stage[adds]
+        # `np.unique` gives the first index of each key; in reverse order that is the last action.
         _, last = np.unique(key[::-1], return_index=True)
         return adds[::-1][last]
 
@@ -314,6 +233,7 @@ class Clock:
         """
         device = self.schedule.columns.device
         travel = np.where(self._message >= 0, link[device[self._message], device], 0.0)
+        # A collective is as slow as its slowest link.
         return np.where(self._meets, link.max() if meeting is None else meeting, travel)
 
     def transfer_times(
@@ -327,15 +247,18 @@ class Clock:
             slot: [stage] units of a whole EVICT or LOAD.
             gradients: [stage] units that each holder sends in a SYNC; the slower direction counts.
         """
-        schedule, columns = self.schedule, self.schedule.columns
-        kind, stage, home = (each[self.transfers] for each in (columns.kind, columns.stage, columns.device))
+        schedule = self.schedule
+        columns = schedule.columns
+        kind, stage, home = (field[self.transfers] for field in (columns.kind, columns.stage, columns.device))
         partner = schedule.placement.partner_of(home)
         parked = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
+        # A SYNC sums all gradients of its stage; only activations are parked in parts.
         size = np.where(kind == Kind.SYNC, gradients[stage], slot[stage])
         share = np.where(kind == Kind.SYNC, 1.0, parked[stage])
         there = latency[home, partner] + per_unit[home, partner] * size * share
         back = latency[partner, home] + per_unit[partner, home] * size * share
         times = np.where(kind == Kind.EVICT, there, np.where(kind == Kind.LOAD, back, np.maximum(there, back)))
+        # The middle device of an odd number, and a SYNC whose stage is on no other device, send nothing.
         times[home == partner] = 0.0
         return times
 
@@ -346,6 +269,6 @@ def _levels(order: list[int], previous: list[int], message: list[int], groups: d
     for index in order:
         latest = max(level[previous[index]], level[message[index]])
         if index in groups:
-            latest = max(latest, *(level[each] for each in groups[index]))
+            latest = max(latest, *(level[other] for other in groups[index]))
         level[index] = latest + 1
     return np.array(level[:-1])

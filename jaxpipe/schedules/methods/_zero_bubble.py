@@ -30,7 +30,7 @@ def zero_bubble(
         name: name of its schedules.
         placement: D -> the placement of one replica.
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
-        block: D -> [step] -> slot of F and I of one microbatch; none by default.
+        block: D -> [operation] -> time slot of F and I of one microbatch; none by default.
         staggered: devices that start first also end first, so that none has a gap, where no step is longer for it.
     """
 
@@ -45,9 +45,11 @@ def zero_bubble(
         """Returns the schedule whose order is found for these times of a stage's F, I and W, in any one unit."""
         placed = placement(num_devices)
         times = Times(forward, input_gradient, weight_gradient)
+        # A Ma is one activation of each chunk.
         cap = placed.num_chunks * bound(num_devices)
         return memory_bounded(name, placed, num_microbatches, times, cap, block(num_devices), staggered=staggered)
 
+    # `Method` and messages print it; all five would be called `generator`.
     generator.__name__ = generator.__qualname__ = name
     return generator
 

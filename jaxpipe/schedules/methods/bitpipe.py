@@ -108,14 +108,15 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     before them. Up to N=D it is the one unit of `bitpipe`, with 2(D-2) at N=D.
 
     Peak activations for v=2 and N >= 2D: (5D-2)/4 Ma for even D from 4 to 16, which is the paper's (3D-3)/2 at D=4 and
-    less from D=6 on; (3D-2)/2 for v=1; up to about 1.7 D for v=4. These describe what the search finds; none is proved.
+    less from D=6 on; (3D-2)/2 for v=1; up to about 1.7 D for v=4. These peaks describe what the search finds; none is
+    proved.
 
     After about D microbatches of either direction and before the last D, the pattern repeats: for v=2 and D=4, 8, 12,
     16 with every microbatch of a direction, 12 forwards of a stage apart; in other cases with every few of them.
 
-    How it is found: a free device takes, of the steps that are ready, the one that would start first if microbatches
-    of a direction started s forwards apart and never waited, with backwards shifted by a constant. It starts one of the
-    first p forwards of a microbatch only while it stores fewer than c stages' activations. Of several s, p, c and
+    How it is found: a free device takes, of the steps that are ready, the one that would start first if microbatches of
+    a direction started s forwards apart and never waited, with backwards shifted by a constant. A device starts one of
+    the first p forwards of a microbatch only while it stores fewer than c stages' activations. Of several s, p, c and
     constants the one with the least bubble is taken, and of equal ones that with the least peak. The search is
     deterministic.
 
@@ -131,14 +132,18 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     order is in a figure that was not at hand; this order and its peaks are ours.
     """
     placement = bidirectional(zig_zag(num_devices, num_chunks))
+    # In a single unit nothing comes later that could be pulled forward.
     if num_microbatches <= num_devices:
         unit = bidirectional_rows(placement, round_trip(num_chunks), num_units=1)
         return drop_padding(unit, num_microbatches=num_microbatches)
-    machine_of, num_jobs = machines_of(placement), num_jobs_of(placement, num_microbatches)
+    machine_of = machines_of(placement)
+    num_jobs = num_jobs_of(placement, num_microbatches)
     searched = min(num_jobs, _SEARCHED_UNITS * num_devices // 2)
     order = _best_order(machine_of, searched, num_chunks)
+    # The pattern repeats, so the preference that is best for a few units is used for all of them.
     if order and searched < num_jobs:
         order = job_order(machine_of, num_jobs, order.preference, most_idle=order.idle)
+        # A preference that is best for a few units may leave more idle time on many; then all are compared.
         order = order or _best_order(machine_of, num_jobs, num_chunks)
     # A cap on the first D/2 operations stops nothing: where the earliest job that has not ended has such an operation
     # before it, no later job has started, so that nothing is held.
@@ -157,6 +162,7 @@ def _best_order(machine_of: tuple[int, ...], num_jobs: int, num_chunks: int) -> 
 def _preferences(num_devices: int, num_chunks: int) -> list[Preference]:
     """Returns the preferences that are tried, lower caps first."""
     num_stages = num_chunks * num_devices
+    # From 0.8 D Ma to 1.5 D Ma and a little, in stages' activations; whole units store D Ma.
     caps = range(4 * num_stages // 5, 3 * num_stages // 2 + 3, max(num_stages // _CAPS, 1))
     nums_capped = sorted({num_devices // 2, num_devices, num_stages // 2, num_stages})
     return [
@@ -187,17 +193,16 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _published(d: int, n: int, o: Options) -> float | None:
-    return (
-        None
-        if o["scaling"] == "early_forwarding" or not o["v_shape"]
-        else (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
-    )
+    if o["scaling"] == "early_forwarding" or not o["v_shape"]:
+        return None
+    # Table 2 has 3N for v=2; 1.5vN is the same for any v.
+    return (d - 2) / (1.5 * o["num_chunks"] * n + d - 2)
 
 
 def _bubble(d: int, n: int, o: Options) -> float | None:
     """The bubble of whole units: 2(D-2) forwards of a stage, and for each further unit D-2 more, D-3 by the figure."""
-    each = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
-    return idle_ratio(2 * (d - 2) + each * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
+    per_unit = d - 3 if o["scaling"] == "figure" and d >= 4 else d - 2
+    return idle_ratio(2 * (d - 2) + per_unit * (n / d - 1), n, o["num_chunks"]) if n % d == 0 else None
 
 
 def _published_early(d: int, n: int, o: Options) -> float | None:
@@ -214,12 +219,14 @@ def _early_bubble(d: int, n: int, o: Options) -> float | None:
 def _peak_of_units(d: int, n: int, o: Options) -> tuple[float | None, float] | None:
     if n % d or (n > d and o["scaling"] == "early_forwarding"):
         return None
+    # With one chunk early starts raise the peak of the outer devices above the formula.
     more_at_ends = o["scaling"] == "figure" and o["num_chunks"] == 1  # on many devices
     return None if more_at_ends else d - (d - 2) / (2 * o["num_chunks"]), d
 
 
 def _two_chunks(of):
     """Limits a formula to v=2, as the paper's tables are."""
+    # Table 2 is of two chunks alone.
     return lambda d, n, o: of(d, n, o) if o["num_chunks"] == 2 else None
 
 

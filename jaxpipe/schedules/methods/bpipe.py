@@ -50,6 +50,7 @@ def bpipe(
     """
     plain = one_f_one_b(num_devices=num_devices, num_microbatches=num_microbatches)
     peaks = row_peaks(plain)
+    # With few microbatches 1F1B keeps the bound by itself, and `balance` would refuse it.
     if max(peaks) > (least_bound(peaks) if bound is None else bound):
         plain = balance(plain, bound=bound, unit=unit, policy=policy, overlapped=overlapped)
     return replace(plain, name="bpipe")

@@ -16,7 +16,7 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
 
     Bubble ratio (D-1)/(vN+D-1) for N >= D and any costs that are equal on all stages; with fewer microbatches each
     chunk waits until the first one has come round: 1 - vN/(vD+N-1). Peak activations N Ma on every device. With v=1
-    it is GPipe. What it is for is sharded weights: each stage's are gathered once for all forwards and once for all
+    it is GPipe. The order is for sharded weights: those of a stage are gathered once for all forwards and once for all
     backwards of a step. Any D >= 1, N >= 1, v >= 1.
 
     Args:
@@ -26,7 +26,8 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, section 3.
     """
-    chunks, microbatches = range(num_chunks), range(num_microbatches)
+    chunks = range(num_chunks)
+    microbatches = range(num_microbatches)
     rows = tuple(
         tuple(
             Action(kind, num_devices * chunk + device, m)

@@ -68,26 +68,36 @@ def bidirectional_rows(
     """
     num_devices = placement.num_devices
     half = num_devices // 2
-    runs = [(index, *one[:2], member) for index, one in enumerate(passes) for member in one.members]
+    runs = [
+        (index, traversal.kind, traversal.chunk, member)
+        for index, traversal in enumerate(passes)
+        for member in traversal.members
+    ]
     index_of, kind_of, chunk_of, member_of = np.array(runs).T  # [run] a pass of one microbatch of a chain
+    # All actions at once, one entry each: a unit's chains in both directions, the runs of a chain, and their D steps.
     unit, replica, chain, run, step = np.indices((num_units, 2, half, len(runs), num_devices)).reshape(5, -1)
 
+    # F goes from the first device of its direction to the last, B back.
     kind = kind_of[run]
     stage = num_devices * chunk_of[run] + np.where(kind == Kind.F, step, num_devices - 1 - step)
     chain_length = 1 + member_of.max()
+    # Of each unit the first half of the chains goes down, so its microbatches have the lower numbers.
     microbatch = chain_length * (num_devices * unit + half * replica + chain) + member_of[run]
     slot = num_devices * (len(passes) * unit + index_of[run]) + 2 * chain + step
     if early_starts:
         slot -= chain * ((unit > 0) & (index_of[run] == 0) & (step < half))
 
     device = np.array(placement.devices)[replica, stage]
+    # The last key counts first. Slots are unique but for doubled forwards and early starts, which the others order.
     order = np.lexsort((microbatch, chain, kind, slot, device))
     kinds = map(list(Kind).__getitem__, kind[order].tolist())
     actions = tuple(map(Action, kinds, *(field[order].tolist() for field in (stage, microbatch, replica))))
+    # Every device has equally many actions, as every device holds equally many chunks.
     row_length = len(actions) // num_devices
     return tuple(actions[first : first + row_length] for first in range(0, len(actions), row_length))
 
 
+# Two forwards side by side take as long as the backward that they stand beside.
 _DOUBLED = (Pass(Kind.F, 0, (0, 1)), Pass(Kind.B, 0, (0,)), Pass(Kind.B, 0, (1,)))
 
 

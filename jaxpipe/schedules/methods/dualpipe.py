@@ -17,7 +17,9 @@ from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
 
-OWN, OPPOSITE = 0, 1  # directions: of microbatches that enter at the device's own end, and of the others
+# directions: of microbatches that enter at the device's own end, and of the others
+OWN = 0
+OPPOSITE = 1
 
 
 class Step(NamedTuple):
@@ -39,8 +41,11 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
 
     Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of phases are as there.
     """
+    # Below, phase 4 would have a negative number of steps.
     assert num_each >= 2 * num_depths
-    row, num_outer, num_inner = _Row(backward_first), num_depths - depth - 1, depth + 1
+    row = _Row(backward_first)
+    num_outer = num_depths - depth - 1
+    num_inner = depth + 1
     # 1: F0; 2: F0 F1
     row.forwards(OWN, 2 * num_outer)
     for _ in range(num_inner):
@@ -62,6 +67,7 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
     # 6: B1 B0; from the middle on I1 I0
     for index in range(2 * num_inner):
         if index < num_inner:
+            # OPPOSITE and OWN in turn, OPPOSITE first.
             row.backward(1 - index % 2)
         else:
             row.input_gradient(1 - index % 2)
@@ -79,7 +85,9 @@ class _Row:
     def __init__(self, backward_first: bool):
         self.steps: list[Step] = []
         self._backward_first = backward_first
-        self._num_forwards, self._num_backwards = [0, 0], [0, 0]
+        self._num_forwards = [0, 0]
+        self._num_backwards = [0, 0]
+        # W run in the order of their I: each frees the oldest stored inputs.
         self._pending: deque[Step] = deque()
 
     def forwards(self, direction: int, count: int = 1) -> None:
@@ -150,6 +158,7 @@ def dualpipe(
     """
     times = Times(forward, input_gradient, weight_gradient)
     placement = bidirectional(linear(num_devices))
+    # The published steps need as many microbatches from either end, and at least D.
     num_each = max(next_multiple(num_microbatches, 2) // 2, num_devices)
     rows = tuple(_row(device, num_devices, num_each, backward_first) for device in range(num_devices))
     rows = drop_padding(rows, num_microbatches=num_microbatches)
@@ -159,6 +168,7 @@ def dualpipe(
 
 def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> tuple[Action, ...]:
     depth = min(device, num_devices - 1 - device)
+    # Replica 0 enters at device 0, replica 1 at device D-1.
     near = int(device >= num_devices // 2)  # the replica that enters at the device's own end
     row = []
     for kind, direction, number in dualpipe_steps(
@@ -166,6 +176,7 @@ def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> 
     ):
         replica = near if direction == OWN else 1 - near
         stage = depth if direction == OWN else num_devices - 1 - depth
+        # Replica 1 has the second half of the numbers.
         row.append(Action(kind, stage, replica * num_each + number, replica))
     return tuple(row)
 
@@ -187,7 +198,7 @@ METHOD = Method(
     period=lambda num_devices, options: num_devices,
     num_replicas=2,
     has_split_backward=True,
-    has_own_order=True,
+    has_fixed_order=True,
     bubble=(
         Formula(
             "(D-2)/(3N+D-2)",

@@ -52,9 +52,11 @@ def dualpipe_v(
     """
     times = Times(forward, input_gradient, weight_gradient)
     placement = zig_zag(num_devices, 2)
+    # The published steps need two microbatches for each device of the V; surplus ones are dropped below.
     num_each = max(num_microbatches, 2 * num_devices)
     rows = [
         [
+            # Way down the device is stage d; way up, the opposite direction, it is stage 2D-1-d.
             Action(kind, device if direction == OWN else 2 * num_devices - 1 - device, number)
             for kind, direction, number in dualpipe_steps(
                 depth=device, num_depths=num_devices, num_each=num_each, backward_first=backward_first
@@ -74,7 +76,7 @@ METHOD = Method(
     options=(Option("backward_first", check_truth, values=(False, True)), *TIMES),
     period=lambda num_devices, options: num_devices,
     has_split_backward=True,
-    has_own_order=True,
+    has_fixed_order=True,
     bubble=(
         Formula(
             "(D-1)/(3N+D-1)",

@@ -39,9 +39,11 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
     num_stages = placement.num_stages
     order = None
     if num_microbatches > num_devices:
+        # Units start 2WD slots apart, half of their 4WD steps, so that each overlaps the next.
         by_slot = Preference(
             spacing=2,
             pace=1,
+            # Of a forward and a backward with one slot the forward goes first, which starts work on other devices.
             delay=1,
             cap=num_stages,
             num_capped=num_stages,
@@ -64,6 +66,8 @@ def _unit_after_unit(route: tuple[int, ...], num_devices: int, num_microbatches:
     for microbatch in range(num_microbatches):
         unit, i = divmod(microbatch, num_devices)
         for step, device in enumerate(device_of):
+            # No two share a slot: two steps on a device differ by an odd number or by a multiple of 2D, and 2(i - j)
+            # does neither.
             rows[device].append((num_steps * unit + 2 * i + step, num_steps * microbatch + step))
     return [[index for _, index in sorted(row)] for row in rows]
 

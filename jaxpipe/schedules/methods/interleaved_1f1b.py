@@ -61,6 +61,7 @@ def interleaved_1f1b(
     Figure 7 ("VPP + 1 warmup"); Megatron-LM's count with `overlap_moe_expert_parallel_comm`.
     """
     group_size = group_size or num_devices
+    # A short last group deadlocks, so a whole one is built.
     num_built = next_multiple(num_microbatches, group_size)
     rows = tuple(
         interleaved_row(
@@ -84,7 +85,8 @@ def interleaved_row(
 
     For each group, forwards run chunk by chunk, backwards likewise, the last chunk first.
     """
-    forwards, backwards = [], []
+    forwards = []
+    backwards = []
     for first in range(0, num_microbatches, group_size):
         for chunk in range(num_chunks):
             forward_stage = num_devices * chunk + device
@@ -92,15 +94,18 @@ def interleaved_row(
             for m in range(first, first + group_size):
                 forwards.append(Action(Kind.F, forward_stage, m))
                 backwards.append(Action(Kind.B, backward_stage, m))
+    # With few microbatches a device may run all its forwards before its first backward.
     num_warm_up = min(num_ahead, len(forwards))
     row = forwards[:num_warm_up]
+    # Not strict: the backwards that have no forward beside them are the drain, below.
     for forward, backward in zip(forwards[num_warm_up:], backwards, strict=False):
         row += [forward, backward]
     return (*row, *backwards[len(forwards) - num_warm_up :])
 
 
 def _check(num_devices: int, options: Options) -> None:
-    group_size, num_chunks = options["group_size"], options["num_chunks"]
+    group_size = options["group_size"]
+    num_chunks = options["num_chunks"]
     if group_size is None:
         return
     check_count("interleaved_1f1b", "group_size", group_size, least=num_devices, why=_WHY)
@@ -118,19 +123,23 @@ def _check(num_devices: int, options: Options) -> None:
 
 
 def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v, group = o["num_chunks"], o["group_size"] or d
+    v = o["num_chunks"]
+    group = o["group_size"] or d
+    # No device stores more than D microbatches, all that there are.
     return (min(((v - 1) * d + 1 + o["extra_warm_up"]) / v, d), d) if n == d == group else None
 
 
 def _peak_of_groups(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v, group = o["num_chunks"], o["group_size"] or d
+    v = o["num_chunks"]
+    group = o["group_size"] or d
     if o["extra_warm_up"] or n < 2 * group:
         return None
     return ((v - 1) * group + 1) / v, ((v - 1) * group + 2 * d - 1) / v
 
 
 def _peak_with_one_more(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v, group = o["num_chunks"], o["group_size"] or d
+    v = o["num_chunks"]
+    group = o["group_size"] or d
     if not o["extra_warm_up"] or n < 2 * group:
         return None
     return ((v - 1) * group + 2) / v, (2 * (d - 1) + (v - 1) * group + 2) / v

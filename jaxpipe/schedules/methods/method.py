@@ -59,7 +59,20 @@ def idle_ratio(idle: float, num_microbatches: int, num_chunks: int = 1) -> float
 class Method:
     """One row of the table of methods.
 
-    Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost.
+    Bubbles are ratios of the step at F = I = W and B = I + W, messages at no cost. ZB-H1, whose other fields keep their
+    defaults (one replica, any D and N, nothing moves between devices, embedding and head may share weights):
+
+        Method(
+            name="zb_h1",                               build("zb_h1", num_devices=4, num_microbatches=8)
+            generator=zero_bubble("zb_h1", ...),        makes the rows, as 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 ...
+            summary="1F1B in two parts: ...",           the line of `show --list`
+            paper="Qi et al., ICLR 2024",
+            options=TIMES,                              forward, input_gradient, weight_gradient, each 1.0
+            period=every_devices,                       rows repeat every D microbatches
+            has_split_backward=True,                    I and W in place of B
+            bubble=(Formula("(D-1)/(3N+D-1)", ...),),   3/27 of a step at D=4, N=8
+            peak=(Formula("min(D, N)", ...),),          least and most of any device: 4 and 4 Ma
+        )
 
     Attributes:
         name: name that `build`, configs and commands take.
@@ -76,14 +89,20 @@ class Method:
             steps are extrapolated from shorter ones. None if unknown: the estimator then builds every schedule whole.
         num_replicas: full copies of the model's stages.
         has_split_backward: whether backwards are in two parts, I and W.
-        has_own_order: whether the paper gives the order, so that times change it only as options: in its gaps W take
-            more memory than they save time.
-        has_transfers: whether activations move between paired devices, by EVICT and LOAD.
+        has_fixed_order: whether the paper fixes the order of actions: measured times select options but never reorder,
+            since moving W into gaps costs more memory than it saves time.
+        has_transfers: whether activations move between paired devices.
         has_ends_apart: whether embedding and head have weights of different batches, so that they can share none.
         is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
         peak: closed forms of the least and the most activations on any device, in Ma.
         messages: published numbers of messages that a device sends in a step.
+
+    Example:
+        >>> from jaxpipe.schedules.methods.registry import find_method
+        >>> method = find_method("zb_h1")
+        >>> method.bubble_ratio(4, 8) == 3 / 27, method.peak_activations(4, 8)
+        (True, (4, 4))
     """
 
     name: str
@@ -99,7 +118,7 @@ class Method:
     period: Callable[[int, Options], int] | None = None
     num_replicas: int = 1
     has_split_backward: bool = False
-    has_own_order: bool = False
+    has_fixed_order: bool = False
     has_transfers: bool = False
     has_ends_apart: bool = False
     is_baseline: bool = False
@@ -109,7 +128,9 @@ class Method:
 
     def __post_init__(self) -> None:
         """Raises ScheduleError unless the options are the keywords of the generator."""
-        keywords, options = list(self.defaults), [option.name for option in self.options]
+        # A wrong row fails when its module is imported, not when someone gives the option.
+        keywords = list(self.defaults)
+        options = [option.name for option in self.options]
         if keywords != options:
             raise ScheduleError(
                 explain(
@@ -124,7 +145,7 @@ class Method:
     def defaults(self) -> dict[str, Any]:
         """The default of each option, from the generator's signature."""
         parameters = inspect.signature(self.generator).parameters.values()
-        return {each.name: each.default for each in parameters if each.name not in SIZES}
+        return {keyword.name: keyword.default for keyword in parameters if keyword.name not in SIZES}
 
     @property
     def takes_times(self) -> bool:
@@ -134,7 +155,7 @@ class Method:
     @property
     def is_made_for_times(self) -> bool:
         """Whether a config's schedule is made for the times that its run is expected to take, by default."""
-        return self.takes_times and not self.has_own_order
+        return self.takes_times and not self.has_fixed_order
 
     def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
         """Returns the schedule of these sizes and options; checks them first.
@@ -146,6 +167,7 @@ class Method:
         check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches)
         self._check(num_devices, options)
         given = {**self.defaults, **options}
+        # Options may multiply the number of actions, which has a limit of its own.
         factors = {option.name: given[option.name] for option in self.options if option.multiplies}
         check_sizes(self.name, num_devices=num_devices, num_microbatches=num_microbatches, **factors)
         try:
@@ -153,9 +175,11 @@ class Method:
         except ScheduleError:
             raise
         except Exception as error:
+            # A generator may rely on the counts that its row states; outside these any error means the count.
             if self.takes_microbatches(num_devices, num_microbatches):
                 raise
-            least, most = self.least_microbatches(num_devices), self.most_microbatches(num_devices)
+            least = self.least_microbatches(num_devices)
+            most = self.most_microbatches(num_devices)
             raise ScheduleError(
                 explain(
                     f"num_microbatches={num_microbatches} for schedule {self.name!r} of {num_devices} devices.",
@@ -170,7 +194,8 @@ class Method:
 
     def nearest_microbatches(self, num_devices: int, num_microbatches: int) -> int:
         """The number that is nearest to `num_microbatches` of those that there is a schedule of."""
-        least, most = self.least_microbatches(num_devices), self.most_microbatches(num_devices)
+        least = self.least_microbatches(num_devices)
+        most = self.most_microbatches(num_devices)
         return int(min(max(num_microbatches, least), most))
 
     def takes(self, num_devices: int, **options: Any) -> bool:
@@ -192,6 +217,7 @@ class Method:
                         repair=f"leave {name!r} out",
                     )
                 )
+            # A default such as None may be outside the domain of values that people give.
             if value is not self.defaults[name]:
                 known[name].check(self.name, name, value)
         if self.check:
@@ -207,16 +233,19 @@ class Method:
                 )
             )
 
-    def tried(self, num_devices: int, room: float) -> Iterator[dict[str, Any]]:
+    def search_options(self, num_devices: int, room: float) -> Iterator[dict[str, Any]]:
         """Yields the options that the search tries on so many devices, each with `room` for so many Ma."""
         yield from _combined(
-            {each.name: each.for_room(num_devices, room) if each.for_room else each.values for each in self.options}
+            {
+                option.name: option.for_room(num_devices, room) if option.for_room else option.values
+                for option in self.options
+            }
         )
 
-    def planned(self) -> Iterator[dict[str, Any]]:
+    def planner_options(self) -> Iterator[dict[str, Any]]:
         """Yields the options that the planner tries."""
         yield from _combined(
-            {each.name: each.values if each.planned is None else each.planned for each in self.options}
+            {option.name: option.values if option.planned is None else option.planned for option in self.options}
         )
 
     def period_of(self, num_devices: int, options: Options) -> int | None:
@@ -232,20 +261,21 @@ class Method:
     ) -> tuple[float | None, float | None]:
         """The closed form of the least and the most activations on any device, in Ma; None for one that is unknown."""
         stated = self._stated(self.peak, num_devices, num_microbatches, options)
+        # The two come from different formulas where one says nothing of the least, or of the most.
         least, most = (next((peaks[i] for peaks in stated if peaks[i] is not None), None) for i in (0, 1))
         return least, most
 
     def _stated(self, formulas: Sequence[Formula], num_devices: int, num_microbatches: int, options: Options) -> list:
         """Values of the formulas that hold and say something, the last one first."""
         values = (
-            each.of(num_devices, num_microbatches, {**self.defaults, **options})
-            for each in reversed(formulas)
-            if each.holds
+            formula.of(num_devices, num_microbatches, {**self.defaults, **options})
+            for formula in reversed(formulas)
+            if formula.holds
         )
         return [value for value in values if value is not None]
 
 
 def _combined(values: dict[str, tuple[object, ...]]) -> Iterator[dict[str, Any]]:
-    given = {name: each for name, each in values.items() if each}
+    given = {name: choices for name, choices in values.items() if choices}  # others keep their default
     for chosen in product(*given.values()):
         yield dict(zip(given, chosen, strict=True))

@@ -42,7 +42,7 @@ def mixpipe(
     MixPipe. Two replicas of the weights. Needs even D, any N >= 1.
 
     The published abstract says that MixPipe regulates how many microbatches are injected at the beginning, to balance
-    how busy devices and pipelines are against memory; the exact rule is not public. This is our reading: K is the most
+    how busy devices and pipelines are against memory; the exact rule is not public. Our reading: K is the most
     microbatches, of both directions, that a device may store. A device that could start several actions follows a
     `Preference` of the list scheduler. Of several preferences the one with the least bubble is taken, and of equal ones
     that with the least peak. Both directions do the same at the same time.
@@ -72,7 +72,9 @@ def mixpipe(
 
 def _preferences(num_devices: int, most_held: int) -> list[Preference]:
     """Returns the preferences that are tried: caps on all forwards, on the first half, or on jobs in flight."""
+    # K/2 jobs in flight cannot deadlock, so the list always has an order.
     caps = [(most_held, num_devices), (most_held // 2, 1)]
+    # With little memory a cap on the first half of the forwards lets the others drain.
     if most_held < num_devices:
         caps += [(cap, num_devices // 2) for cap in reversed(range((most_held + 1) // 2, most_held))]
     return [
@@ -93,7 +95,8 @@ def _for_room(num_devices: int, room: float) -> tuple[int, ...]:
 
 
 def _check(num_devices: int, options: Options) -> None:
-    injected, most = options["injected"], _most_injected(num_devices)
+    injected = options["injected"]
+    most = _most_injected(num_devices)
     if injected == "max" or num_devices % 2:
         return
     whole = injected if isinstance(injected, int) and not isinstance(injected, bool) else None

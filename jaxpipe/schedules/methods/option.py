@@ -44,6 +44,7 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int, **factors
     if math.prod(sizes.values()) > _MOST_ACTIONS:
         written = [f"{field}={value}" for field, value in sizes.items()]
         *others, largest = sorted(sizes, key=lambda field: sizes[field])
+        # The largest factor is the one to lower; the others may already be too large by themselves.
         room = _MOST_ACTIONS // math.prod(sizes[field] for field in others)
         smaller = f"{largest}={room} or less" if room else f"smaller {' and '.join(sizes)}"
         raise ScheduleError(
@@ -84,6 +85,7 @@ def check_count(name: str, option: str, value: object, *, least: int = 1, why: s
         least: the smallest legal value.
         why: the reason for `least`, for the message.
     """
+    # True is an int for Python, but `bound=true` is a mistake.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ScheduleError(
             explain(
@@ -231,12 +233,14 @@ class Option:
     @property
     def swept(self) -> tuple[object, ...]:
         """The values that tests sweep."""
+        # A truth value has no `values`, and tests sweep both all the same.
         both = (False, True) if self.check is check_truth else ()
         return tuple(dict.fromkeys((*self.values, *both, *self.others)))
 
 
 def at_least(least: int, *, why: str = "") -> Check:
     """Returns the check of a whole number, `least` or more; `why` is the reason, for the message."""
+    # A function and no table of ranges, since `check` may be any function of a method's file.
     return lambda method, option, value: check_count(method, option, value, least=least, why=why)
 
 
@@ -266,6 +270,7 @@ def parse_options(written: Iterable[str]) -> dict[str, object]:
     options: dict[str, object] = {}
     for option in written:
         key, equals, value = option.strip().partition("=")
+        # Sizes have flags of their own, so that two values can never differ.
         if not equals or not key or key in options or key in ("num_devices", "num_microbatches"):
             raise ScheduleError(
                 explain(
@@ -299,6 +304,7 @@ def _value(written: str) -> object:
     """Returns the number or truth value that a text writes, or the text itself."""
     if written in ("true", "false"):
         return written == "true"
+    # A whole number first: 4 is a count, and 4.0 no legal one.
     for number in (int, float):
         try:
             return number(written)

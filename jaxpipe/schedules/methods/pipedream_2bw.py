@@ -49,12 +49,13 @@ def pipedream_2bw(*, num_devices: int, num_microbatches: int, num_batches: int =
 
 def with_updates(row: tuple[Action, ...], batch_size: int) -> tuple[Action, ...]:
     """Returns `row` with an UPDATE of its stage after the last backward of each batch."""
-    woven = []
+    result = []
     for action in row:
-        woven.append(action)
+        result.append(action)
+        # The last backward of a batch on this stage: its microbatches run in order.
         if action.kind is Kind.B and (action.microbatch + 1) % batch_size == 0:
-            woven.append(Action(Kind.UPDATE, action.stage, action.microbatch // batch_size))
-    return tuple(woven)
+            result.append(Action(Kind.UPDATE, action.stage, action.microbatch // batch_size))
+    return tuple(result)
 
 
 METHOD = Method(

@@ -55,9 +55,11 @@ _MODULES = (
     dualpipe_v,
 )
 
+# A method is named here and in its own file alone; all tables, tests and searches read this dictionary.
 REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 """Name -> method, in the order of tables."""
 
+# Apart from the others: searches, planner and sweeps compare methods that compute the same gradients.
 DELAYED: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (pipedream_2bw, wpipe)}
 """Name -> method whose gradients are of older weights: found by its name, and else only where it is asked for."""
 
@@ -73,6 +75,7 @@ def register(method: Method, *, name: str | None = None) -> Method:
         ScheduleError: another method has this name.
     """
     name = name or method.name
+    # The same object again is no conflict: a file may be registered twice in one process.
     if REGISTRY.setdefault(name, method) is not method:
         raise ScheduleError(
             explain(
@@ -105,6 +108,7 @@ def find_method(name: str) -> Method:
     if method := REGISTRY.get(name) or DELAYED.get(name):
         return method
     if is_python_file(name):
+        # First the file: `value_in_file` then returns the object that is registered, not a second one.
         register_file(name.partition(":")[0])
         return value_in_file(name, Method, built_in=REGISTRY.values(), error=ScheduleError)
     raise ScheduleError(
@@ -132,6 +136,7 @@ def register_file(name: str) -> list[str]:
     else:
         methods = values_in_file(path, Method, built_in=built_in, error=ScheduleError)
     for method in methods:
+        # Under the path too, so that two files may have methods of one name.
         register(method, name=f"{path}:{method.name}")
     return [f"{path}:{method.name}" for method in methods]
 

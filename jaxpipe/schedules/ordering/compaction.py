@@ -45,13 +45,17 @@ class _Actions(NamedTuple):
 
 def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[int]:
     """[action] earliest start in ticks if every device keeps the order of `start`, and a message takes `message`."""
-    num_stages, num_operations, duration = shop.placement.num_stages, shop.num_operations, shop.duration
+    num_stages = shop.placement.num_stages
+    num_operations = shop.num_operations
+    duration = shop.duration
     device_of = shop.device_of[0]
     end = [0] * len(start)
     free_at = [0] * shop.placement.num_devices
     for index in sorted(range(len(start)), key=start.__getitem__):
         operation = index % num_operations
-        device, ready = device_of[operation], 0
+        device = device_of[operation]
+        ready = 0
+        # A W waits for its own I; others wait for the operation before them.
         if operation >= 2 * num_stages:
             ready = end[index - num_stages]
         elif operation:
@@ -89,22 +93,31 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     bound = shop.sizes.num_forwards
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
+    # A first pass alone closes gaps, and makes no step longer.
     best = _as_early_as_possible(start, onward, bound)
-    latest, length, least = best, _length(best, onward), shop.least_makespan(tails)
+    latest = best
+    length = _length(best, onward)
+    least = shop.least_makespan(tails)
     for _ in range(_MOST_ROUNDS):
         if length <= least:
             break
+        # Late, then early: each way opens gaps for the other.
         late = _as_early_as_possible(_mirrored(latest, onward), backwards, bound)
         latest = _as_early_as_possible(_mirrored(late, onward), onward, bound)
+        # No gain: of equally long ones the earlier result is kept, which has moved less.
         if _length(latest, onward) >= length:
             break
-        best, length = latest, _length(latest, onward)
+        best = latest
+        length = _length(latest, onward)
     return best
 
 
 def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
-    num_stages, num_operations, num_microbatches = shop.placement.num_stages, shop.num_operations, shop.num_microbatches
+    num_stages = shop.placement.num_stages
+    num_operations = shop.num_operations
+    num_microbatches = shop.num_microbatches
     device_of = shop.device_of[0]
+    # F takes room, I keeps it, W gives it back.
     takes = [1] * num_stages + [0] * num_stages + [-1] * num_stages
     waits_for: list[tuple[int, ...]] = []
     for first in range(0, num_operations * num_microbatches, num_operations):
@@ -147,13 +160,16 @@ def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
 
 def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
     """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device."""
-    device_of, duration, takes = actions.device, actions.duration, actions.takes
+    device_of = actions.device
+    duration = actions.duration
+    takes = actions.takes
     ends = [0] * len(start)
     rows = [_Row(bound) for _ in range(max(device_of) + 1)]
     for index in sorted(range(len(start)), key=start.__getitem__):
-        # It may start when the actions that it waits for have ended.
+        # An action may start when those that it waits for have ended.
         ready = actions.not_before[index]
         for other in actions.waits_for[index]:
+            # Not `max`: its call takes longer than the comparison, in the innermost loop.
             if ends[other] > ready:
                 ready = ends[other]
         ends[index] = rows[device_of[index]].add(ready, duration[index], takes[index])
@@ -169,7 +185,8 @@ class _Row:
 
     def __init__(self, bound: int):
         """Makes an empty row of a device that stores at most `bound` activations."""
-        self._bound, self._free_at = bound, 0
+        self._bound = bound
+        self._free_at = 0
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._most: list[int] = []  # stored while the action runs
@@ -186,15 +203,18 @@ class _Row:
             takes: as in `_Actions`.
         """
         at = ready if ready >= self._free_at else self._first_gap(ready, duration)
+        # Only F can break the bound; a W in front of others makes room for them.
         if takes > 0 and at < self._free_at:
             # An F may not pass an action during which its device is full already.
             passed = self._most[bisect_left(self._starts, at) :]
             if self._bound in passed:
+                # Behind the last action during which the device is full; counted from the end, as `passed` is.
                 last_full = len(self._ends) - 1 - passed[::-1].index(self._bound)
                 at = self._first_gap(max(ready, self._ends[last_full]), duration)
         if at < self._free_at:
             self._insert(at, at + duration, takes)
             return at + duration
+        # The device waits: a gap that later actions may fill.
         if at > self._free_at:
             self._gap_starts.append(self._free_at)
             self._gap_ends.append(at)
@@ -225,12 +245,15 @@ class _Row:
         if takes:  # the actions that it passes now store its activations, or no longer do
             self._most[position + 1 :] = [stored + takes for stored in self._most[position + 1 :]]
             self._after[position + 1 :] = [stored + takes for stored in self._after[position + 1 :]]
-        first, last = self._gap_starts, self._gap_ends
+        first = self._gap_starts
+        last = self._gap_ends
+        # The gap that the action goes into; it loses an end, or becomes two.
         number = bisect_right(first, start) - 1
         if last[number] > end:
             first.insert(number + 1, end)
             last.insert(number, start)
         else:
             last[number] = start
+        # Nothing is left before the action.
         if first[number] == start:
             del first[number], last[number]

@@ -23,6 +23,7 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS
 
 def guide_of(shop: FlowShop, start: Sequence[int]) -> Guide:
     """The guide that leads `list_schedule` to the order of `start`, [action] in ticks, or a slightly better one."""
+    # Each microbatch is released at the start of its first F, every K-th entry.
     return Guide(start, start[:: shop.num_operations])
 
 
@@ -31,7 +32,9 @@ def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide
 
     Either all keys of a few microbatches change, or those of one operation of many microbatches.
     """
-    num_microbatches, num_operations, interval = shop.num_microbatches, shop.num_operations, shop.interval
+    num_microbatches = shop.num_microbatches
+    num_operations = shop.num_operations
+    interval = shop.interval
     keys = list(start)
     size = interval * rng.choice((0.1, 0.3, 1.0, 3.0))
     first = rng.randrange(num_microbatches)
@@ -41,15 +44,16 @@ def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide
         ):
             keys[index] += int(rng.gauss(0.0, size))
     else:
-        operation, by = rng.randrange(num_operations), int(rng.gauss(0.0, size))
+        operation = rng.randrange(num_operations)
+        later = int(rng.gauss(0.0, size))
         for microbatch in range(rng.choice((0, first)), num_microbatches):
-            keys[microbatch * num_operations + operation] += by
+            keys[microbatch * num_operations + operation] += later
     early = int(interval * rng.choice((0.0, 0.0, 0.0, 0.1, 0.3, 1.0)))
     release = [max(0, at - early) for at in start[::num_operations]]
     if rng.random() < 0.3:
-        by = int(rng.gauss(0.0, size))
+        later = int(rng.gauss(0.0, size))
         for microbatch in range(first, min(num_microbatches, first + rng.choice((1, 4, num_microbatches)))):
-            release[microbatch] = max(0, release[microbatch] + by)
+            release[microbatch] = max(0, release[microbatch] + later)
     return Guide(keys, release, (), rng.choice((0.0, 0.0, 0.3, 0.6)), rng.choice((0.0, 0.0, 0.3, 0.6)))
 
 
@@ -58,24 +62,30 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
 
     Each replica's microbatches are numbered in the order in which they start.
     """
-    columns, num_replicas = schedule.columns, schedule.num_replicas
-    num_stages, num_operations = schedule.num_stages, shop.num_operations
+    columns = schedule.columns
+    num_replicas = schedule.num_replicas
+    num_stages = schedule.num_stages
+    num_operations = shop.num_operations
+    # The backward that a flow shop of this kind numbers from S on; the other kind has no number in it.
     backward = Kind.I if shop.is_split else Kind.B
     if columns.is_kind(*TRANSFER_KINDS, Kind.B if shop.is_split else Kind.I).any():
         return None
     begin = np.rint(simulate(schedule, costs).start * ticks_per_unit).astype(np.int64)
     offset = np.zeros(len(Kind), dtype=np.int64)
-    offset[backward], offset[Kind.W] = 2 * num_stages - 1, 3 * num_stages - 1
+    # I and W run over the stages in reverse, so that their operations count down from these.
+    offset[backward] = 2 * num_stages - 1
+    offset[Kind.W] = 3 * num_stages - 1
     operation = np.where(columns.kind == Kind.F, columns.stage, offset[columns.kind] - columns.stage)
     entry = np.flatnonzero((columns.kind == Kind.F) & (columns.stage == 0))
     start = [0] * (shop.num_microbatches * num_operations)
     microbatch_of = np.full(schedule.num_microbatches, -1)
     for replica in range(num_replicas):
-        mine = entry[columns.replica[entry] == replica]
-        mine = mine[np.argsort(begin[mine], kind="stable")]
-        if len(mine) != len(range(replica, shop.num_microbatches, num_replicas)):
+        entries = entry[columns.replica[entry] == replica]
+        entries = entries[np.argsort(begin[entries], kind="stable")]
+        # In a flow shop microbatch m is of replica m % R: a schedule with another division has no place in it.
+        if len(entries) != len(range(replica, shop.num_microbatches, num_replicas)):
             return None
-        microbatch_of[columns.microbatch[mine]] = replica + num_replicas * np.arange(len(mine))
+        microbatch_of[columns.microbatch[entries]] = replica + num_replicas * np.arange(len(entries))
     for action in np.flatnonzero(columns.is_kind(*COMPUTE_KINDS - HEAD_KINDS)).tolist():
         start[microbatch_of[columns.microbatch[action]] * num_operations + operation[action]] = int(begin[action])
     return start
@@ -83,7 +93,10 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
 
 # ---- The search
 
-_DRAWN, _VARIED, _NEAR = 0.25, 0.45, 0.3  # fractions of the trials for each phase
+# Fractions of the trials: patterns drawn anew, variations of good ones, orders near the best one.
+_DRAWN = 0.25
+_VARIED = 0.45
+_NEAR = 0.3
 _PROMISING = (3, 2, 1)  # numbers of shops that are searched further, by phase
 _NEW = 0.05  # fraction of new draws among the variations
 
@@ -96,6 +109,7 @@ class _Seeker:
     rng: random.Random
     order: ListSchedule | None = None
     pattern: Pattern | None = None
+    # So that `+ 1` is still a machine integer, above any makespan.
     pattern_makespan: int = sys.maxsize - 1
 
     @property
@@ -103,11 +117,13 @@ class _Seeker:
         return self.order.makespan if self.order else sys.maxsize - 1
 
     def try_pattern(self, pattern: Pattern) -> None:
-        found = list_schedule(self.shop, pattern.guide(self.shop), self.pattern_makespan + 1)
-        if found:
-            self.pattern, self.pattern_makespan = pattern, found.makespan
-            if found.makespan <= self.makespan:
-                self.order = found
+        # `+ 1` accepts orders that are as long: the search drifts to other patterns and stays on no plateau.
+        order = list_schedule(self.shop, pattern.guide(self.shop), self.pattern_makespan + 1)
+        if order:
+            self.pattern = pattern
+            self.pattern_makespan = order.makespan
+            if order.makespan <= self.makespan:
+                self.order = order
 
     def try_guide(self, guide: Guide) -> None:
         self.order = list_schedule(self.shop, guide, self.makespan + 1) or self.order
@@ -143,23 +159,27 @@ def explore(
         longest: ticks of a known schedule; shops that cannot be shorter are not searched.
         seed: seed of the random numbers.
     """
+    # A stream of its own for each shop: what one draws does not depend on how many there are.
     seekers = [_Seeker(shop, random.Random(seed + number)) for number, shop in enumerate(shops)]
     for seeker in seekers:
         seeker.try_pattern(plain(seeker.shop))
         for start in known(seeker.shop):
             seeker.try_guide(guide_of(seeker.shop, start))
 
-    def run(trial: Callable[[_Seeker], None], most: int, trials: int) -> None:
+    def search(trial: Callable[[_Seeker], None], most: int, trials: int) -> None:
         """Makes trials with each of the `most` seekers that have the shortest orders and may still win."""
-        goal = min([longest, *(each.makespan for each in seekers)])
-        promising = sorted((each for each in seekers if each.shop.least_makespan() < goal), key=lambda x: x.makespan)
+        goal = min([longest, *(seeker.makespan for seeker in seekers)])
+        may_win = (seeker for seeker in seekers if seeker.shop.least_makespan() < goal)
+        promising = sorted(may_win, key=lambda seeker: seeker.makespan)
         for seeker in promising[:most]:
+            # Whole trials for each; the rest of the division is left undone.
             for _ in range(trials // min(most, len(promising))):
                 trial(seeker)
 
-    run(_Seeker.draw, len(seekers), int(num_trials * _DRAWN))
-    for step, fraction in ((_Seeker.vary, _VARIED), (_Seeker.move, _NEAR)):
+    search(_Seeker.draw, len(seekers), int(num_trials * _DRAWN))
+    for trial, fraction in ((_Seeker.vary, _VARIED), (_Seeker.move, _NEAR)):
+        # Fewer and fewer shops, each with more trials, as it shows which one wins.
         for most in _PROMISING:
-            run(step, most, int(num_trials * fraction / len(_PROMISING)))
-    found = [(seeker.shop, seeker.order) for seeker in seekers if seeker.order]
-    return sorted(found, key=lambda each: each[1].makespan)
+            search(trial, most, int(num_trials * fraction / len(_PROMISING)))
+    orders = [(seeker.shop, seeker.order) for seeker in seekers if seeker.order]
+    return sorted(orders, key=lambda pair: pair[1].makespan)

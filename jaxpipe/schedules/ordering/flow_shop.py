@@ -33,7 +33,7 @@ class FlowShop:
         sizes: sizes of stored activations.
         duration: [operation] ticks.
         device_of: [replica][operation] device that runs it.
-        slot_of: [replica][operation] index of the stage among those of its device, as in `placement.stages_of`.
+        chunk_of: [replica][operation] index of the stage among those of its device, as in `Placement.chunk_of`.
         travel: [replica][operation] ticks from the end of an operation to the start of the microbatch's next one.
         work: [device] ticks of all its actions.
     """
@@ -44,7 +44,7 @@ class FlowShop:
     sizes: StorageSizes
     duration: list[int]
     device_of: list[list[int]]
-    slot_of: list[list[int]]
+    chunk_of: list[list[int]]
     travel: list[list[int]]
     work: list[int]
 
@@ -60,7 +60,8 @@ class FlowShop:
 
     def order_of(self, start: Sequence[int]) -> list[list[int]]:
         """[device][position] -> action, in the order of `start`, [action] in ticks."""
-        num_operations, num_replicas = self.num_operations, self.placement.num_replicas
+        num_operations = self.num_operations
+        num_replicas = self.placement.num_replicas
         order: list[list[int]] = [[] for _ in range(self.placement.num_devices)]
         for index in sorted(range(len(start)), key=start.__getitem__):
             microbatch, operation = divmod(index, num_operations)
@@ -111,6 +112,12 @@ def operations_of(num_stages: int, backward: Sequence[Kind]) -> list[tuple[Kind,
     return forwards + [(kind, stage) for kind in backward for stage in reversed(range(num_stages))]
 
 
+def is_whole_shorter(costs: Costs, num_stages: int) -> bool:
+    """Whether whole backwards take less time than split ones, over all stages and by more than rounding."""
+    times = costs.of_kind(num_stages).sum(axis=1)
+    return bool(times[Kind.B] < times[Kind.I] + times[Kind.W] * (1 - 1e-9))
+
+
 def flow_shop(
     placement: Placement,
     num_microbatches: int,
@@ -135,20 +142,26 @@ def flow_shop(
     link = np.rint(costs.of_link(placement.num_devices) * ticks_per_unit).astype(int).tolist()
 
     def ticks(kind: Kind) -> list[int]:
+        # At least one tick: actions that end when they start have no order among themselves.
         return [max(1, round(time)) for time in times[kind].tolist()]
 
     backward = [Kind.I, Kind.W] if is_split else [Kind.B]
     duration = ticks(Kind.F) + [time for kind in backward for time in reversed(ticks(kind))]
     num_operations = len(duration)
-    device_of, slot_of, travel = [], [], []
+    device_of = []
+    chunk_of = []
+    travel = []
     work = [0] * placement.num_devices
     for replica, devices in enumerate(placement.devices):
-        there, slots = list(devices), [placement.chunk_of(stage, replica) for stage in range(num_stages)]
+        there = list(devices)
+        chunks = [placement.chunk_of(stage, replica) for stage in range(num_stages)]
+        # There, back with I, back with W; whole backwards are cut off after the first way back.
         device_of.append((there + 2 * there[::-1])[:num_operations])
-        slot_of.append((slots + 2 * slots[::-1])[:num_operations])
+        chunk_of.append((chunks + 2 * chunks[::-1])[:num_operations])
         path = device_of[-1]
+        # The last operation has no next one; the first stands in, so that the list is as long as the others.
         travel.append([link[here][following] for here, following in zip(path, path[1:] + path[:1], strict=True)])
         num_here = len(range(replica, num_microbatches, placement.num_replicas))
         for operation, device in enumerate(path):
             work[device] += num_here * duration[operation]
-    return FlowShop(placement, num_microbatches, is_split, sizes, duration, device_of, slot_of, travel, work)
+    return FlowShop(placement, num_microbatches, is_split, sizes, duration, device_of, chunk_of, travel, work)

@@ -1,8 +1,8 @@
 """List scheduling under a memory bound: a free device starts the ready action with the least key that fits.
 
 Goes in: a flow shop, and a `Guide` with keys, quotas and waits. Comes out: an order for each device. Left to others:
-good keys (`pattern`, the search). This is the inner loop of the search, some microseconds for each action, hence plain
-lists.
+good keys (`pattern`, the search). List scheduling is the inner loop of the search, some microseconds an action, hence
+plain lists.
 
 Memory never stops all devices, since each starts only safe actions: after an F or I starts, every earlier microbatch
 can still get the memory it lacks on its device, from free memory and from the microbatches before it when they
@@ -28,7 +28,7 @@ class Guide(NamedTuple):
     Attributes:
         keys: [action] priority: of the ready actions, the one with the least key goes first.
         release: [microbatch] earliest start of its first F, which keeps memory for earlier microbatches.
-        quotas: [device][slot] forwards of one stage that the device may hold at once; no quotas if empty.
+        quotas: [device][chunk] forwards of one stage that the device may hold at once; no quotas if empty.
         forward_wait: an F waits for an action with a smaller key that will be ready within this fraction of the F's
             time.
         weight_wait: the same fraction for a W.
@@ -46,31 +46,40 @@ class DeviceState:
 
     Attributes:
         coming: heap of (time of arrival, action).
-        ready: heaps of (key, action): the F of each slot, then I (or B), then W.
+        ready: heaps of (key, action): the F of each chunk, then I (or B), then W.
         free_at: ticks when the device becomes free.
         left: ticks of work that has not started.
         row: the actions that have started, in order.
     """
 
     def __init__(self, shop: FlowShop, guide: Guide, number: int):
-        num_stages, num_chunks = shop.placement.num_stages, shop.placement.num_chunks
-        num_slots = num_chunks * shop.placement.num_replicas
+        num_stages = shop.placement.num_stages
+        num_chunks = shop.placement.num_chunks
+        num_heaps = num_chunks * shop.placement.num_replicas  # of F; chunks of both replicas are numbered on
         self.coming: list[int] = []
-        self.ready: list[list[int]] = [[] for _ in range(num_slots + 2)]
-        self.free_at, self.left = 0, shop.work[number]
+        # A heap for the F of each stage, since quotas and memory hold up stages one by one; then I or B, then W.
+        self.ready: list[list[int]] = [[] for _ in range(num_heaps + 2)]
+        self.free_at = 0
+        self.left = shop.work[number]
         self.row: list[int] = []
-        self._num_steps, self._slots, self._keys = shop.num_operations, range(num_slots), guide.keys
-        self._slot_of = [slots[:num_stages] + [num_slots] * num_stages for slots in shop.slot_of]
-        self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_slots
+        self._num_steps = shop.num_operations
+        self._chunks = range(num_heaps)
+        self._keys = guide.keys
+        # [replica][operation] -> heap of `ready`; W are pushed by the event loop, when their I has started.
+        self._chunk_of = [chunks[:num_stages] + [num_heaps] * num_stages for chunks in shop.chunk_of]
+        self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_heaps
         # Memory: `_held` is what each microbatch has taken here, `_lacking` what its F still have to take.
         self._capacity, self._size, kept, _ = shop.sizes
+        # A whole backward keeps the activations until it ends.
         self._kept = kept if shop.is_split else self._size
         self._growth = shop.sizes.growth if shop.is_split else 0
         self._most_lacking = num_chunks * self._size + self._growth
-        self._used, self._oldest = 0, 0  # `_oldest` is the first microbatch that has not ended here
+        # `_oldest` is the first microbatch that has not ended here
+        self._used = 0
+        self._oldest = 0
         self._held = [0] * shop.num_microbatches
         self._lacking = [num_chunks * self._size] * shop.num_microbatches
-        self._num_held = [0] * num_slots
+        self._num_held = [0] * num_heaps
 
     def admit(self, now: int) -> None:
         """Moves actions that have arrived by `now` to the ready heaps."""
@@ -78,28 +87,33 @@ class DeviceState:
         while coming and coming[0] >> SHIFT <= now:
             index = heappop(coming) & MASK
             microbatch, operation = divmod(index, self._num_steps)
-            slots = self._slot_of[microbatch % len(self._slot_of)]
-            heappush(self.ready[slots[operation]], (self._keys[index] << SHIFT) + index)
+            chunks = self._chunk_of[microbatch % len(self._chunk_of)]
+            # Of equal keys the lower number goes first, so that an order does not depend on the order of arrival.
+            heappush(self.ready[chunks[operation]], (self._keys[index] << SHIFT) + index)
 
     def choose(self) -> list[int] | None:
         """The heap whose first action may start and has the least key; None if no action may start."""
-        heaps, growth, size = self.ready, self._growth, self._size
+        heaps = self.ready
+        growth = self._growth
+        size = self._size
         free = self._capacity - self._used
+        # W take no memory, so one may always start.
         chosen = heaps[-1] or None
         heap = heaps[-2]
         if (
             heap
             and (chosen is None or heap[0] < chosen[0])
+            # I take memory only where the inputs of W are larger than the activations.
             and (not growth or (free >= growth and self._is_safe(heap[0], free - growth)))
         ):
             chosen = heap
         if free >= size:
-            for slot in self._slots:
-                heap = heaps[slot]
+            for chunk in self._chunks:
+                heap = heaps[chunk]
                 if (
                     heap
                     and (chosen is None or heap[0] < chosen[0])
-                    and self._num_held[slot] < self._quotas[slot]
+                    and self._num_held[chunk] < self._quotas[chunk]
                     and self._is_safe(heap[0], free - size)
                 ):
                     chosen = heap
@@ -109,34 +123,45 @@ class DeviceState:
         """Whether every microbatch before that of `entry` can still end if `free` memory is left."""
         if free >= self._most_lacking:
             return True
-        lacking, held, growth, most_lacking = self._lacking, self._held, self._growth, self._most_lacking
+        lacking = self._lacking
+        held = self._held
+        growth = self._growth
+        # Local names: this loop is the innermost of the search.
+        most_lacking = self._most_lacking
         for older in range(self._oldest, (entry & MASK) // self._num_steps):
             if free >= most_lacking:
                 return True
-            lacks, holds = lacking[older], held[older]
+            lacks = lacking[older]
+            holds = held[older]
+            # A microbatch that holds something, or has an F to come, may have an I to come, which needs `growth` for a
+            # while.
             if lacks + (growth if lacks or holds else 0) > free:
                 return False
+            # When it has ended, the next one may use what it held.
             free += holds
         return True
 
-    def start_forward(self, microbatch: int, slot: int) -> None:
-        """Takes the room of an F of `microbatch`, on the stage `slot` of the device."""
+    def start_forward(self, microbatch: int, chunk: int) -> None:
+        """Takes the room of an F of `microbatch`, on the stage `chunk` of the device."""
         self._used += self._size
         self._held[microbatch] += self._size
         self._lacking[microbatch] -= self._size
-        self._num_held[slot] += 1
+        self._num_held[chunk] += 1
 
     def start_gradient(self, microbatch: int) -> None:
         """Turns stored activations of `microbatch` into the inputs of its W, when an I starts."""
         self._used += self._kept - self._size
         self._held[microbatch] += self._kept - self._size
 
-    def give_back(self, microbatch: int, slot: int) -> None:
+    def give_back(self, microbatch: int, chunk: int) -> None:
         """Gives back the room of one stage of `microbatch`, after a W or B."""
-        held, lacking, oldest = self._held, self._lacking, self._oldest
+        held = self._held
+        lacking = self._lacking
+        oldest = self._oldest
         self._used -= self._kept
         held[microbatch] -= self._kept
-        self._num_held[slot] -= 1
+        self._num_held[chunk] -= 1
+        # Microbatches that have ended are safe; `_is_safe` need not look at them again.
         while oldest < len(held) and not lacking[oldest] and not held[oldest]:
             oldest += 1
         self._oldest = oldest
@@ -189,11 +214,21 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         >>> found.rows, found.makespan  # 1F1B
         ([[0, 4, 3, 8, 7, 11], [1, 2, 5, 6, 9, 10]], 12)
     """
-    placement, num_microbatches, num_operations = shop.placement, shop.num_microbatches, shop.num_operations
-    num_stages, num_replicas, num_devices = placement.num_stages, placement.num_replicas, placement.num_devices
-    last_forward, last_backward, is_split = num_stages, 2 * num_stages, shop.is_split
-    duration, device_of, slot_of, travel = shop.duration, shop.device_of, shop.slot_of, shop.travel
-    keys, release = guide.keys, guide.release
+    placement = shop.placement
+    num_microbatches = shop.num_microbatches
+    num_operations = shop.num_operations
+    num_stages = placement.num_stages
+    num_replicas = placement.num_replicas
+    num_devices = placement.num_devices
+    last_forward = num_stages
+    last_backward = 2 * num_stages
+    is_split = shop.is_split
+    duration = shop.duration
+    device_of = shop.device_of
+    chunk_of = shop.chunk_of
+    travel = shop.travel
+    keys = guide.keys
+    release = guide.release
     wait = [guide.forward_wait] * num_stages + [0.0] * num_stages + [guide.weight_wait] * num_stages
     devices = [DeviceState(shop, guide, number) for number in range(num_devices)]
     start = [0] * (num_microbatches * num_operations)
@@ -201,15 +236,19 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
 
     def arrive(index: int, at: int, number: int) -> None:
         heappush(devices[number].coming, (at << SHIFT) + index)
+        # A device that computes looks at what has arrived when it is free.
         if devices[number].free_at <= at:
             heappush(wake, at * num_devices + number)
 
+    # Later microbatches of a replica follow when the first F of the one before has started.
     for microbatch in range(min(num_replicas, num_microbatches)):
         arrive(microbatch * num_operations, release[microbatch], device_of[microbatch][0])
-    num_left, makespan = num_microbatches * num_operations, 0
+    num_left = num_microbatches * num_operations
+    makespan = 0
     while wake:
         now, number = divmod(heappop(wake), num_devices)
         device = devices[number]
+        # The device has started another action since it was to be woken.
         if device.free_at > now:
             continue
         if device.coming and device.coming[0] >> SHIFT <= now:
@@ -225,6 +264,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
             soon = device.coming[0]
             if (soon >> SHIFT) - now <= wait[operation] * time and keys[soon & MASK] < heap[0] >> SHIFT:
                 continue
+        # No order can be shorter than this: the device has so much to do from now on.
         if now + device.left >= limit:
             return None
 
@@ -240,7 +280,7 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         heappush(wake, end * num_devices + number)
         replica = microbatch % num_replicas
         if operation < last_forward:
-            device.start_forward(microbatch, slot_of[replica][operation])
+            device.start_forward(microbatch, chunk_of[replica][operation])
             # The replica's next microbatch may start; it is safe to start them in the order of their numbers.
             if operation == 0 and (new := microbatch + num_replicas) < num_microbatches:
                 at = max(end, release[new])
@@ -248,10 +288,12 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
                 heappush(wake, at * num_devices + number)
         elif is_split and operation < last_backward:
             device.start_gradient(microbatch)
+            # The W may run as soon as this device is free, for its I has run here.
             heappush(device.ready[-1], (keys[index + num_stages] << SHIFT) + index + num_stages)
         else:
-            device.give_back(microbatch, slot_of[replica][operation])
+            device.give_back(microbatch, chunk_of[replica][operation])
         if operation + 1 < last_backward:
             arrive(index + 1, end + travel[replica][operation], device_of[replica][operation + 1])
     rows = [device.row for device in devices]
+    # Quotas may stop all devices; memory alone never does.
     return None if num_left else ListSchedule(makespan, start, rows)

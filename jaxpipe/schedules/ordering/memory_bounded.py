@@ -32,20 +32,21 @@ SPLIT = 3  # F, I and W of a stage
 
 
 def v_min_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; without waits between devices.
+    """[operation] -> time slot of F and I of a V; without waits between devices.
 
-    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two at each turn (ours):
-    at F=I=W this is as good as the published block without waits, and better if I is longer than W.
+    If D modulo 3 is 0, the block waits two slots before the first I, as published; if it is 2, two where the V turns
+    (ours): at F=I=W this is as good as the published block without waits, and better if I is longer than W.
 
     Example:
         >>> v_min_block(2)
         [0, 1, 4, 5, 8, 9, 12, 13]
     """
+    # By D modulo 3: waits at the first turning point, before the first I, and at the second turning point.
     return _block(num_devices, outward=1, back=1, waits=((0, 2, 0), (0, 0, 0), (2, 2, 2))[num_devices % 3])
 
 
 def v_half_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; outward every second slot, and for even D three slots before the first I.
+    """[operation] -> time slot of F and I of a V; outward every second one, and for even D three before the first I.
 
     Example:
         >>> v_half_block(2)
@@ -55,7 +56,7 @@ def v_half_block(num_devices: int) -> list[int]:
 
 
 def zb_v_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a V; outward every fourth slot, back every second one.
+    """[operation] -> time slot of F and I of a V; outward every fourth slot, back every second one.
 
     Example:
         >>> zb_v_block(2)
@@ -65,7 +66,7 @@ def zb_v_block(num_devices: int) -> list[int]:
 
 
 def line_block(num_devices: int) -> list[int]:
-    """[operation] -> slot of F and I of a line of devices, as in 1F1B: forward by one slot, back by two.
+    """[operation] -> time slot of F and I of a line of devices, as in 1F1B: forward by one slot, back by two.
 
     Example:
         >>> line_block(3)
@@ -75,7 +76,7 @@ def line_block(num_devices: int) -> list[int]:
 
 
 def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, int]) -> list[int]:
-    """[operation] -> slot of a V's four passes: `outward` or `back` slots from device to device.
+    """[operation] -> time slot of a V's four passes: `outward` or `back` slots from device to device.
 
     Between two passes there is one slot, plus those of `waits`.
     """
@@ -95,26 +96,34 @@ def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
     those of the end have nothing to wait for.
 
     Args:
-        block: [operation] slot of each F and I; a device has at most one action in a slot, modulo the interval.
+        block: [operation] time slot of each F and I; a device has at most one action in a slot, modulo the interval.
         shop: flow shop of one replica and split backwards.
         bound: stages' activations that a device may store.
     """
-    num_stages, num_operations, device_of = shop.placement.num_stages, shop.num_operations, shop.device_of[0]
-    num_chunks, many = shop.placement.num_chunks, len(block)  # many microbatches show the most that a device stores
+    num_stages = shop.placement.num_stages
+    num_operations = shop.num_operations
+    device_of = shop.device_of[0]
+    # many microbatches show the most that a device stores
+    num_chunks = shop.placement.num_chunks
+    many = len(block)
     interval = SPLIT * num_chunks
     start = [0] * (num_operations * shop.num_microbatches)
 
     def timed(operations: Sequence[int], num_microbatches: int) -> list[tuple[int, int]]:
         """(slot, action) of these operations, in order."""
-        each = ((interval * m, num_operations * m) for m in range(num_microbatches))
-        return sorted((at + block[operation], first + operation) for at, first in each for operation in operations)
+        microbatches = ((interval * m, num_operations * m) for m in range(num_microbatches))
+        pairs = ((at + block[operation], first + operation) for at, first in microbatches for operation in operations)
+        return sorted(pairs)
 
     for device in range(shop.placement.num_devices):
         own = [operation for operation in range(many) if device_of[operation] == device]
-        forwards, gradients = own[:num_chunks], own[num_chunks:]
+        forwards = own[:num_chunks]
+        gradients = own[num_chunks:]
         stored = _most_stored(timed(forwards, many), timed(gradients, many))
+        # Each interval that W wait keeps one more microbatch: as many activations as a device has stages.
         wait = max(0, bound - stored) // num_chunks * interval
-        of_f, of_i = timed(forwards, shop.num_microbatches), timed(gradients, shop.num_microbatches)
+        of_f = timed(forwards, shop.num_microbatches)
+        of_i = timed(gradients, shop.num_microbatches)
         for slot, index in (*of_f, *of_i):
             start[index] = slot
         for (_, index), slot in zip(of_i, _weight_slots(of_f, of_i, wait), strict=True):
@@ -130,7 +139,8 @@ def _weight_slots(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int
         [5, 8]
     """
     taken = {slot for slot, _ in (*of_f, *of_i)}
-    slots, free = [], 0
+    slots = []
+    free = 0
     for slot, _ in of_i:
         free = max(free, slot + wait + 1)
         while free in taken:
@@ -143,6 +153,7 @@ def _weight_slots(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int
 def _most_stored(of_f: Sequence[tuple[int, int]], of_i: Sequence[tuple[int, int]]) -> int:
     """The most activations on a device whose W do not wait; (slot, action) of its F and I are given."""
     weights = _weight_slots(of_f, of_i, 0)
+    # At its own F the device has `stored` + 1 forwards behind it, less the W that have begun.
     return max(stored + 1 - bisect_left(weights, slot) for stored, (slot, _) in enumerate(of_f))
 
 
@@ -161,13 +172,13 @@ class Merit(NamedTuple):
         makespan: ticks of the step.
         gaps: the most ticks that any device waits between its first start and its last end.
         most_stored: stages' activations on a device at once.
-        delayed: ticks of the step where a message takes a tenth of a forward.
+        with_messages: ticks of the step where a message takes a tenth of a forward.
     """
 
     makespan: int
     gaps: int
     most_stored: int
-    delayed: int
+    with_messages: int
 
 
 def memory_bounded(
@@ -192,13 +203,14 @@ def memory_bounded(
         times: times of F, I and W.
         bound: stages' activations that a device may store, from the start of F to the end of W; at least the stages of
             a device.
-        block: [operation] -> slot of F and I of a microbatch; none by default.
+        block: [operation] -> time slot of F and I of a microbatch; none by default.
         staggered: whether devices that start first should end first, so that none has gaps.
     """
     problem = _Problem(placement, num_microbatches, bound, tuple(block), staggered)
     # Orders for I as long as F are more regular, and often shorter at the given times than what is found for these.
     nearer = () if times.are_equal else dict.fromkeys((times._replace(input_gradient=times.forward), times))
-    start, shop = _orders(problem, (Times(), *nearer))[0], problem.shop_at(times)
+    start = _orders(problem, (Times(), *nearer))[0]
+    shop = problem.shop_at(times)
     return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
 
 
@@ -227,12 +239,14 @@ class _Problem(NamedTuple):
 def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
     """[order][action] start: the best order found for each of `times`, the last first, then the block.
 
-    Those for earlier times are among the candidates for later ones.
+    Orders for earlier times are among the candidates for later ones.
     """
+    # The recursion ends with the block, whose slots are equally long.
     if not times:
         shop = problem.shop_at(Times())
-        found = [repeated(problem.block, shop, problem.bound)] if problem.block else []
-        return [start for start in found if merit(start, shop).most_stored <= problem.bound]
+        start = repeated(problem.block, shop, problem.bound) if problem.block else None
+        # A bound below what the block stores without waits: then only list schedules are left.
+        return [start] if start and merit(start, shop).most_stored <= problem.bound else []
     earlier = _orders(problem, times[:-1])
     return [_best(problem.shop_at(times[-1]), earlier, staggered=problem.staggered), *earlier]
 
@@ -250,20 +264,22 @@ def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -
             yield in_order(order, shop), rounds if staggered else (None, *rounds)
         for pattern in _patterns(shop):
             limit = int(_MOST_LONGER * best[0].makespan) + 1 if best else sys.maxsize
-            if found := list_schedule(shop, pattern.guide(shop), limit):
-                yield found.start, rounds
+            if order := list_schedule(shop, pattern.guide(shop), limit):
+                yield order.start, rounds
 
     tried: list[list[int]] = []  # patterns often lead to one order
     for start, rounds_of in starts():
         if start in tried:
             continue
         tried.append(start)
+        # None: the order as it is; else it is compacted with these tails, each from where the one before has left it.
         for tail in rounds_of:
             if tail is not None:
                 start = compacted(start, shop, tail)
             reached = merit(start, shop)
             if best is None or reached < best[0]:
                 best = reached, start
+            # No order is shorter or has smaller gaps, so the others need not be tried.
             if reached[:2] == (shop.least_makespan(), 0):
                 return start
     assert best  # a pattern without quotas leads to an order
@@ -275,27 +291,32 @@ def _patterns(shop: FlowShop) -> list[Pattern]:
     num_chunks = shop.placement.num_chunks
     as_they_run = (1.0,) * (2 * num_chunks)
     backwards_last = (1.5,) * num_chunks + (3.0,) * num_chunks
-    gradients_first = Pattern(as_they_run, turn=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST)
+    gradients_first = Pattern(as_they_run, pause=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST)
     return [
         replace(gradients_first, weight_wait=_BEFORE_ITS_END),
         gradients_first,
-        Pattern(as_they_run, turn=_TIE, weight_wait=_BEFORE_ITS_END),
-        Pattern(backwards_last, turn=_TIE - 1 / num_chunks, weight_wait=_BEFORE_ITS_END),
+        Pattern(as_they_run, pause=_TIE, weight_wait=_BEFORE_ITS_END),
+        Pattern(backwards_last, pause=_TIE - 1 / num_chunks, weight_wait=_BEFORE_ITS_END),
     ]
 
 
 def merit(start: Sequence[int], shop: FlowShop) -> Merit:
     """The merit of the order whose actions start at `start`, [action] in ticks."""
-    duration, num_operations, num_stages = shop.duration, shop.num_operations, shop.placement.num_stages
+    duration = shop.duration
+    num_operations = shop.num_operations
+    num_stages = shop.placement.num_stages
     makespan = gaps = most = 0
     for work, row in zip(shop.work, shop.order_of(start), strict=True):
         end = start[row[-1]] + duration[row[-1] % num_operations]
-        makespan, gaps = max(makespan, end), max(gaps, end - start[row[0]] - work)
+        makespan = max(makespan, end)
+        gaps = max(gaps, end - start[row[0]] - work)
         stored = 0
         for index in row:
             operation = index % num_operations
+            # F takes one, W gives it back, I keeps it.
             stored += (operation < num_stages) - (operation >= 2 * num_stages)
             most = max(most, stored)
-    delayed = in_order(start, shop, message=duration[0] // 10)
-    ends = (at + duration[index % num_operations] for index, at in enumerate(delayed))
+    # Among orders that tie with free messages, the one that waits least for messages is best on any real link.
+    later = in_order(start, shop, message=duration[0] // 10)
+    ends = (begin + duration[index % num_operations] for index, begin in enumerate(later))
     return Merit(makespan, gaps, most, max(ends))

@@ -12,18 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.costs import Costs, costs_of_stages, mean_share
-from jaxpipe.schedules.analysis.simulate import rounded, simulate
+from jaxpipe.schedules.analysis.costs import STAGE_TIMES, Costs, costs_of_stages, mean_share
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import rounded
 from jaxpipe.schedules.methods.option import Times, check_count, check_time
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.explore import explore, starts_in
-from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
+from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop, is_whole_shorter
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory, peaks, problem_of
 from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.passes.vocabulary import NUM_WAITS, has_pattern, vocabulary, without_head
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import Schedule
 
 MakespanFunction = Callable[[Schedule, Costs], float]
 
@@ -47,9 +48,9 @@ def optimize(
 ) -> Schedule:
     """Returns the shortest schedule found that solves `problem` and keeps `memory_bound` on every device.
 
-    It is never longer, on `clock` and with `costs`, than any registered schedule that keeps the bound, whole or split,
-    with the options of `registered`; if one of these is the shortest, it is returned under its own name. Nor is it
-    longer than a given schedule. It need not be the shortest schedule that exists.
+    The schedule is never longer, on `clock` and with `costs`, than any registered one that keeps the bound, whole or
+    split, with the options of `registered`; if one of these is the shortest, it is returned under its own name. Nor is
+    it longer than a given schedule. It need not be the shortest schedule that exists.
 
     The search is list scheduling: a device takes the ready action with the least key that fits. A `Pattern` makes
     the keys; patterns are drawn, and the best are varied. Then the keys are the starts of the best orders, found or
@@ -92,8 +93,8 @@ def optimize(
     return search(problem, costs=costs, memory_bound=memory_bound, clock=clock, num_trials=num_trials).shortest
 
 
-class Found(NamedTuple):
-    """The result of a search.
+class Answer(NamedTuple):
+    """The answer of a search.
 
     Attributes:
         shortest: the schedule that `optimize` returns.
@@ -111,30 +112,32 @@ def search(
     memory_bound: MemoryBound | float,
     clock: MakespanFunction = asynchronous,
     num_trials: int = NUM_TRIALS,
-) -> Found:
+) -> Answer:
     """Returns the result of `optimize` and the best registered schedule; takes and raises the same."""
     check_count("optimize", "num_trials", num_trials, least=0)
     given = (check(problem),) if isinstance(problem, Schedule) else ()
     if not isinstance(memory_bound, MemoryBound):
         memory_bound = MemoryBound(memory_bound)
     costs = costs or Costs()
-    for kind in ("forward", "backward", "input_gradient", "weight_gradient"):
-        check_time("optimize", kind, np.min(getattr(costs, kind)).item())
+    for name in STAGE_TIMES.values():
+        check_time("optimize", name, np.min(getattr(costs, name)).item())
     question = _Question(problem_of(problem), costs, memory_bound)
     question.check_feasible()
-    registered = [each for each in question.registered() if question.fits(each)]
-    fitting = [*filter(question.fits, question.forms_of(given)), *registered]
+    registered = [*filter(question.fits, question.registered())]
+    fitting = [*filter(question.fits, question.whole_and_split(given)), *registered]
     fitting.sort(key=question.merit)
     clock = _asked_once(clock)
-    found = [each for each in question.found(fitting, num_trials) if question.fits(each)]
-    shortest = question.shortest([*fitting, *found], clock)
+    ordered = [*filter(question.fits, question.ordered(fitting, num_trials))]
+    # Known schedules first: of equals the first stays, under its own name.
+    shortest = question.shortest([*fitting, *ordered], clock)
+    num_microbatches = question.problem.num_microbatches
     if shortest is None and question.problem.has_head and num_trials:
         raise ScheduleError(
             explain(
                 f"no schedule with S and T was found that keeps memory_bound={memory_bound.limit:g}.",
                 rule=f"memory-bound: a schedule keeps the bound on every device, and S and T keep up to {NUM_WAITS} "
                 "microbatches more",
-                repair=f"set memory_bound={question.most:g}, which has room for all, or less",
+                repair=f"set memory_bound={memory_bound.for_all(num_microbatches):g}, which has room for all, or less",
             )
         )
     if shortest is None:
@@ -145,7 +148,7 @@ def search(
                 repair="set num_trials=1 or more: a search finds a schedule",
             )
         )
-    return Found(shortest, question.shortest(registered, clock))
+    return Answer(shortest, question.shortest(registered, clock))
 
 
 @dataclass(frozen=True)
@@ -184,38 +187,35 @@ class _Question:
             )
 
     @property
-    def most(self) -> float:
-        """A limit that every schedule of one replica keeps: it stores all microbatches at once."""
-        each = max(self.bound.activations, self.bound.weight_gradient or 0.0)
-        return self.problem.num_microbatches * each + self.bound.replica
-
-    @property
-    def slots(self) -> float:
-        """The number of microbatches that fit, in Ma, before S and T are woven in."""
+    def room_ma(self) -> float:
+        """The number of microbatches that fit, in Ma, before S and T are added."""
         return self._before_head((self.bound.limit - self.bound.replica) / self.bound.activations, 1.0)
 
-    def _before_head(self, room: float, one: float) -> float:
-        """`room`, less that for the microbatches of size `one` that a device keeps for S and T."""
-        return min(room, max(one, room - NUM_WAITS * one)) if self.problem.has_head else room
+    def _before_head(self, room: float, microbatch: float) -> float:
+        """`room`, less that for the microbatches of size `microbatch` that a device keeps for S and T."""
+        if not self.problem.has_head:
+            return room
+        # One microbatch always has room: `check_feasible` refuses less.
+        return min(room, max(microbatch, room - NUM_WAITS * microbatch))
 
-    def woven(self, schedules: Iterable[Schedule]) -> Iterator[Schedule]:
+    def with_head(self, schedules: Iterable[Schedule]) -> Iterator[Schedule]:
         """`schedules` with S and T if the problem has them; those that cannot have them are left out."""
         for schedule in schedules:
             if not self.problem.has_head or schedule.has_head_actions:
                 yield schedule
-            elif has_pattern(schedule):
+            elif has_pattern(schedule):  # `vocabulary` takes neither transfers nor SYNC of a single replica
                 yield vocabulary(schedule, self.costs_on(schedule.placement))
 
-    def forms_of(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
-        """The schedules of `given`, whole and split."""
+    def whole_and_split(self, given: Sequence[Schedule]) -> Iterable[Schedule]:
+        """The schedules of `given`, and the same with split backwards."""
+        times = times_of(self.costs, self.problem.num_devices)
         for schedule in given:
             yield schedule
-            bare, times = without_head(schedule), times_of(self.costs, self.problem.num_devices)
-            yield from self.woven(split_forms(bare, times, self.slots))
+            yield from self.with_head(split_variants(without_head(schedule), times, self.room_ma))
 
     def registered(self) -> Iterable[Schedule]:
         """The registered schedules, whole and split."""
-        return self.woven(registered(self.problem, self.costs, self.slots))
+        return self.with_head(registered(self.problem, self.costs, self.room_ma))
 
     def fits(self, schedule: Schedule) -> bool:
         sizes = self.bound.sizes(schedule.placement)
@@ -227,38 +227,40 @@ class _Question:
         memory = peak_memory(schedule, self.bound, costs=self.costs_on(schedule.placement))
         return rounded(simulate(schedule, costs).makespan), schedule.has_transfers, float(memory.max())
 
-    def found(self, fitting: Sequence[Schedule], num_trials: int) -> list[Schedule]:
-        """The best order of each placement, as a schedule."""
-        placements = dict.fromkeys([*self.problem.searched, *(each.placement for each in fitting[:1])])
+    def ordered(self, fitting: Sequence[Schedule], num_trials: int) -> list[Schedule]:
+        """The best order of each placement that the search finds, as a schedule; it starts from `fitting`."""
+        # Also on the placement of the best known schedule, even if orders are not usually searched there.
+        placements = dict.fromkeys([*self.problem.searched, *(schedule.placement for schedule in fitting[:1])])
         shops = [shop for placement in placements for shop in self._shops(placement)]
         if not num_trials or not shops:
             return []
 
         def known(shop: FlowShop) -> Iterable[Sequence[int]]:
-            near = [each for each in fitting if each.placement == shop.placement]
-            starts = (starts_in(shop, each, self.costs_on(each.placement), self.ticks_per_unit) for each in near)
+            costs = self.costs_on(shop.placement)
+            here = [schedule for schedule in fitting if schedule.placement == shop.placement]
+            starts = (starts_in(shop, schedule, costs, self.ticks_per_unit) for schedule in here)
             return [start for start in starts if start is not None][:_NUM_KNOWN]
 
-        times = [asynchronous(each, self.costs_on(each.placement)) for each in fitting]
+        times = [asynchronous(schedule, self.costs_on(schedule.placement)) for schedule in fitting]
         longest = math.ceil(min(times, default=sys.maxsize // self.ticks_per_unit) * self.ticks_per_unit)
-        name, count = "optimized", self.problem.num_microbatches
-        return [
-            *self.woven(
-                Schedule(name, shop.placement, count, shop.rows_of(order.rows))
-                for shop, order in explore(shops, known, num_trials=num_trials, longest=longest)
-            )
-        ]
+        schedules = (
+            Schedule("optimized", shop.placement, self.problem.num_microbatches, shop.rows_of(order.rows))
+            for shop, order in explore(shops, known, num_trials=num_trials, longest=longest)
+        )
+        return [*self.with_head(schedules)]
 
     def _shops(self, placement: Placement) -> Iterable[FlowShop]:
         """Flow shops of split backwards, and of whole ones if these are cheaper or smaller."""
-        sizes, costs = self.bound.sizes(placement), self.costs_on(placement)
-        one = sizes.activations * placement.num_chunks
-        sizes = sizes._replace(capacity=int(self._before_head(sizes.capacity, one)))
-        times = costs.of_kind(placement.num_stages).sum(axis=1)
-        fits_split = sizes.capacity >= one + sizes.growth
-        is_whole_useful = sizes.growth or times[Kind.B] < times[Kind.I] + times[Kind.W] * (1 - 1e-9)
+        sizes = self.bound.sizes(placement)
+        costs = self.costs_on(placement)
+        microbatch = sizes.activations * placement.num_chunks
+        sizes = sizes._replace(capacity=int(self._before_head(sizes.capacity, microbatch)))
+        # While one stage's I runs, its microbatch takes `growth` more.
+        fits_split = sizes.capacity >= microbatch + sizes.growth
+        # Else every whole order is also a split one, with W directly behind I, so only split ones are searched.
+        is_whole_useful = sizes.growth or is_whole_shorter(costs, placement.num_stages)
         for is_split, is_useful in ((True, fits_split), (False, is_whole_useful or not fits_split)):
-            if is_useful and sizes.capacity >= one:
+            if is_useful and sizes.capacity >= microbatch:
                 yield flow_shop(
                     placement,
                     self.problem.num_microbatches,
@@ -271,7 +273,9 @@ class _Question:
     def shortest(self, schedules: Sequence[Schedule], clock: MakespanFunction) -> Schedule | None:
         """The shortest schedule on `clock`; of equals the one of best merit, then the first; None if there are none."""
         best: tuple[float, Schedule] | None = None
-        for (least, *_), schedule in sorted(((self.merit(each), each) for each in schedules), key=lambda each: each[0]):
+        ranked = sorted(((self.merit(schedule), schedule) for schedule in schedules), key=lambda pair: pair[0])
+        for (least, *_), schedule in ranked:
+            # No clock is below the asynchronous one with free messages: later ones cannot win, and clocks take seconds.
             if best is not None and least >= best[0]:
                 break
             makespan = rounded(clock(schedule, self.costs_on(schedule.placement)))
@@ -282,7 +286,7 @@ class _Question:
 
 def _asked_once(clock: MakespanFunction) -> MakespanFunction:
     """`clock`, which may take seconds, asked once for each schedule; a schedule always has the same costs."""
-    known: dict[int, float] = {}
+    known: dict[int, float] = {}  # by identity, since a hash goes through all rows; the caller keeps them alive
 
     def ask(schedule: Schedule, costs: Costs) -> float:
         if id(schedule) not in known:
@@ -298,13 +302,13 @@ def _asked_once(clock: MakespanFunction) -> MakespanFunction:
 _MOST_CHUNKS = 4  # on a clock without messages more chunks are always slightly shorter, but take long to order
 
 
-def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedule]:
-    """Registered schedules that solve `problem`, and their forms with split backwards.
+def registered(problem: Problem, costs: Costs, room_ma: float) -> Iterator[Schedule]:
+    """Registered schedules that solve `problem`, and the same with split backwards.
 
     Args:
         problem: the problem to solve.
         costs: costs of a device's share; generators that take times are given these.
-        slots: number of microbatches that fit, in Ma, for generators that take a bound.
+        room_ma: number of microbatches that fit, in Ma, for generators that take a bound.
     """
     times = times_of(costs, problem.num_devices)
     for name in sorted(REGISTRY):
@@ -312,7 +316,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
         if not method.takes_microbatches(problem.num_devices, problem.num_microbatches):
             continue
         given = times if method.takes_times else {}
-        for options in method.tried(problem.num_devices, slots):
+        for options in method.search_options(problem.num_devices, room_ma):
             if options.get("num_chunks", 1) > _MOST_CHUNKS or not method.takes(problem.num_devices, **options):
                 continue
             schedule = method.build(
@@ -320,7 +324,7 @@ def registered(problem: Problem, costs: Costs, slots: float) -> Iterator[Schedul
             )
             if problem.allows(schedule.placement):
                 yield schedule
-                yield from split_forms(schedule, times, slots)
+                yield from split_variants(schedule, times, room_ma)
 
 
 def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
@@ -328,12 +332,12 @@ def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
     return {time: mean_share(getattr(costs, time), num_devices) for time in Times._fields}
 
 
-def split_forms(schedule: Schedule, times: dict[str, float], slots: float) -> Iterator[Schedule]:
-    """`schedule` with split backwards, if it has whole ones: one storing no more than before, one up to `slots` Ma."""
-    room = int(slots * schedule.placement.num_chunks)
+def split_variants(schedule: Schedule, times: dict[str, float], room_ma: float) -> Iterator[Schedule]:
+    """`schedule` with split backwards, if it has whole ones: once within what it stores, once within `room_ma`."""
+    room = int(room_ma * schedule.placement.num_chunks)
     options = ({},) if schedule.has_transfers else (times, {"bound": room, **times})
-    for each in options:
+    for given in options:
         try:
-            yield split_backward(schedule, **each)  # pyright: ignore[reportArgumentType]
+            yield split_backward(schedule, **given)  # pyright: ignore[reportArgumentType]
         except ScheduleError:  # it is split already, or stores more
             pass

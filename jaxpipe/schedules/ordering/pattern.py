@@ -23,7 +23,7 @@ class Pattern:
 
     Attributes:
         hops: [pass] planned time of an operation, in its own durations; a pass is D operations of a microbatch.
-        turn: intervals between the last F and the first I.
+        pause: intervals between the last F and the first I; below 0 input gradients go first.
         weight_delay: intervals from the start of an I to that of its W.
         spacing: intervals between the starts of microbatches; 0 lets them start whenever they can.
         burst: number of first microbatches that may start without `spacing`.
@@ -34,7 +34,7 @@ class Pattern:
     """
 
     hops: tuple[float, ...]
-    turn: float = 0.0
+    pause: float = 0.0
     weight_delay: float = NEVER_FIRST
     spacing: float = 0.0
     burst: float = 0.0
@@ -45,7 +45,8 @@ class Pattern:
 
     def guide(self, shop: FlowShop) -> Guide:
         """The guide for the devices of `shop`."""
-        plan, interval = self._plan(shop), shop.interval
+        plan = self._plan(shop)
+        interval = shop.interval
         quotas = _quotas(shop, plan, self.room) if self.room >= 0 else ()
         if self.shifts:
             plan = [at + shift for at, shift in zip(plan, self.shifts, strict=True)]
@@ -58,13 +59,16 @@ class Pattern:
 
     def _plan(self, shop: FlowShop) -> list[int]:
         """[operation] planned ticks after the start of its microbatch."""
-        num_stages, num_devices = shop.placement.num_stages, shop.placement.num_devices
-        plan, at = [], 0
+        num_stages = shop.placement.num_stages
+        num_devices = shop.placement.num_devices
+        plan = []
+        at = 0
         for operation in range(2 * num_stages):
             if operation == num_stages:
-                at += int(self.turn * shop.interval)
+                at += int(self.pause * shop.interval)
             plan.append(at)
             at += int(shop.duration[operation] * self.hops[operation // num_devices])
+        # W behind I in the plan; whole backwards have no W, and the list is cut off before.
         delay = int(self.weight_delay * shop.interval)
         return (plan + [at + delay for at in plan[num_stages:]])[: shop.num_operations]
 
@@ -75,26 +79,30 @@ def plain(shop: FlowShop) -> Pattern:
 
 
 def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
-    """[device][slot] forwards that the device may hold, in proportion to their planned storage time; at least one."""
+    """[device][chunk] forwards that the device may hold, in proportion to their planned storage time; at least one."""
     num_stages = shop.placement.num_stages
     fits = shop.sizes.num_forwards
     last = [plan[2 * num_stages - 1 - stage] + shop.duration[2 * num_stages - 1 - stage] for stage in range(num_stages)]
     quotas = []
     for stages in shop.placement.stages_of:
+        # At least one tick, so that their sum is never 0.
         stays = [max(1, last[stage] - plan[stage] + shop.duration[-1]) for _, stage in stages]
         shares = [(fits + room) * stay / sum(stays) for stay in stays]
         counts = [max(1, int(share)) for share in shares]
-        by_rest = sorted(range(len(shares)), key=lambda slot: counts[slot] - shares[slot])
+        # What rounding has taken goes to the stages that lost most by it.
+        by_rest = sorted(range(len(shares)), key=lambda chunk: counts[chunk] - shares[chunk])
         for extra in range(fits + room - sum(counts)):
             counts[by_rest[extra % len(counts)]] += 1
+        # More than fit at once would bind nothing.
         quotas.append([min(count, fits) for count in counts])
     return quotas
 
 
 # ---- Random patterns for the search: new ones, and variations of a known one
 
+# A value that stands twice is drawn twice as often.
 _DRAWS = {
-    "turn": lambda rng: rng.choice((0.0, 0.0, 0.2, 0.4)),
+    "pause": lambda rng: rng.choice((0.0, 0.0, 0.2, 0.4)),
     "weight_delay": lambda rng: rng.choice((-1.0, 0.0, 0.5, 1.0, 2.0, NEVER_FIRST)),
     "spacing": lambda rng: rng.choice((0.0, 0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.1, 1.15)),
     "burst": lambda rng: rng.choice((0.0, 1.0, 2.0, 3.0, 4.0)),
@@ -102,7 +110,7 @@ _DRAWS = {
     "weight_wait": lambda rng: rng.choice((0.0, 0.0, 0.3, 0.6, 1.0)),
     "room": lambda rng: rng.choice((-1, 0, 1, 2)),
 }
-_STEPS = {"turn": 0.1, "weight_delay": 0.2, "spacing": 0.05, "burst": 0.4, "forward_wait": 0.2, "weight_wait": 0.2}
+_STEPS = {"pause": 0.1, "weight_delay": 0.2, "spacing": 0.05, "burst": 0.4, "forward_wait": 0.2, "weight_wait": 0.2}
 
 
 def drawn(shop: FlowShop, rng: random.Random) -> Pattern:
@@ -120,11 +128,13 @@ def varied(pattern: Pattern, shop: FlowShop, rng: random.Random) -> Pattern:
         hops = list(pattern.hops)
         for _ in range(rng.choice((1, 1, 2))):
             which = rng.randrange(len(hops))
+            # Below 0 an operation would be planned before the one that it waits for.
             hops[which] = max(0.0, hops[which] + rng.choice((-0.5, -0.25, -0.1, 0.1, 0.25, 0.5)))
         return replace(pattern, hops=tuple(hops))
     if what < 0.7:
         field = rng.choice(list(_DRAWS))
         value = getattr(pattern, field)
+        # Small steps have no meaning for a count, for 0, and for a W that never goes first.
         if field == "room" or not value or value == NEVER_FIRST or rng.random() < 0.5:
             return replace(pattern, **{field: _DRAWS[field](rng)})
         return replace(pattern, **{field: max(0.0, value + rng.gauss(0.0, _STEPS[field]))})

@@ -29,13 +29,13 @@ class StorageSizes(NamedTuple):
         capacity: memory of a device.
         activations: memory for one microbatch of a stage, from the start of its F to the end of its I, or B.
         weight_gradient: memory kept for its W, from the end of I to the end of W.
-        unit: number of these that make one unit of the memory bound.
+        per_bound_unit: number of these that make one unit of the memory bound.
     """
 
     capacity: int
     activations: int = 1
     weight_gradient: int = 1
-    unit: int = 1
+    per_bound_unit: int = 1
 
     @property
     def growth(self) -> int:
@@ -92,12 +92,20 @@ class MemoryBound:
         kept = self.activations if self.weight_gradient is None else self.weight_gradient
         weight_gradient = Fraction(kept) / placement.num_chunks
         capacity = Fraction(self.limit) - placement.num_replicas * Fraction(self.replica)
-        unit = math.lcm(activations.denominator, weight_gradient.denominator)
-        return StorageSizes(math.floor(capacity * unit), int(activations * unit), int(weight_gradient * unit), unit)
+        # In a common unit sums are exact, so that what fits exactly is not refused; the capacity is rounded down.
+        per_unit = math.lcm(activations.denominator, weight_gradient.denominator)
+        return StorageSizes(
+            math.floor(capacity * per_unit), int(activations * per_unit), int(weight_gradient * per_unit), per_unit
+        )
 
     def least(self, placement: Placement) -> float:
         """The least limit for `placement`: that of one microbatch after the other with whole backwards."""
         return self.activations + placement.num_replicas * self.replica
+
+    def for_all(self, num_microbatches: int) -> float:
+        """A limit that every schedule of one replica keeps: it stores all microbatches at once."""
+        largest = max(self.activations, self.weight_gradient or 0.0)
+        return num_microbatches * largest + self.replica
 
 
 def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None = None) -> np.ndarray:
@@ -106,8 +114,8 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
     Args:
         schedule: a legal schedule.
         bound: the bound that gives the sizes.
-        costs: costs of stages; they matter only with EVICT and LOAD, otherwise rows alone decide.
-            Parked slots count until the end of W as activations, or as the inputs of W if these are larger.
+        costs: costs of stages; they matter only where activations move between devices, otherwise rows alone decide.
+            Moved slots count until the end of W as activations, or as the inputs of W if these are larger.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -116,19 +124,21 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
     """
     sizes = bound.sizes(schedule.placement)
     replicas = schedule.num_replicas * bound.replica
-    return np.array([float(Fraction(peak) / sizes.unit) for peak in peaks(schedule, sizes, costs)]) + replicas
+    return np.array([float(Fraction(peak) / sizes.per_bound_unit) for peak in peaks(schedule, sizes, costs)]) + replicas
 
 
 def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -> list[float]:
     """The peak memory of `schedule` on each device, [device], in the unit of `sizes`, without replicas."""
     if schedule.has_transfers:
-        slot = sizes.activations + sizes.growth
+        slot = sizes.activations + sizes.growth  # the larger of both for the whole time: an upper bound
         return [slot * float(values.total.max(initial=0.0)) for values in stored(simulate(schedule, costs))]
     columns = schedule.columns
-    at_start = np.zeros(len(Kind), dtype=object)
+    at_start = np.zeros(len(Kind), dtype=object)  # Python's integers: bytes times a common unit exceed 64 bits
     at_end = np.zeros(len(Kind), dtype=object)
-    at_start[Kind.F], at_start[Kind.I] = sizes.activations, sizes.growth
-    at_end[Kind.B], at_end[Kind.W] = -sizes.activations, -sizes.weight_gradient
+    at_start[Kind.F] = sizes.activations
+    at_start[Kind.I] = sizes.growth
+    at_end[Kind.B] = -sizes.activations
+    at_end[Kind.W] = -sizes.weight_gradient
     at_end[Kind.I] = sizes.weight_gradient - sizes.activations - sizes.growth
     results = []
     for first, last in zip(columns.first[:-1], columns.first[1:], strict=True):

@@ -6,7 +6,7 @@ microbatch of each. Goes in: the machine of each stage, and the preferences of m
 machine, and from it the rows of devices. Left to the methods: good preferences. A forward takes 1, a backward 2, a
 message nothing.
 
-This is not `list_scheduler`, which keeps a memory bound by looking ahead and takes any times. Here a cap is one of the
+`list_scheduler` instead keeps a memory bound by looking ahead and takes any times. Here a cap is one of the
 preferences, counts on the first operations of a job only, and may stop all machines; the orders of Hanayo, MixPipe and
 BitPipe's early forwarding depend on that.
 """
@@ -23,7 +23,8 @@ from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Action, Kind, Rows
 
-FORWARD, BACKWARD = 1, 2  # durations
+FORWARD = 1  # duration, the unit of time here
+BACKWARD = 2  # duration
 UNLIMITED = sys.maxsize
 _SHIFT = 40  # bits for job * K + operation below a key, so that a heap compares single integers
 
@@ -101,12 +102,14 @@ def job_order(
         >>> order.rows, order.idle  # 1F1B
         ([[0, 4, 3, 7], [1, 2, 5, 6]], 3)
     """
-    num_capped, cap = preference.num_capped, preference.cap
+    num_capped = preference.num_capped
+    cap = preference.cap
     starts = [
         preference.spacing * (job % preference.group) + preference.group_spacing * (job // preference.group)
         for job in range(num_jobs)
     ]
-    num_stages, num_operations = len(machine_of), 2 * len(machine_of)
+    num_stages = len(machine_of)
+    num_operations = 2 * len(machine_of)
     runs_on = (*machine_of, *reversed(machine_of))  # [operation] -> machine
     planned = (  # [operation] -> time after the start of its job
         *range(num_stages),
@@ -117,7 +120,10 @@ def job_order(
     # Heaps of (key, index) of ready operations; those under the cap have their own heap, which the cap may hold back.
     ready: list[list[int]] = [[] for _ in machines]
     ready_capped: list[list[int]] = [[] for _ in machines]
-    held, worked, free_at = [0 for _ in machines], [0 for _ in machines], [0 for _ in machines]
+    held = [0 for _ in machines]
+    worked = [0 for _ in machines]
+    free_at = [0 for _ in machines]
+    # Three lists do: what starts now ends in one step or in two.
     ending: tuple[list[int], ...] = ([], [], [])  # by time, modulo one more than the longest operation
     mask = (1 << _SHIFT) - 1
 
@@ -127,12 +133,16 @@ def job_order(
         heappush(heap, (starts[job] + planned[operation] << _SHIFT) + index)
 
     make_ready(0)
-    num_left, num_running, time, peak = num_operations * num_jobs, 0, 0, 0
+    num_left = num_operations * num_jobs
+    num_running = 0
+    time = 0
+    peak = 0
     while num_left:
         # Operations that end now: backwards free a forward, and the next operation of the job becomes ready.
         ended = ending[time % 3]
         for index in ended:
             operation = index % num_operations
+            # Backwards are the second half of a job's operations.
             if operation >= num_stages:
                 held[runs_on[operation]] -= 1
             if operation + 1 < num_operations:
@@ -143,11 +153,13 @@ def job_order(
         for machine in machines:
             if free_at[machine] > time:
                 continue
-            heap, capped = ready[machine], ready_capped[machine]
+            heap = ready[machine]
+            capped = ready_capped[machine]
             if capped and held[machine] < cap and (not heap or capped[0] < heap[0]):
                 heap = capped
             if not heap:
                 continue
+            # Idle time only grows, so an order that has too much of it is given up at once.
             if time - worked[machine] > most_idle:
                 return None
             index = heappop(heap) & mask
@@ -156,6 +168,7 @@ def job_order(
                 duration = FORWARD
                 held[machine] += 1
                 peak = max(peak, held[machine])
+                # Jobs start in order, each when the one before it has begun.
                 if operation == 0 and job + 1 < num_jobs:
                     make_ready(index + num_operations)
             else:
@@ -166,9 +179,11 @@ def job_order(
             ending[free_at[machine] % 3].append(index)
             num_left -= 1
             num_running += 1
+        # Nothing runs and nothing has started, so nothing ever will: caps hold up all machines.
         if not num_running or peak > most_held:
             return None
         time += 1
+    # All machines have the same work, so the first one's idle time is that of each.
     idle = max(free_at) - worked[0]
     return JobOrder(idle, peak, rows, preference) if idle <= most_idle else None
 
@@ -195,14 +210,18 @@ def best_job_order(
     best: JobOrder | None = None
     for preference in preferences:
         if best is None:
-            idle, held = UNLIMITED, most_held
+            idle = UNLIMITED
+            held = most_held
+        # Still too much idle time: a shorter order may hold as much as is allowed.
         elif best.idle > least_idle:
-            idle, held = best.idle, most_held
+            idle = best.idle
+            held = most_held
         else:
-            idle, held = best.idle, best.most_held - 1
-        found = job_order(machine_of, num_jobs, preference, most_idle=idle, most_held=held)
-        if found and (best is None or found[:2] < best[:2]):
-            best = found
+            idle = best.idle
+            held = best.most_held - 1
+        order = job_order(machine_of, num_jobs, preference, most_idle=idle, most_held=held)
+        if order and (best is None or order[:2] < best[:2]):
+            best = order
     return best
 
 
@@ -224,6 +243,7 @@ def machines_of(placement: Placement) -> tuple[int, ...]:
 
 def num_jobs_of(placement: Placement, num_microbatches: int) -> int:
     """The number of jobs for `num_microbatches`; with two replicas, enough for the direction that has more."""
+    # Rounded up; what the other direction has too many is dropped as padding.
     return -(-num_microbatches // placement.num_replicas)
 
 
@@ -246,6 +266,7 @@ def rows_of_jobs(order: Sequence[Sequence[int]], placement: Placement, *, num_mi
     rows = []
     for device in range(placement.num_devices):
         machine = min(device, placement.partner_of(device)) if placement.num_replicas == 2 else device
+        # A machine of two devices: the device that holds the stage in replica 0 runs that one, the other its mirror.
         replica_of = [int(holder != device) for holder in placement.devices[0]]
         row = []
         for index in order[machine]:
@@ -264,6 +285,7 @@ def _microbatch_numbers(placement: Placement, num_jobs: int) -> tuple[list[int],
     half = placement.num_devices // 2
     numbers: tuple[list[int], ...] = ([], [])
     for first in range(0, num_jobs, half):
+        # The last group may be shorter, with as many jobs in either direction.
         length = min(half, num_jobs - first)
         for replica in (0, 1):
             numbers[replica].extend(range(2 * first + replica * length, 2 * first + (replica + 1) * length))

@@ -95,7 +95,9 @@ def balance(
     def plans(bound: int) -> dict[int, EvictionPlan] | None:
         return _plans(schedule, peaks, bound, unit=unit, policy=policy, overlapped=overlapped)
 
+    # Upwards from the least bound that can be right: the first with plans is the least that can be kept.
     kept = max(least_bound(peaks), bound or 0)
+    # The search ends: at the highest peak no device needs a plan.
     while (chosen := plans(kept)) is None:
         kept += 1
     if not chosen:
@@ -121,6 +123,7 @@ def row_peaks(schedule: Schedule) -> tuple[int, ...]:
 
 def least_bound(peaks: tuple[int, ...]) -> int:
     """The least bound that can be kept: half of all slots of a pair, including one in transit, rounded up."""
+    # (c + c' + 1) / 2 rounded up, in whole numbers.
     return max((own + other + 2) // 2 for own, other in zip(peaks, reversed(peaks), strict=True))
 
 
@@ -129,6 +132,7 @@ def bound_kept(schedule: Schedule) -> int | None:
     if not schedule.columns.is_kind(Kind.EVICT).any():
         return None
     most = peak_activations(schedule).max() * schedule.placement.num_chunks
+    # Sums of shares may be just above a whole number by rounding.
     return max(least_bound(row_peaks(schedule)), math.ceil(most - 1e-9))
 
 
@@ -170,6 +174,7 @@ def _plans(
             plan = page_plan(row, bound)
         else:
             plan = microbatch_plan(row, bound, policy=policy, overlapped=overlapped)
+        # The partner has its own activations and what this device parks there, at worst at the same moment.
         if plan is None or peaks[schedule.placement.partner_of(device)] + plan.most_parked > bound:
             return None
         plans[device] = plan
@@ -179,6 +184,7 @@ def _plans(
 def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fraction:
     """The share of its device's plan that `stage` parks: 1 if none leaves."""
     shares = {plans[devices[stage]].share for devices in schedule.placement.devices if devices[stage] in plans}
+    # All holders of a stage park the same share of it, so the larger one counts.
     return max(shares, default=Fraction(1))
 
 

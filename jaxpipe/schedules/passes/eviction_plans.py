@@ -61,10 +61,12 @@ def num_stored(row: Sequence[Lifetime]) -> list[int]:
 
 def num_within(spans: Sequence[tuple[int, int]]) -> list[int]:
     """[index] number of `spans`, both ends included, that contain it; up to the last end."""
+    # Prefix sums: each span adds one where it begins and takes it off behind its end.
     changes = [0] * (max((last for _, last in spans), default=-1) + 2)
     for first, last in spans:
         changes[first] += 1
         changes[last + 1] -= 1
+    # The last entry is behind all spans, where only the decrement is.
     return list(accumulate(changes))[:-1]
 
 
@@ -78,6 +80,7 @@ def _of_row(row: tuple[Action, ...]) -> tuple[Lifetime, ...]:
         if action.kind is Kind.F:
             start[key] = index, action
         else:
+            # The first reader needs the activations, the last one gives them back; a B is both.
             need.setdefault(key, index)
             end[key] = index
     return tuple(Lifetime(action, index, need[key], end[key]) for key, (index, action) in start.items())
@@ -117,14 +120,14 @@ def with_transfers(row: Sequence[Action], transfers: Sequence[PlacedTransfer]) -
     at: dict[int, list[Action]] = defaultdict(list)
     for transfer in transfers:
         at[transfer.before].append(transfer.action)
-    woven: list[Action] = []
+    result: list[Action] = []
     index = 0
     for action in row:
         if action.kind in COMPUTE_KINDS:
-            woven += at[index]
+            result += at[index]
             index += 1
-        woven.append(action)
-    return tuple(woven)
+        result.append(action)
+    return tuple(result)
 
 
 # ---- By pages: the same share of every microbatch is parked
@@ -158,7 +161,10 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
         The plan, or None if not even whole microbatches suffice.
     """
     stays = [
-        _Stay(lifetime, lifetime.start + 1, lifetime.need - 1) for lifetime in row if lifetime.need - lifetime.start > 3
+        # Away from after its eviction to before its load: more than three apart, that is a whole action.
+        _Stay(lifetime, lifetime.start + 1, lifetime.need - 1)
+        for lifetime in row
+        if lifetime.need - lifetime.start > 3
     ]
     stored = num_stored(row)
     settled = num_within([(stay.leaves + 1, stay.lands - 1) for stay in stays])
@@ -171,9 +177,11 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
     share = Fraction(0)
     for num, num_settled in set(zip(stored, settled + [0] * (len(stored) - len(settled)), strict=True)):
         if num > bound:
+            # Even whole microbatches, a share of 1, do not make enough room.
             if num - bound > num_settled:
                 return None
             share = max(share, Fraction(num - bound, num_settled))
+    # Evictions before loads: of those during one action the eviction travels first.
     evictions = [PlacedTransfer(stay.leaves, stay.lifetime.forward._replace(kind=Kind.EVICT)) for stay in stays]
     loads = [PlacedTransfer(stay.lands, stay.lifetime.forward._replace(kind=Kind.LOAD)) for stay in stays]
     num_parked = max(num_within([(stay.leaves, stay.lands) for stay in stays]), default=0)
@@ -217,6 +225,7 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
         # The slots that need room once an eviction made now has left: at the action `index + lead`.
         stored = len(home) + len(landing) + sum(i in forward_at for i in range(index, index + lead + 1))
         if overlapped:
+            # At the next action a load is due that holds a slot already, and what ends now holds none.
             stored += (need_at.get(index + 2) in away) - (index in end_at)
         leaving = set()
         while stored > bound:
@@ -235,6 +244,7 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
         loads = [PlacedTransfer(index, row[i].forward._replace(kind=Kind.LOAD)) for i in landing]
         evictions = [PlacedTransfer(index, row[i].forward._replace(kind=Kind.EVICT)) for i in sorted(leaving)]
         transfers += loads + evictions if overlapped else evictions + loads
+        # Before the transfers and after them: in between, the order of travel keeps the partner below the larger.
         most_parked = max(most_parked, len(away), len(away) + len(leaving) - len(landing))
         away = (away | leaving) - landing
         home |= landing

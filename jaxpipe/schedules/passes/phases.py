@@ -1,8 +1,8 @@
 """The head over all devices in phases: all devices do a T and an F, then all do an S and a B, and so on.
 
 Every phase takes all devices equally long, if stages are equal. So they may meet between two phases, whatever the
-lengths of actions are, and nobody waits. What a device finds in a turn of two phases, others read in a later one: a
-microbatch needs one turn for every stage, forth and back, and that many are in flight.
+lengths of actions are, and nobody waits. What a device computes in a turn of two phases, others read in a later one:
+a microbatch needs one turn for every stage, forth and back, and that many are in flight.
 
 Goes in: a schedule with whole backwards. Comes out: one with S and T. Whether that is worth its activations is left
 to `vocabulary`.
@@ -36,25 +36,32 @@ def in_phases(schedule: Schedule) -> Schedule:
         0F0 0F1 1S0 1T0 0F2 1S1 1T1 1S2 0B0 1T2 0B1 0B2
         1F0 1S0 1T0 1F1 1S1 1B0 1T1 1F2 1S2 1B1 1T2 1B2
     """
-    columns, needs, last = schedule.columns, dependencies(schedule), schedule.num_stages - 1
+    columns = schedule.columns
+    needs = dependencies(schedule)
+    last = schedule.num_stages - 1
     turn = np.zeros(len(columns.kind), int)
     newest = {kind: [-1] * schedule.num_devices for kind in (Kind.F, Kind.B)}  # turn of each device's newest action
     for i in execution_order(schedule, needs)[0]:
-        kind, device, message = Kind(columns.kind[i]), columns.device[i], needs.message[i]
+        kind = Kind(columns.kind[i])
+        device = columns.device[i]
+        message = needs.message[i]
         earliest = newest[kind][device] + 1
         if kind == Kind.B:
+            # In one turn F stands before B: the turn of the F itself will do.
             earliest = max(earliest, newest[Kind.F][device])
         if message >= 0:
             earliest = max(earliest, turn[message] + 1)
         turn[i] = newest[kind][device] = earliest
     leaving = columns.is_kind(Kind.F) & (columns.stage == last)
     head = [
+        # T stands before F and S behind it, so the T of a microbatch is in the turn after its F and S.
         (leaves + (kind == Kind.T), TURN.index(kind), Action(kind, last, microbatch))
         for leaves, microbatch in zip(turn[leaving].tolist(), columns.microbatch[leaving].tolist(), strict=True)
         for kind in (Kind.S, Kind.T)
     ]
     rows = []
+    # Not strict: `first` has an entry more, the number of actions.
     for row, first in zip(schedule.rows, columns.first.tolist(), strict=False):
-        own = [(turn[first + position], TURN.index(action.kind), action) for position, action in enumerate(row)]
-        rows.append(tuple(action for *_, action in sorted(own + head)))
+        placed = [(turn[first + position], TURN.index(action.kind), action) for position, action in enumerate(row)]
+        rows.append(tuple(action for *_, action in sorted(placed + head)))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))

@@ -49,7 +49,9 @@ def drop_padding(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> 
     num_padding = len(replica_of) - num_microbatches
     if not num_padding:
         return whole
+    # One replica: `up` is empty, and all padding is dropped from `down`.
     down, up = (sorted(m for m, replica in replica_of.items() if replica == r) for r in (0, 1))
+    # Rounded up: replica 1 goes first, so that replica 0 never has fewer.
     num_dropped_up = (num_padding + 1) // 2 if up else 0
     kept = down[: len(down) - (num_padding - num_dropped_up)] + up[: len(up) - num_dropped_up]
     number = {microbatch: index for index, microbatch in enumerate(sorted(kept))}
@@ -93,11 +95,12 @@ def _with_sync(row: tuple[Action, ...], held: tuple[tuple[int, int], ...], eager
             if action.kind in COMPUTE_KINDS:
                 last[action.replica, action.stage] = position
     syncs = {(replica, stage): Action(Kind.SYNC, stage, replica=replica) for replica, stage in held}
+    # A replica without a microbatch has no last backward; the other one still waits for its SYNC.
     at_end = tuple(sync for key, sync in syncs.items() if key not in last)
     after = {position: syncs[key] for key, position in last.items()}
-    woven: list[Action] = []
+    result: list[Action] = []
     for position, action in enumerate(row):
-        woven.append(action)
+        result.append(action)
         if position in after:
-            woven.append(after[position])
-    return (*woven, *at_end)
+            result.append(after[position])
+    return (*result, *at_end)

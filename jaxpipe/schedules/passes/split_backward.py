@@ -2,158 +2,26 @@
 
 Goes in: any schedule with whole backwards. Comes out: the same schedule with input and weight gradients apart, as the
 zero-bubble papers have them. W are placed in the gaps between the forwards and input gradients of a row, whose order is
-kept. Methods that choose the order of F and I for split backwards do better.
+kept (`weight_gradients`). Methods that choose the order of F and I for split backwards do better.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 
 from jaxpipe.errors import ScheduleError, explain
-from jaxpipe.schedules.analysis.simulate import rounded, simulate
+from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.analysis.timeline import rounded
 from jaxpipe.schedules.methods.option import Times, check_count, checked_times
 from jaxpipe.schedules.passes.balance import row_peaks
+from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
 from jaxpipe.schedules.rules import check
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows, Schedule
-
-_CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
-_Key = tuple[Kind, int, int]  # kind, stage, microbatch
-
-
-def with_weight_gradients(
-    rows: Sequence[Sequence[Action]],
-    *,
-    num_stages: int,
-    bounds: Sequence[int],
-    times: Times | None = None,
-    least_fit: float = 1.0,
-) -> Rows | None:
-    """Returns `rows` with each W in a wait of its device, before an F that has no room, or at the end.
-
-    A device runs the next F or I of its row as soon as its message has arrived. Until then it runs the W of its oldest
-    I, if the wait is long enough, or if the next F has no room before.
-
-    Args:
-        rows: [device][position] -> F, I and SYNC; W, if any, are placed anew.
-        num_stages: stages of one replica.
-        bounds: [device] slots that the device may store, each from F to W.
-        times: times of the actions; messages take no time; by default all times are equal.
-        least_fit: fraction of a W that must fit into a wait; below 1, W may delay the next action.
-
-    Returns:
-        The rows, or None if a device could never start an F within its bound. A SYNC stays where it stood among F
-        and I, or behind the last W of its stage; a SYNC at the end of a row stays there.
-
-    Example:
-        >>> from jaxpipe.schedules.schedule import parse_action
-        >>> rows = [[parse_action(text) for text in row.split()] for row in ("0F0 0F1 0I0 0I1", "1F0 1I0 1F1 1I1")]
-        >>> for row in with_weight_gradients(rows, num_stages=2, bounds=(2, 2)) or ():
-        ...     print(*row)
-        0F0 0F1 0I0 0W0 0I1 0W1
-        1F0 1I0 1F1 1I1 1W0 1W1
-    """
-    times = times or Times()
-    devices = [_Device(row, bound) for row, bound in zip(rows, bounds, strict=True)]
-    end: dict[_Key, float] = {}  # end of each F and I that has started
-    waiting: dict[_Key, int] = {}  # sender -> the device that waits for it to start
-    events = [(0.0, index) for index in range(len(devices))]  # one for each device that is not in `waiting`
-    while events:
-        # The next F or I, if its message has arrived and it has room.
-        now, index = heappop(events)
-        device = devices[index]
-        action = device.next
-        sender = _sender(action, num_stages) if action else None
-        arrives = end.get(sender) if sender else now  # None while the sender has not started
-        if action and not device.is_full and arrives is not None and arrives <= now + _CLOSE:
-            device.run(action)
-            key = action.kind, action.stage, action.microbatch
-            end[key] = now + (times.forward if action.kind is Kind.F else times.input_gradient)
-            heappush(events, (end[key], index))
-            if key in waiting:
-                heappush(events, (now, waiting.pop(key)))
-            continue
-        # Else a W, if the wait is long enough for it; a message not yet sent takes its sender's time at least.
-        least_time = times.forward if sender and sender[0] is Kind.F else times.input_gradient
-        wait = least_time if arrives is None else arrives - now
-        can_only_wait = action is not None and not device.is_full
-        if device.pending and not (can_only_wait and wait < least_fit * times.weight_gradient - _CLOSE):
-            device.run_weight_gradient()
-            heappush(events, (now + times.weight_gradient, index))
-        elif can_only_wait and arrives is not None:
-            heappush(events, (arrives, index))
-        elif can_only_wait and sender:
-            waiting[sender] = index
-    if any(device.next for device in devices):
-        return None
-    return tuple(_with_syncs(device.placed, row) for device, row in zip(devices, rows, strict=True))
-
-
-class _Device:
-    """One device running its row: its position, what it stores, and W that may run."""
-
-    def __init__(self, row: Sequence[Action], bound: int):
-        self.order = [action for action in row if action.kind in (Kind.F, Kind.I)]
-        self.bound = bound
-        self.position = 0
-        self.num_stored = 0
-        self.pending: deque[Action] = deque()  # W whose I has run
-        self.placed: list[Action] = []
-
-    @property
-    def next(self) -> Action | None:
-        """The next F or I of its row."""
-        return self.order[self.position] if self.position < len(self.order) else None
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next action is an F for which there is no room."""
-        return self.num_stored >= self.bound and self.next is not None and self.next.kind is Kind.F
-
-    def run(self, action: Action) -> None:
-        self.position += 1
-        self.placed.append(action)
-        if action.kind is Kind.F:
-            self.num_stored += 1
-        else:
-            self.pending.append(action._replace(kind=Kind.W))
-
-    def run_weight_gradient(self) -> None:
-        self.num_stored -= 1
-        self.placed.append(self.pending.popleft())
-
-
-def _sender(action: Action, num_stages: int) -> _Key | None:
-    """The action that `action` waits for: F of the stage before, I of the stage after, at the last stage its F."""
-    kind, stage, microbatch, _ = action
-    if kind is Kind.F:
-        return (Kind.F, stage - 1, microbatch) if stage else None
-    return (Kind.I, stage + 1, microbatch) if stage + 1 < num_stages else (Kind.F, stage, microbatch)
-
-
-def _with_syncs(placed: Sequence[Action], row: Sequence[Action]) -> tuple[Action, ...]:
-    """`placed`, a row of F, I and W, with the SYNC of `row`; both have the same F and I."""
-    index_of = [index for index, action in enumerate(placed) if action.kind in (Kind.F, Kind.I)]
-    last_of = {(action.replica, action.stage): index for index, action in enumerate(placed)}
-    last_compute = max((index for index, action in enumerate(row) if action.kind in COMPUTE_KINDS), default=-1)
-    behind: dict[int, list[Action]] = {}  # index in `placed` -> SYNC; -1 if they start the row
-    num_before = 0  # number of F and I before
-    for position, action in enumerate(row):
-        if action.kind in (Kind.F, Kind.I):
-            num_before += 1
-        elif action.kind is Kind.SYNC:
-            stood = index_of[num_before - 1] if num_before else -1
-            index = max(stood, last_of.get((action.replica, action.stage), -1))
-            behind.setdefault(index if position < last_compute else len(placed) - 1, []).append(action)
-    woven = behind.get(-1, [])
-    for index, action in enumerate(placed):
-        woven += [action, *behind.get(index, ())]
-    return tuple(woven)
-
+from jaxpipe.schedules.schedule import HEAD_KINDS, WHOLE_BATCH_KINDS, Kind, Rows, Schedule
 
 _LEAST_FITS = (1.0, 0.5, 0.0)  # fractions of a W for which a wait must have room, to try
+# Rows with the other kinds are timed for whole backwards: nobody moves their head actions or steps of the optimizer.
+_SPLITTABLE = sorted(set(Kind) - HEAD_KINDS - WHOLE_BATCH_KINDS)
 
 
 def split_backward(
@@ -172,23 +40,22 @@ def split_backward(
         1  ... 1F0 1B0 1B0 1F1 1B1 1B1 1F2 1B2 1B2 ...        1  ... 1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2 ...
 
     A message leaves after I, not after the whole backward: in 1F1B this saves a W for each stage on the way back of the
-    last
-    microbatch: a bubble of (D-1)(F+I), not (D-1)(F+B). With `bound=D` its last devices may defer W too,
+    last microbatch: a bubble of (D-1)(F+I), not (D-1)(F+B). With `bound=D` its last devices may defer W too,
     and for N >= D the bubble is (D-1) max(F, I, F+I-W): that of ZB-H1, (D-1)(F+I-W), if W is no longer than F and
     I, at F=I=W a ratio of (D-1)/(3N+D-1).
 
     Guarantees, for the given times:
 
-    - Each row keeps the order of its F and, as I, of its B. Name, EVICT, LOAD and parked shares stay; a SYNC stands
-      where it did, or behind the last W of its stage and replica.
+    - Each row keeps the order of its F and, as I, of its B. Name and transfers stay; an action that needs complete
+      gradients stands where it did, or behind the last W of its stage.
     - No device stores more of its own stages than before, or than `bound` if that is more: after I and W it stores
       what it did after B; if W move, an F starts only when there is room, and until then W run.
     - The makespan is no longer than before with a B of I + W. With W directly behind each I, every F and I starts no
       later than before: its row takes as long up to there, and its message leaves after I already. W move only if that
       makes the step shorter.
 
-    In a schedule with EVICT and LOAD each W stands directly behind its I: when transfers travel depends on the actions
-    around them. To let W fill bubbles, split first, then balance.
+    In a schedule that moves activations between devices each W stands directly behind its I: when transfers travel
+    depends on the actions around them. To let W fill bubbles, split first, then balance.
 
     Args:
         schedule: a legal schedule with at least one B, a flush, and the head on its last stage; existing I and W are
@@ -224,7 +91,7 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
     """Returns `schedule` unchanged, or with all backwards split and W in gaps, whichever ends first.
 
     Args:
-        schedule: a legal schedule without EVICT and LOAD.
+        schedule: a legal schedule that moves no activations between devices.
         times: times of its actions; B takes as long as I and W.
         bounds: [device] slots that it may store from F to W; by default the highest peak of `schedule`, for each.
     """
@@ -236,8 +103,8 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
         )
         candidates += [rows] if rows else []
     schedules = [replace(schedule, rows=rows) for rows in candidates]
-    # Of equals the first one stays.
-    return min(schedules, key=lambda each: rounded(simulate(each, times.costs).makespan))
+    # Of equals the first stays, in which no W has moved.
+    return min(schedules, key=lambda candidate: rounded(simulate(candidate, times.costs).makespan))
 
 
 def _split(rows: Rows) -> Rows:
@@ -247,12 +114,13 @@ def _split(rows: Rows) -> Rows:
 
 
 def _check_kinds(schedule: Schedule) -> None:
-    others = "S and T" if schedule.has_head_actions else "UPDATE" if schedule.delays else ""
+    others = [kind.name for kind in Kind if kind not in _SPLITTABLE and schedule.columns.is_kind(kind).any()]
     if others:
+        *names, last = (kind.name for kind in _SPLITTABLE)
         raise ScheduleError(
             explain(
-                f"{schedule.name!r} has {others}.",
-                rule="split-kinds: backwards are split in rows of F, B, I, W, SYNC, EVICT and LOAD",
+                f"{schedule.name!r} has {' and '.join(others)}.",
+                rule=f"split-kinds: backwards are split in rows of {', '.join(names)} and {last}",
                 repair="split the backwards first, then split the head with `vocabulary`"
                 if schedule.has_head_actions
                 else "split those of a schedule with a flush",
@@ -270,7 +138,7 @@ def _check_kinds(schedule: Schedule) -> None:
 
 
 def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
-    """Raises ScheduleError for options without effect: with EVICT and LOAD every W stays in its place."""
+    """Raises ScheduleError for options without effect: between transfers every W stays in its place."""
     if not schedule.has_transfers:
         return
     used = {"bound": bound, **times._asdict()}

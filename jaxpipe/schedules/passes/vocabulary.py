@@ -24,17 +24,17 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.passes.phases import in_phases
 from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind, Schedule
 
-NUM_WAITS = 2  # turns between an F of the last stage and its backward: for S, and for T
+NUM_WAITS = 2  # intervals between an F of the last stage and its backward: for S, and for T
 SLOWER = 1.01  # a makespan as long as another one, for an order that keeps devices in step
 
 
 def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     """Returns `schedule` with S and T in every row.
 
-    On the asynchronous clock every action has a time. Backwards are moved by two turns, the time in which a
-    device does an F and its backward; S gets the time at which its microbatch leaves the last stage, T is one turn
-    later. Each row is then sorted by time, so that no device waits for itself: of every two actions of which one waits
-    for the other, that one is later.
+    On the asynchronous clock every action has a time. Backwards are moved by two intervals, in each of which a device
+    does an F and its backward; S gets the time at which its microbatch leaves the last stage, T is one interval later.
+    Each row is then sorted by time, so that no device waits for itself: of every two actions of which one waits for the
+    other, that one is later.
 
     All devices meet before S and before T, so they should get as far with their rows in the same time. For that,
     actions take whole forwards, and a device does its S before the first F, or backward, that follows, and its T too:
@@ -69,17 +69,18 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
                 repair="give every stage's forward a time above 0",
             )
         )
+    # Rows must not depend on links: the same schedule runs on every cluster.
     costs = replace(costs or Costs(), transfer=0.0, link={})
     lengths = costs.in_forwards()
     in_step = _woven(schedule, Costs(*lengths[:4].astype(float).tolist()), _neighbours(schedule, costs))
     by_time = _woven(schedule, costs, None)
-    in_step_s, by_time_s = (simulate(each, costs).makespan for each in (in_step, by_time))
-    found = in_step if in_step_s <= SLOWER * by_time_s else by_time
+    in_step_s, by_time_s = (simulate(order, costs).makespan for order in (in_step, by_time))
+    woven = in_step if in_step_s <= SLOWER * by_time_s else by_time
     if schedule.has_split_backward or schedule.num_replicas > 1:
-        return found
+        return woven
     phased = in_phases(schedule)
-    is_as_fast = simulate(phased, costs).makespan <= SLOWER * simulate(found, costs).makespan
-    return phased if is_as_fast and peak_activations(phased).max() <= peak_activations(found).max() else found
+    is_as_fast = simulate(phased, costs).makespan <= SLOWER * simulate(woven, costs).makespan
+    return phased if is_as_fast and peak_activations(phased).max() <= peak_activations(woven).max() else woven
 
 
 Neighbours = dict[Kind, tuple[Kind, ...]]  # S and T -> the kinds of action before which they stand
@@ -90,19 +91,22 @@ def _neighbours(schedule: Schedule, costs: Costs) -> Neighbours:
 
     Split backwards are longest where they begin with I, so T is before their W.
     """
-    forward, lengths = (Kind.F,), costs.in_forwards()
+    forward = (Kind.F,)
+    lengths = costs.in_forwards()
     if schedule.has_split_backward:
         return {Kind.S: forward, Kind.T: (Kind.B, Kind.W)}
     backward = (Kind.B,)
     times = costs.of_kind(schedule.num_stages).mean(axis=1)
 
-    def longest(found: Neighbours) -> float:
-        of = {
-            near: times[near] + sum(times[kind] for kind, at in found.items() if at == (near,))
+    def longest(neighbours: Neighbours) -> float:
+        with_head = {
+            near: times[near] + sum(times[kind] for kind, kinds in neighbours.items() if kinds == (near,))
             for near in (Kind.F, Kind.B)
         }
-        return round(max(of[Kind.F], of[Kind.B] / lengths[Kind.B]), 9)
+        # Equal sums in another order must tie, else the choice would depend on rounding.
+        return round(max(with_head[Kind.F], with_head[Kind.B] / lengths[Kind.B]), 9)
 
+    # S before F and T before B where both are as good: `min` takes the first.
     choices = ((forward, backward), (forward, forward), (backward, backward), (backward, forward))
     return min(({Kind.S: s, Kind.T: t} for s, t in choices), key=longest)
 
@@ -113,32 +117,36 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     Args:
         neighbours: the kinds before which S and T stand; None: they stand where their time is.
     """
-    columns, timeline = schedule.columns, simulate(schedule, costs)
+    columns = schedule.columns
+    timeline = simulate(schedule, costs)
     times = costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    turn = times.sum() / schedule.num_devices / schedule.num_microbatches
+    interval = times.sum() / schedule.num_devices / schedule.num_microbatches
     if neighbours:
-        turn /= schedule.placement.num_chunks
+        interval /= schedule.placement.num_chunks
     is_forward = columns.is_kind(Kind.F)
-    key = timeline.start + np.where(is_forward, 0.0, NUM_WAITS * turn)
+    key = timeline.start + np.where(is_forward, 0.0, NUM_WAITS * interval)
     last = schedule.num_stages - 1
+    # [microbatch] when its last F ends; every microbatch has one, as the rules ask.
     leaves = np.empty(schedule.num_microbatches)
     of_last = np.flatnonzero(is_forward & (columns.stage == last))
     leaves[columns.microbatch[of_last]] = timeline.end[of_last]
     leaving = np.argsort(leaves, kind="stable").tolist()
-    rows, replicas = [], schedule.replica_of_microbatch.tolist()
+    rows = []
+    replicas = schedule.replica_of_microbatch.tolist()
     for device, row in enumerate(schedule.rows):
-        own = slice(int(columns.first[device]), int(columns.first[device + 1]))
-        timed = [(time, len(Kind), action) for time, action in zip(key[own].tolist(), row, strict=True)]
+        of_row = slice(int(columns.first[device]), int(columns.first[device + 1]))
+        timed = [(time, len(Kind), action) for time, action in zip(key[of_row].tolist(), row, strict=True)]
         for wait, kind in enumerate((Kind.S, Kind.T)):
-            at = leaves + wait * turn
+            at = leaves + wait * interval
             if neighbours:
-                near = np.sort(key[own][columns.is_kind(*neighbours[kind])[own]])
+                near = np.sort(key[of_row][columns.is_kind(*neighbours[kind])[of_row]])
+                # Behind the last neighbour there is none: infinity, which `where` replaces.
                 following = np.append(near, np.inf)[np.searchsorted(near, at)]
-                at = np.where(following < at + turn, following, at)
+                at = np.where(following < at + interval, following, at)
             # The head goes first of equal times, T last of it; in every row in the order in which microbatches leave.
             timed += [(at[m], kind, Action(kind, last, m, replicas[m])) for m in leaving]
         # Rounding keeps equal times equal.
-        rows.append(tuple(action for *_, action in sorted(timed, key=lambda each: (round(each[0], 9), each[1]))))
+        rows.append(tuple(action for *_, action in sorted(timed, key=lambda entry: (round(entry[0], 9), entry[1]))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
 
 
@@ -162,20 +170,20 @@ def is_timed(schedule: Schedule) -> bool:
 
 
 def _reasons(schedule: Schedule) -> list[str]:
-    reasons = {
+    has = {
         "EVICT and LOAD": schedule.has_transfers,
         "S and T already": schedule.has_head_actions,
         "no flush": bool(schedule.delays),
         "SYNC of a single replica": schedule.num_replicas == 1 and bool(schedule.columns.is_kind(Kind.SYNC).any()),
     }
-    return [reason for reason, holds in reasons.items() if holds]
+    return [reason for reason, holds in has.items() if holds]
 
 
 def _check(schedule: Schedule) -> None:
-    if found := _reasons(schedule):
+    if reasons := _reasons(schedule):
         raise ScheduleError(
             explain(
-                f"the head cannot be split over the devices of {schedule.name!r}, which has {found[0]}.",
+                f"the head cannot be split over the devices of {schedule.name!r}, which has {reasons[0]}.",
                 rule="vocabulary-pattern: S and T are woven into rows without transfers, with a flush, and with SYNC of"
                 " two replicas alone",
                 repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",

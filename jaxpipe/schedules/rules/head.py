@@ -6,41 +6,55 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation
+from jaxpipe.schedules.rules.view import View, Violation, rule
 from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind
 
 
+@rule(
+    "head-everywhere",
+    "if any row has an S or T, every row has one S and one T of the last stage for each microbatch",
+)
 def head_everywhere(view: View) -> Iterator[Violation]:
     """Yields head actions that are missing, repeated, or of another stage than the last."""
-    schedule, columns = view.schedule, view.columns
+    schedule = view.schedule
+    columns = view.columns
     if not schedule.has_head_actions:
         return
-    rule, last = "head-everywhere", schedule.num_stages - 1
+    name = "head-everywhere"
+    last = schedule.num_stages - 1
     is_head = view.in_range & columns.is_kind(*HEAD_KINDS)
     for index in np.flatnonzero(is_head & (columns.stage != last)).tolist():
         action = view.action(index)
         yield Violation(
-            rule,
+            name,
             f"{view.where(index)}: {action} is of stage {action.stage}, and the head follows stage {last}",
             f"write {action._replace(stage=last)}",
             (view.place(index),),
         )
     for kind in sorted(HEAD_KINDS):
-        own = np.flatnonzero(is_head & (columns.stage == last) & (columns.kind == kind))
+        actions = np.flatnonzero(is_head & (columns.stage == last) & (columns.kind == kind))
         count = np.zeros((schedule.num_devices, schedule.num_microbatches), int)
-        np.add.at(count, (columns.device[own], columns.microbatch[own]), 1)
+        # `count[...] += 1` would count a repeated action once.
+        np.add.at(count, (columns.device[actions], columns.microbatch[actions]), 1)
         for device, microbatch in np.argwhere(count != 1).tolist():
             action = Action(kind, last, microbatch, int(schedule.replica_of_microbatch[microbatch]))
             if count[device, microbatch]:
-                index = own[(columns.device[own] == device) & (columns.microbatch[own] == microbatch)][1]
-                what, repair = f"{view.where(index)}: {action} stands here again", "remove it"
+                is_repeated = (columns.device[actions] == device) & (columns.microbatch[actions] == microbatch)
+                index = actions[is_repeated][1]
+                what = f"{view.where(index)}: {action} stands here again"
+                repair = "remove it"
                 place = view.place(int(index))
             else:
                 place = device, len(schedule.rows[device])
-                what, repair = f"device {device}: {action} is missing", f"add {action} to the row of device {device}"
-            yield Violation(rule, what, repair, (place,))
+                what = f"device {device}: {action} is missing"
+                repair = f"add {action} to the row of device {device}"
+            yield Violation(name, what, repair, (place,))
 
 
+@rule(
+    "head-in-order",
+    "on a device, the S of a microbatch precedes its T; the S of all rows are in one order, and so are the T",
+)
 def head_in_order(view: View) -> Iterator[Violation]:
     """Yields every T that comes before the S of its microbatch, and rows with another order of S, or of T."""
     columns = view.columns
@@ -50,6 +64,7 @@ def head_in_order(view: View) -> Iterator[Violation]:
         orders = [[action for action in row if action.kind is kind] for row in view.schedule.rows]
         for device, row in enumerate(orders):
             of_row, of_first = ([action.microbatch for action in order] for order in (row, orders[0]))
+            # Rows that lack an action, or have it twice, break head-everywhere, and no order of theirs helps.
             if of_row != of_first and sorted(of_row) == sorted(of_first):
                 pairs = zip(row, orders[0], strict=True)
                 ours, other = next((a, b) for a, b in pairs if a.microbatch != b.microbatch)

@@ -1,4 +1,4 @@
-"""Rules on the grid: rows, placement, mirror image, range, holder, replica."""
+"""Rules on the grid: rows, placement, range, holder."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation
-from jaxpipe.schedules.schedule import NO_MICROBATCH, Kind, Schedule
+from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.schedule import NO_MICROBATCH, TRAITS
 
-_MOST_MISSING = 1_000_000
+_MOST_MISSING = 1_000_000  # microbatches without an action that later rules would still list one by one
 
 
-def row_per_device(schedule: Schedule) -> Iterator[Violation]:
+@rule(
+    "row-per-device",
+    "a schedule has one row for each of its devices, at least one device and microbatch, an action of each "
+    "microbatch, and a microbatch of each batch",
+)
+def row_per_device(view: View) -> Iterator[Violation]:
     """Yields counts that are below one or do not agree."""
-    num_devices, num_rows = schedule.placement.num_devices, len(schedule.rows)
+    schedule = view.schedule
+    num_devices = schedule.placement.num_devices
+    num_rows = len(schedule.rows)
     if num_rows != num_devices or num_devices < 1:
         yield Violation(
             "row-per-device",
@@ -41,16 +48,20 @@ def row_per_device(schedule: Schedule) -> Iterator[Violation]:
         )
 
 
-def placement(schedule: Schedule) -> Iterator[Violation]:
+@rule("placement", "each replica has the same stages, and every device holds equally many of them")
+def placement(view: View) -> Iterator[Violation]:
     """Yields replicas whose stages are outside the devices, unequal in number or unevenly spread."""
-    num_devices, replicas = schedule.placement.num_devices, schedule.placement.devices
+    num_devices = view.schedule.placement.num_devices
+    replicas = view.schedule.placement.devices
     if not replicas:
         yield Violation("placement", "the placement has num_replicas=0", "give the device of every stage")
     for replica, devices in enumerate(replicas):
         where = f"replica {replica}"
         outside = [stage for stage, device in enumerate(devices) if not 0 <= device < num_devices]
         if outside:
-            stage, device = outside[0], devices[outside[0]]
+            stage = outside[0]
+            device = devices[stage]
+            # Only the first stage outside: the others are usually off by the same number.
             nearest = min(max(device, 0), num_devices - 1)
             yield Violation(
                 "placement",
@@ -65,41 +76,18 @@ def placement(schedule: Schedule) -> Iterator[Violation]:
                 f"give replica {replica} num_stages={len(replicas[0])}",
             )
             continue
-        held = np.bincount(np.array(devices, dtype=int), minlength=num_devices)
-        if held.min() != held.max() or not len(devices):
+        counts = np.bincount(np.array(devices, dtype=int), minlength=num_devices)
+        # `not len`: a replica without stages is spread evenly, and still wrong.
+        if counts.min() != counts.max() or not len(devices):
             yield Violation(
                 "placement",
-                f"{where}: device {held.argmin()} holds {held.min()} of {len(devices)} stages, "
-                f"device {held.argmax()} holds {held.max()}",
+                f"{where}: device {counts.argmin()} holds {counts.min()} of {len(devices)} stages, "
+                f"device {counts.argmax()} holds {counts.max()}",
                 f"use a multiple of num_devices={num_devices} stages and spread them evenly",
             )
 
 
-def mirrored(view: View) -> Iterator[Violation]:
-    """Yields replicas that are more than two, or not mirror images on an even number of devices."""
-    placement = view.schedule.placement
-    num_devices, num_replicas = placement.num_devices, placement.num_replicas
-    if num_replicas == 1:
-        return
-    if num_replicas > 2:
-        yield Violation("mirrored", f"the placement has num_replicas={num_replicas}", "give one replica, or two")
-        return
-    if num_devices % 2:
-        yield Violation(
-            "mirrored",
-            f"num_devices={num_devices} with two replicas: device {num_devices // 2} is its own partner",
-            f"give num_devices={num_devices + 1}, or one replica",
-        )
-    for stage, device in enumerate(placement.devices[0]):
-        other, partner = placement.device_of(stage, 1), placement.partner_of(device)
-        if other != partner:
-            yield Violation(
-                "mirrored",
-                f"stage {stage} of replica 0 is on device {device}, that of replica 1 on device {other}",
-                f"place stage {stage} of replica 1 on device {partner}",
-            )
-
-
+@rule("range", "stage, replica and microbatch of an action are among those that the schedule has")
 def range_(view: View) -> Iterator[Violation]:
     """Yields actions of a stage, replica or microbatch that the schedule does not have."""
     schedule = view.schedule
@@ -110,13 +98,17 @@ def range_(view: View) -> Iterator[Violation]:
     }
     for index in np.flatnonzero(~view.in_range).tolist():
         action = view.action(index)
+        kind = action.kind.name
+        traits = TRAITS[action.kind]
         for field, limit in limits.items():
             value = getattr(action, field)
-            if field == "microbatch" and action.kind is Kind.UPDATE:
-                field, limit = "batch", schedule.num_batches
-            if field == "microbatch" and action.kind is Kind.SYNC:
+            if field == "microbatch" and traits.whole_batch:
+                field = "batch"
+                limit = schedule.num_batches
+            if field == "microbatch" and not traits.numbered:
                 if value != NO_MICROBATCH:
-                    what, repair = f"{field}={value}, but SYNC is of no microbatch", f"write {action.stage}SYNC"
+                    what = f"{field}={value}, but {kind} is of no microbatch"
+                    repair = f"write {action.stage}{kind}"
                     break
             elif not 0 <= value < limit:
                 what = f"{field}={value}, outside 0..{limit - 1}"
@@ -125,18 +117,22 @@ def range_(view: View) -> Iterator[Violation]:
                     repair = "say the delays of the stages and the number of batches; or remove it"
                 break
         else:
+            # `in_range` and this loop state the same limits; they must not drift apart.
             raise AssertionError(f"{action} is in range")
         yield Violation("range", f"{view.where(index)}: {action} has {what}", repair, (view.place(index),))
 
 
+@rule("holder", "an action stands in the row of the device that holds its stage of its replica")
 def holder(view: View) -> Iterator[Violation]:
     """Yields actions in the row of a device that does not hold their stage."""
     placement = view.schedule.placement
-    for index in np.flatnonzero(view.in_range & ~view.held).tolist():
-        action, device = view.action(index), view.columns.device[index]
+    for index in np.flatnonzero(view.in_range & ~view.is_placed).tolist():
+        action = view.action(index)
+        device = view.columns.device[index]
         holder = placement.device_of(action.stage, action.replica)
         repair = f"move it to device {holder}"
         for replica in range(placement.num_replicas):
+            # Perhaps the row is right, and the replica is not.
             if placement.device_of(action.stage, replica) == device:
                 repair += f", or write {action._replace(replica=replica)}"
         yield Violation(
@@ -146,26 +142,3 @@ def holder(view: View) -> Iterator[Violation]:
             repair,
             (view.place(index),),
         )
-
-
-def one_replica(view: View) -> Iterator[Violation]:
-    """Yields microbatches with actions of several replicas."""
-    columns = view.columns
-    if view.schedule.num_replicas == 1:
-        return
-    actions = np.flatnonzero(view.held & (columns.kind != Kind.SYNC))
-    first: dict[int, int] = {}
-    told: set[int] = set()
-    for index in actions.tolist():
-        microbatch = int(columns.microbatch[index])
-        other = first.setdefault(microbatch, index)
-        if columns.replica[index] != columns.replica[other] and microbatch not in told:
-            told.add(microbatch)
-            yield Violation(
-                "one-replica",
-                f"{view.where(index)}: {view.action(index)} is of replica {columns.replica[index]}, "
-                f"but {view.action(other)} ({view.where(other)}) of replica {columns.replica[other]}",
-                f"run every stage of microbatch {microbatch} in replica {columns.replica[other]}, "
-                f"or every one in replica {columns.replica[index]}",
-                (view.place(index), view.place(other)),
-            )

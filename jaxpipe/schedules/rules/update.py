@@ -6,38 +6,45 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation
-from jaxpipe.schedules.schedule import Action, Kind
+from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, Action, Kind
 
 
+@rule(
+    "batches",
+    "a schedule with UPDATE has a delay for each stage, equally many microbatches a batch, and one replica",
+)
 def batches_(view: View) -> Iterator[Violation]:
     """Yields batches and delays that do not fit the other counts of the schedule."""
-    schedule, rule = view.schedule, "batches"
+    schedule = view.schedule
     has_update = bool(view.columns.is_kind(Kind.UPDATE).any())
     if not (schedule.delays or has_update or schedule.num_batches != 1):
         return
     if len(schedule.delays) != schedule.num_stages or min(schedule.delays, default=0) < 0:
         what = f"delays={schedule.delays} for num_stages={schedule.num_stages}"
-        yield Violation(rule, what, "give a delay of 0 or more for each stage")
+        yield Violation("batches", what, "give a delay of 0 or more for each stage")
     if schedule.num_batches < 1 or schedule.num_microbatches % max(schedule.num_batches, 1):
         what = f"num_microbatches={schedule.num_microbatches} in num_batches={schedule.num_batches}"
-        yield Violation(rule, what, "give each batch equally many microbatches")
+        yield Violation("batches", what, "give each batch equally many microbatches")
     if schedule.num_replicas > 1:
-        yield Violation(rule, f"UPDATE with num_replicas={schedule.num_replicas}", "use one replica")
+        yield Violation("batches", f"UPDATE with num_replicas={schedule.num_replicas}", "use one replica")
 
 
+@rule("update-once", "after each batch, each stage has one UPDATE of the batch")
 def update_once(view: View) -> Iterator[Violation]:
     """Yields stages that do not update once after each batch."""
-    schedule, columns = view.schedule, view.columns
     if not _has_batches(view):
         return
-    own = np.flatnonzero(view.held & (columns.kind == Kind.UPDATE))
+    schedule = view.schedule
+    columns = view.columns
+    updates = np.flatnonzero(view.is_placed & (columns.kind == Kind.UPDATE))
     count = np.zeros((schedule.num_stages, schedule.num_batches), int)
-    np.add.at(count, (columns.stage[own], columns.microbatch[own]), 1)
+    np.add.at(count, (columns.stage[updates], columns.microbatch[updates]), 1)  # `count[...] += 1` counts doubles once
     for stage, batch in np.argwhere(count != 1).tolist():
-        action, device = Action(Kind.UPDATE, stage, batch), schedule.placement.device_of(stage, 0)
+        action = Action(Kind.UPDATE, stage, batch)
+        device = schedule.placement.device_of(stage, 0)
         if count[stage, batch]:
-            second = own[(columns.stage[own] == stage) & (columns.microbatch[own] == batch)][1]
+            second = updates[(columns.stage[updates] == stage) & (columns.microbatch[updates] == batch)][1]
             yield Violation(
                 "update-once",
                 f"{view.where(second)}: {action} stands here again",
@@ -50,27 +57,34 @@ def update_once(view: View) -> Iterator[Violation]:
             yield Violation("update-once", what, repair, ((device, len(schedule.rows[device])),))
 
 
+@rule(
+    "update-in-time",
+    "on a device, the actions of batch k precede UPDATE k of their stage and, since they use W(k-d), follow "
+    "UPDATE k-d-1, which makes it; backwards of batch k follow UPDATE k-1, since a stage has one sum of gradients",
+)
 def update_in_time(view: View) -> Iterator[Violation]:
     """Yields actions that stand on the wrong side of an UPDATE of their stage."""
-    schedule, columns = view.schedule, view.columns
     if not _has_batches(view):
         return
-    held = np.flatnonzero(view.held)
-    of_stage = {stage: held[columns.stage[held] == stage] for stage in range(schedule.num_stages)}
+    schedule = view.schedule
+    columns = view.columns
+    placed = np.flatnonzero(view.is_placed)
+    of_stage = {stage: placed[columns.stage[placed] == stage] for stage in range(schedule.num_stages)}
     for stage, delay in enumerate(schedule.delays):
-        own = of_stage[stage]
-        is_update = columns.kind[own] == Kind.UPDATE
-        batch = np.where(is_update, columns.microbatch[own], columns.microbatch[own] // schedule.batch_size)
-        place = np.full(schedule.num_batches, -1)
-        place[batch[is_update]] = own[is_update]
-        for index, k in zip(own[~is_update].tolist(), batch[~is_update].tolist(), strict=True):
+        actions = of_stage[stage]
+        is_update = columns.kind[actions] == Kind.UPDATE
+        microbatch = columns.microbatch[actions]
+        batch = np.where(is_update, microbatch, microbatch // schedule.batch_size)
+        place = np.full(schedule.num_batches, -1)  # -1: missing, which `update_once` reports
+        place[batch[is_update]] = actions[is_update]
+        for index, k in zip(actions[~is_update].tolist(), batch[~is_update].tolist(), strict=True):
             # UPDATE k ends the life of W(k-d) and makes W(k+1): batch k is done before, and batch k+d+1 begins after.
-            # It reads and empties the stage's one sum of gradients, to which backwards of batch k+1 add after it.
+            # UPDATE k reads and empties the stage's one sum of gradients, to which backwards of batch k+1 add after it.
             sides = [
                 (k, True, f"it is of batch {k}, whose gradient is then complete"),
                 (k - delay - 1, False, f"it uses W({k - delay}), which this makes"),
             ]
-            if columns.kind[index] in (Kind.B, Kind.W) and delay:
+            if columns.kind[index] in GRADIENT_KINDS and delay:  # without delay the second side says the same
                 sides.append((k - 1, False, f"this reads the sum of gradients of batch {k - 1} alone"))
             for update, is_before, why in sides:
                 if update < 0 or place[update] < 0 or (index < place[update]) == is_before:
@@ -88,4 +102,4 @@ def update_in_time(view: View) -> Iterator[Violation]:
 
 def _has_batches(view: View) -> bool:
     """Whether the schedule has several batches, and all that `batches_` asks for."""
-    return bool(view.schedule.delays) and not any(batches_(view))
+    return bool(view.schedule.delays) and not any(batches_.broken(view))

@@ -6,14 +6,26 @@ the first five violations with the part of the grid where each stands. Which sch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.errors import explain
-from jaxpipe.schedules.schedule import HEAD_KINDS, NO_MICROBATCH, Action, Columns, Kind, Schedule
+from jaxpipe.schedules.schedule import (
+    GRADIENT_KINDS,
+    HEAD_KINDS,
+    MESSAGE_KINDS,
+    NO_MICROBATCH,
+    NUMBERED_KINDS,
+    WHOLE_BATCH_KINDS,
+    Action,
+    Columns,
+    Kind,
+    Schedule,
+)
 
 NUM_SHOWN = 5
 _NUM_PICTURED = 4  # rows in the picture of one violation
@@ -36,6 +48,25 @@ class Violation:
     what: str
     repair: str
     places: tuple[tuple[int, int], ...] = ()
+
+
+class Rule(NamedTuple):
+    """A rule that every legal schedule keeps.
+
+    Attributes:
+        name: its name, as messages print it.
+        statement: what holds in a legal schedule, on one line.
+        broken: view of a schedule -> the places where the rule is broken.
+    """
+
+    name: str
+    statement: str
+    broken: Callable[[View], Iterator[Violation]]
+
+
+def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Violation]]], Rule]:
+    """The decorator that makes a function that yields violations a `Rule` of this name and statement."""
+    return lambda broken: Rule(name, statement, broken)
 
 
 def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[str, str]) -> str:
@@ -105,38 +136,44 @@ class View:
     @cached_property
     def in_range(self) -> np.ndarray:
         """[A] whether the schedule has the action's stage, replica and microbatch."""
-        columns, schedule = self.columns, self.schedule
+        columns = self.columns
+        schedule = self.schedule
         microbatch = columns.microbatch
-        is_sync = columns.kind == Kind.SYNC
-        numbers = np.where(columns.kind == Kind.UPDATE, schedule.num_batches, schedule.num_microbatches)
+        is_numbered = columns.is_kind(*NUMBERED_KINDS)
+        numbers = np.where(columns.is_kind(*WHOLE_BATCH_KINDS), schedule.num_batches, schedule.num_microbatches)
         return (
             (columns.stage >= 0)
             & (columns.stage < schedule.num_stages)
             & (columns.replica >= 0)
             & (columns.replica < schedule.num_replicas)
-            & np.where(is_sync, microbatch == NO_MICROBATCH, (microbatch >= 0) & (microbatch < numbers))
+            & np.where(is_numbered, (microbatch >= 0) & (microbatch < numbers), microbatch == NO_MICROBATCH)
         )
 
     @cached_property
-    def held(self) -> np.ndarray:
+    def is_placed(self) -> np.ndarray:
         """[A] whether the action is in range and stands in the row of its stage's holder; S and T, in any row."""
-        columns, held = self.columns, self.in_range.copy()
+        columns = self.columns
+        is_placed = self.in_range.copy()
         devices = np.array(self.schedule.placement.devices)
-        held[held] = devices[columns.replica[held], columns.stage[held]] == columns.device[held]
-        return held | (self.in_range & columns.is_kind(*HEAD_KINDS))
+        # Only actions in range may index `devices`; one out of range raises, or counts from the end.
+        replica = columns.replica[is_placed]
+        stage = columns.stage[is_placed]
+        is_placed[is_placed] = devices[replica, stage] == columns.device[is_placed]
+        return is_placed | (self.in_range & columns.is_kind(*HEAD_KINDS))
 
     @cached_property
     def count(self) -> dict[Kind, np.ndarray]:
-        """Kind -> [S, N] number of actions that are `held`."""
+        """Kind -> [S, N] number of actions that are placed."""
         size = self._shape[0] * self._shape[1]
         return {kind: np.bincount(keys, minlength=size).reshape(self._shape) for kind, (_, keys) in self._keys.items()}
 
     @cached_property
     def index(self) -> dict[Kind, np.ndarray]:
-        """Kind -> [S, N] the last of the actions that are `held`, or -1."""
+        """Kind -> [S, N] the last of the actions that are placed, or -1."""
         tables = {}
         for kind, (actions, keys) in self._keys.items():
             table = np.full(self._shape[0] * self._shape[1], -1)
+            # Of several actions with one key numpy keeps the last; `count` tells whether there are several.
             table[keys] = actions
             tables[kind] = table.reshape(self._shape)
         return tables
@@ -147,10 +184,10 @@ class View:
 
     @cached_property
     def _keys(self) -> dict[Kind, tuple[np.ndarray, np.ndarray]]:
-        """Kind -> the actions that are `held`, and the flat [S, N] index of each."""
+        """Kind -> the actions that are placed, and the flat [S, N] index of each."""
         keys = {}
-        for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
-            actions = np.flatnonzero(self.held & (self.columns.kind == kind))
+        for kind in sorted(MESSAGE_KINDS | GRADIENT_KINDS):
+            actions = np.flatnonzero(self.is_placed & (self.columns.kind == kind))
             keys[kind] = (
                 actions,
                 self.columns.stage[actions] * self._shape[1] + self.columns.microbatch[actions],

@@ -18,12 +18,12 @@ from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import (
     least_bytes,
-    least_of_any_s,
     least_s,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
 )
+from jaxpipe.estimate.plan.least_work import least_of_any_s
 from jaxpipe.estimate.plan.report import config_of
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, Plan, search, search_with_fewer, settings_of
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer

@@ -1,43 +1,39 @@
-"""Schedules as CSV: PyTorch's compute-only format, and our EVICT and LOAD, for schedules of one replica.
+"""Schedules as CSV: PyTorch's compute-only format, and our own actions, for schedules of one replica.
 
 One line per device, cells as `2F0`; empty cells are idle and are dropped. PyTorch (`torch.distributed.pipelining`)
 writes this with `_dump_csv(file, format="compute_only")` and reads it with `_load_csv(file, format="compute_only")`.
-Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells `0EVICT2`, `0LOAD2` and `0UPDATE1` are ours, as
-are first lines `# parked: 1/2 1 1 1`, one fraction for each stage, and `# delays: 1 1 1 1`; of rows with delays the
-UPDATEs count the batches. The format cannot hold replicas or SYNC; JSON can (`files`).
+Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells of other kinds, as `0EVICT2`, are ours, and so
+are first lines with an entry for each stage, as `# delays: 1 1 1 1` (`file_fields`). The format cannot hold replicas or
+actions without a microbatch; JSON can (`files`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from fractions import Fraction
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from jaxpipe.errors import ScheduleError, explain
 from jaxpipe.files import local_path, read_whole
+from jaxpipe.schedules.file_fields import FIELDS, FileField
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Action, Kind, Schedule, parse_action
-
-_SHARE = re.compile(r"[0-9]{1,9}(/0{0,9}[1-9][0-9]{0,8})?")
-
-
-def parse_shares(texts: Sequence[str]) -> tuple[Fraction, ...] | None:
-    """The fractions written in `texts`, such as `1` or `2/5`; None if a text is not a fraction."""
-    if not all(_SHARE.fullmatch(text) for text in texts):
-        return None
-    return tuple(map(Fraction, texts))
-
-
-# ---- CSV
+from jaxpipe.schedules.schedule import (
+    COMPUTE_KINDS,
+    HEAD_KINDS,
+    TRANSFER_KINDS,
+    WHOLE_BATCH_KINDS,
+    Action,
+    Schedule,
+    parse_action,
+)
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_KINDS = COMPUTE_KINDS | TRANSFER_KINDS
-_PARKED = "# parked:"
-_DELAYS = "# delays:"
+_IN_ORDER = (*sorted(COMPUTE_KINDS - WHOLE_BATCH_KINDS), *sorted(TRANSFER_KINDS), *sorted(WHOLE_BATCH_KINDS))
+_NAMES = [kind.name for kind in _IN_ORDER]
 _RULE = (
-    "compute-only-csv: one line per device; a cell is stage, F B I W S T EVICT LOAD or UPDATE, microbatch, as in 2F0, "
-    "or empty"
+    f"compute-only-csv: one line per device; a cell is stage, {' '.join(_NAMES[:-1])} or {_NAMES[-1]}, microbatch, "
+    "as in 2F0, or empty"
 )
 
 
@@ -45,7 +41,7 @@ def to_csv(schedule: Schedule) -> str:
     r"""The text of `schedule`, one line per device, without idle cells.
 
     Raises:
-        ScheduleError: the schedule has more than one replica, or SYNC.
+        ScheduleError: the schedule has more than one replica, or actions without a microbatch.
 
     Example:
         >>> from jaxpipe.schedules.methods.registry import build
@@ -62,7 +58,7 @@ def to_csv(schedule: Schedule) -> str:
         )
     for device, row in enumerate(schedule.rows):
         for position, action in enumerate(row):
-            if action.kind not in _KINDS:
+            if action.kind not in _IN_ORDER:
                 raise ScheduleError(
                     explain(
                         f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}",
@@ -70,8 +66,8 @@ def to_csv(schedule: Schedule) -> str:
                         repair="write it as JSON",
                     )
                 )
-    head = f"{_PARKED} {' '.join(map(str, schedule.parked))}\n" if schedule.parked else ""
-    head += f"{_DELAYS} {' '.join(map(str, schedule.delays))}\n" if schedule.delays else ""
+    entries = [(field.head, getattr(schedule, field.name)) for field in FIELDS]
+    head = "".join(f"{begin} {' '.join(map(str, values))}\n" for begin, values in entries if values)
     return head + "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
 
 
@@ -110,18 +106,20 @@ def from_csv(text: str, *, name: str) -> Schedule:
         name: name of the schedule, for messages.
 
     Raises:
-        ScheduleError: a cell is not an action, a stage is on two devices, numbers have gaps, or the parked
-            shares are not a list of fractions.
+        ScheduleError: a cell is not an action, a stage is on two devices, numbers have gaps, or a first line has
+            entries of another kind.
 
     Example:
         >>> from_csv("0F0,,0B0\n,1F0,1B0\n", name="mine").placement.devices
         ((0, 1),)
     """
-    shares, text = _split_shares(text, name)
-    delays, text = _split_delays(text, name)
+    fields = {}
+    # In the order in which `to_csv` writes them: another order of the lines is no field but a bad cell.
+    for field in FIELDS:
+        fields[field.name], text = _split_field(field, text, name)
     lines = [line.split(",") for line in text.rstrip().splitlines()]
     rows: list[tuple[Action, ...]] = []
-    found: dict[int, tuple[int, str]] = {}  # stage -> its device, and the first cell of that stage
+    holders: dict[int, tuple[int, str]] = {}  # stage -> its device, and the first cell of that stage
     for device, line in enumerate(lines):
         row: list[Action] = []
         for cell, content in enumerate(line):
@@ -130,7 +128,7 @@ def from_csv(text: str, *, name: str) -> Schedule:
                 if action.kind in HEAD_KINDS:  # on every device
                     row.append(action)
                     continue
-                holder, first = found.setdefault(action.stage, (device, f"{where}: {action}"))
+                holder, first = holders.setdefault(action.stage, (device, f"{where}: {action}"))
                 if holder != device:
                     raise ScheduleError(
                         explain(
@@ -141,47 +139,33 @@ def from_csv(text: str, *, name: str) -> Schedule:
                     )
                 row.append(action)
         rows.append(tuple(row))
-    devices = {stage: device for stage, (device, _) in found.items()}
+    devices = {stage: device for stage, (device, _) in holders.items()}
     num_stages = _count(devices, "stage", name)
     actions = [action for row in rows for action in row]
-    num_microbatches = _count({each.microbatch for each in actions if each.kind != Kind.UPDATE}, "microbatch", name)
-    num_batches = len({each.microbatch for each in actions if each.kind == Kind.UPDATE}) if delays else 1
+    # The number of an action of a whole batch is its batch; only a schedule with delays has several.
+    batches = {action.microbatch for action in actions if action.kind in WHOLE_BATCH_KINDS}
+    microbatches = {action.microbatch for action in actions if action.kind not in WHOLE_BATCH_KINDS}
+    num_microbatches = _count(microbatches, "microbatch", name)
+    num_batches = len(batches) if fields["delays"] else 1
     placement = Placement(len(rows), (tuple(devices[stage] for stage in range(num_stages)),))
-    return Schedule(name, placement, num_microbatches, tuple(rows), shares, delays, num_batches)
+    return Schedule(name, placement, num_microbatches, tuple(rows), num_batches=num_batches, **fields)
 
 
-def _split_shares(text: str, name: str) -> tuple[tuple[Fraction, ...], str]:
-    """The fractions in the line above the rows, if there is one, and the rows."""
-    if not text.startswith(_PARKED):
+def _split_field(field: FileField, text: str, name: str) -> tuple[tuple[Any, ...], str]:
+    """The entries in the field's line above the rows, if there is such a line, and the text without it."""
+    if not text.startswith(field.head):
         return (), text
     line, _, rows = text.partition("\n")
-    shares = parse_shares(line.removeprefix(_PARKED).split())
-    if not shares:
+    entries = field.parsed(line.removeprefix(field.head).split())
+    if not entries:  # no entry at all is wrong too: a schedule without the field has no such line
         raise ScheduleError(
             explain(
-                f"{name!r}, first line: {line.strip()!r} does not list shares.",
-                rule=f"{_RULE}; a line above may have the share of each stage that EVICT moves, as {_PARKED} 1/2 1",
-                repair="write one share for each stage, as 2/5 or 1, or leave the line out",
+                f"{name!r}, first line: {line.strip()!r} does not list {field.entries}.",
+                rule=f"{_RULE}; a line above may have {field.line}",
+                repair=f"write one for each stage, as {field.head} {field.example}, or leave the line out",
             )
         )
-    return shares, rows
-
-
-def _split_delays(text: str, name: str) -> tuple[tuple[int, ...], str]:
-    """The delays in the line above the rows, if there is one, and the rows."""
-    if not text.startswith(_DELAYS):
-        return (), text
-    line, _, rows = text.partition("\n")
-    delays = line.removeprefix(_DELAYS).split()
-    if not delays or not all(re.fullmatch("[0-9]{1,3}", delay) for delay in delays):
-        raise ScheduleError(
-            explain(
-                f"{name!r}, first lines: {line.strip()!r} does not list delays.",
-                rule=f"{_RULE}; a line above may have the delay of each stage, as {_DELAYS} 1 1",
-                repair="write one whole number for each stage, or leave the line out",
-            )
-        )
-    return tuple(map(int, delays)), rows
+    return entries, rows
 
 
 def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
@@ -193,9 +177,9 @@ def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
     for part in overlap[1].split(";") if overlap else [content]:
         try:
             action = parse_action(part)
-        except ScheduleError:
+        except ScheduleError:  # the error below says which cell of which file it is
             action = None
-        if action is None or action.kind not in _KINDS or action.replica:
+        if action is None or action.kind not in _IN_ORDER or action.replica:
             raise ScheduleError(
                 explain(
                     f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.",
@@ -210,6 +194,7 @@ def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
 
 def _count(numbers: Collection[int], field: str, name: str) -> int:
     """The number of stages or microbatches, which are numbered without gaps."""
+    # One number past the end, so that there always is a missing one: the count, if there are no gaps.
     missing = next(number for number in range(len(numbers) + 1) if number not in numbers)
     if missing < len(numbers) or not numbers:
         raise ScheduleError(
