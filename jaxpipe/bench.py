@@ -152,7 +152,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     if not is_first:
         return {}
     one = median(alone)
-    num_processes, schedule = config.mesh.pipe, pair.pipeline.run_schedule
+    num_processes, schedule = config.mesh.pipe, pair.schedule
     costs = stage_costs(times, pair.pipeline.layers_per_stage, vocab_over_pipe=schedule.has_head_actions)
     return {
         "pipelined_cpu_s": step_cpu_s,

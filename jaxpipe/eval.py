@@ -71,7 +71,7 @@ def execute(values: FlagValues) -> None:
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
         setup = set_up(config, task_of(config), num_processes=processes.count)
-        check_same_schedule(processes, setup.pipeline.run_schedule, config.pipeline.costs)
+        check_same_schedule(processes, setup.schedule, config.pipeline.costs)
         step, params = restore_params(
             run_folder.path_of(values.workdir), model=setup.task.model, pipeline=setup.pipeline, say=say
         )

@@ -28,7 +28,8 @@ def table_of(num_devices, size, *, method="pipedream_2bw", backward=2.0, blockin
 def grids(table):
     inbox = table.grids["messages"]
     return (
-        *(table.kind, table.stage, table.chunk, table.microbatch, table.grids["shared_sums"].lap, table.pages.of_layer),
+        *(table.kind, table.stage, table.chunk, table.microbatch, table.pages.of_layer),
+        table.grids["shared_sums"].batch_age,
         *(
             inbox.next_source,
             inbox.store_own,
@@ -49,7 +50,7 @@ def test_the_calls_between_the_first_and_the_last_are_equal(method, num_devices,
     fill, steady, drain = (table.kind[each] for each in table.calls)
     np.testing.assert_array_equal(np.maximum(fill, drain), steady)
     assert ((fill == IDLE) | (drain == IDLE)).all()
-    assert set(np.unique(table.grids["shared_sums"].lap)) == {0, 1}
+    assert set(np.unique(table.grids["shared_sums"].batch_age)) == {0, 1}
 
 
 @pytest.mark.parametrize(("method", "num_devices", "size"), OF_EACH)
@@ -86,7 +87,7 @@ def test_every_action_reads_what_was_meant_for_it(method, num_devices, size):
         for d in range(num_devices):
             slot_of, entry_of = numbers[0][d], numbers[1][d]
             kind, stage = int(table.kind[round_, d]), int(table.stage[round_, d])
-            this = (call - int(table.grids["shared_sums"].lap[round_, d]), int(table.microbatch[round_, d]))
+            this = (call - int(table.grids["shared_sums"].batch_age[round_, d]), int(table.microbatch[round_, d]))
             at = slot_of[table.pages.of_layer[round_, d, 0]]
             if kind == Kind.F:
                 assert stage == 0 or message[d] == ("x", stage - 1, *this), (round_, d)
@@ -148,7 +149,7 @@ def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, bl
     steady = table.transfers["shared_sums"].event[table.calls[1]]
     meetings = (Meeting.COLLECT_HEAD, Meeting.COLLECT_OTHERS, Meeting.UPDATE_SHARED)
     collect, others, update = (np.flatnonzero(steady == each).item() for each in meetings)
-    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.grids["shared_sums"].lap))
+    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.grids["shared_sums"].batch_age))
     # before the last stage's first forward of the newest batch, and after its last one of the batch before
     forward = (kind[:, -1] == Kind.F).nonzero()[0]
     assert lap[forward[forward < collect], -1].all()
@@ -168,7 +169,7 @@ def test_no_gradient_of_the_next_batch_is_in_the_sums_that_are_collected(method,
     for kind, stage, meeting in ((Kind.B, 0, Meeting.COLLECT_OTHERS), (Kind.F, last, Meeting.COLLECT_HEAD)):
         collected = np.flatnonzero(table.transfers["shared_sums"].event[steady] == meeting).item()
         adds = (table.kind[steady] == kind) & (table.stage[steady] == stage)
-        is_older = table.grids["shared_sums"].lap[steady] == 1
+        is_older = table.grids["shared_sums"].batch_age[steady] == 1
         assert (np.argwhere(adds & is_older)[:, 0] < collected).all()
         assert (np.argwhere(adds & ~is_older)[:, 0] > collected).all()
 

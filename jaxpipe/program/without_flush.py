@@ -1,10 +1,10 @@
-"""The pipeline of a schedule without flush: one program, called once for each batch, that never drains.
+"""The program of a schedule without flush: batches stream through it, one call for each, and it never drains.
 
 What is in flight at the end of a call, on every device, goes into the next: pages, messages, running gradients, the
-compute copies of the weights. `jaxpipe.lowering.run_table` says how rows are cut into calls. Call t works on batch t
-and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute batch t with
-W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and draining calls
-are the same program with other lines of the table.
+compute copies of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls, and draws three. Call
+t works on batch t and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute
+batch t with W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and
+draining calls are the same program with other lines of the table.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError, explain, first_of
-from jaxpipe.lowering.table import FILL, RoundTable
+from jaxpipe.lowering import lower
+from jaxpipe.lowering.table import FILL
 from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.lowering.without_flush import lower_run
 from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, on_devices
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channels.shared_sums import in_its_batch
-from jaxpipe.program.contract import StageFunctions, scale_of_each, shapes_on_a_device
+from jaxpipe.program.contract import scale_of_each, shapes_on_a_device
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
+from jaxpipe.program.optimizer_step import NAME, OLDER, DeviceOptimizer, Measured, StagedOptimizer, UpdateState
 from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.shared_updates import SharedUpdates, SharedUse, with_some
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.program.start import initial_carry, table_operands
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.updates import NAME, OLDER, Ends, Found, StagedOptimizer, Updated, Updates, with_some
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -46,7 +47,7 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 PyTree = Any
 
 
-class Units(NamedTuple):
+class Places(NamedTuple):
     """The place of each slot of residuals and each entry of the inbox, as calls number them anew."""
 
     slots: jax.Array  # [slot]
@@ -57,19 +58,24 @@ class Flight(NamedTuple):
     """What is in flight between two calls; leaves [device of the mesh, ...]."""
 
     carry: Carry
-    units: Units  # where slots and entries are
+    places: Places  # where slots and entries are
     copies: PyTree  # compute copies {"shared", "layers": [version of a chunk, layer, ...]}
-    waiting: PyTree  # compute copies of shared parameters that the next batch will use
-    given: PyTree  # float32: sums of gradients of shared parameters that devices have given up
+    next_copies: PyTree  # compute copies of shared parameters that the next batch will use
+    collected: PyTree  # float32: sums of gradients of shared parameters that devices have given up
 
 
-NUM_LAPS = 2  # batches in flight
+NUM_BATCHES = 2  # batches in flight
 _OF_DEVICES = P(AXES)  # spec of leaves [device of the mesh, ...]
-_BATCHES = P(None, None, BATCH_AXES)  # spec of leaves [lap, num_microbatches, microbatch size, ...]
+_BATCHES = P(None, None, BATCH_AXES)  # spec of leaves [batch age, num_microbatches, microbatch size, ...]
 
 
 def one_batch(schedule: Schedule) -> Schedule:
-    """The synchronous schedule of the first batch of `schedule`: its forwards and backwards, with a flush."""
+    """The schedule of the first batch of `schedule` alone, with a flush: itself, if it has one.
+
+    Without flush its forwards and backwards.
+    """
+    if not schedule.delays:
+        return schedule
     size = schedule.batch_size
     rows = tuple(
         tuple(action for action in row if action.kind is not Kind.UPDATE and action.microbatch < size)
@@ -88,7 +94,7 @@ def _check_delays(schedule: Schedule) -> None:
         and schedule.delays == tuple(delay for delay in of_chunk for _ in range(num_devices))
         and schedule.placement == looped(num_devices, num_chunks)
     )
-    if not is_run or schedule.num_batches < NUM_LAPS:
+    if not is_run or schedule.num_batches < NUM_BATCHES:
         raise CompileError(
             explain(
                 f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}.",
@@ -118,33 +124,33 @@ def _check_not_empty(params: PyTree) -> None:
         )
 
 
-class DelayedPipeline(Pipeline):
-    """The pipeline of a schedule without flush; as a `Pipeline` it is that of one batch, with a flush.
+class Stream:
+    """The program of a schedule without flush.
 
     Attributes:
-        run_schedule: the schedule of several batches.
-        run_table: the round table of `call`.
+        pipeline: that of one batch, with a flush: the layout and the parts of parameters, and evaluation.
+        schedule: the schedule of several batches.
+        table: the round table that calls execute.
     """
 
-    run_table: RoundTable
-
-    def __init__(self, schedule: Schedule, mesh: Mesh, functions: StageFunctions, **options: Any):
-        """Lowers `schedule` for `mesh`; compiles nothing yet.
+    def __init__(self, schedule: Schedule, pipeline: Pipeline, *, costs: Costs | None = None):
+        """Lowers `schedule`; compiles nothing yet.
 
         Args:
             schedule: a schedule that keeps the rules, of two batches or more, with a delay of one on its first stages.
-            mesh, functions, options: as of `Pipeline`.
+            pipeline: the pipeline of `one_batch(schedule)`.
+            costs: expected costs of actions, see `jaxpipe.lowering.lower`.
 
         Raises:
             ScheduleError: the schedule breaks a rule, or cannot be cut into calls.
-            CompileError: as of `Pipeline`.
+            CompileError: the program cannot run its delays.
         """
         check(schedule)
         _check_delays(schedule)
-        super().__init__(one_batch(schedule), mesh, functions, **options)
-        self.run_schedule = schedule
-        self.run_table = lower_run(
-            schedule, layers_per_stage=self.layers_per_stage, costs=options.get("costs"), blocking=self.blocking
+        assert pipeline.schedule == one_batch(schedule)
+        self.schedule, self.pipeline = schedule, pipeline
+        self.table = lower(
+            schedule, layers_per_stage=pipeline.layers_per_stage, costs=costs, blocking=pipeline.blocking
         )
 
     def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
@@ -155,13 +161,13 @@ class DelayedPipeline(Pipeline):
                 stages share, or if embedding and head have different delays and share a parameter.
         """
         _check_not_empty(params)
-        shapes = self._shapes(self.table, params, batch, random=random)
+        shapes = self.pipeline.shapes(params, batch, random=random)
         self._check_embedding(shapes, random=random)
         return replace(
             shapes,
-            table=self.run_table,
-            storage=make_storage(self.run_table, shapes.storage.saved),
-            ends=self._ends(shapes, random=random),
+            table=self.table,
+            storage=make_storage(self.table, shapes.storage.saved),
+            shared_use=self._shared_use(shapes, random=random),
         )
 
     def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
@@ -172,7 +178,7 @@ class DelayedPipeline(Pipeline):
         given = Randomness.like() if random else None
 
         def backward(shared: PyTree, microbatch: PyTree, dx: jax.Array, sums: PyTree, given: Any) -> PyTree:
-            return embed_backward(self.functions, shared, microbatch, given, dx, sums)
+            return embed_backward(self.pipeline.functions, shared, microbatch, given, dx, sums)
 
         is_read = self._is_read(shapes, backward, shapes.microbatch, shapes.message, sums, given)
         if needed := _names(is_read):
@@ -187,63 +193,64 @@ class DelayedPipeline(Pipeline):
 
     def _is_read(self, shapes: StepShapes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         """A tree like the shared parameters: whether the results of `function` depend on each; it takes them first."""
-        shared, found = shapes.copies["shared"], []
+        shared, is_read = shapes.copies["shared"], []
 
         def trace(shared: PyTree, *arguments: PyTree) -> None:
             jaxpr = jax.make_jaxpr(lambda shared: function(shared, *arguments))(shared).jaxpr
-            found.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
+            is_read.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
 
-        shapes_on_a_device(self.mesh, trace, shared, *arguments)
-        return jax.tree.unflatten(jax.tree.structure(shared), found)
+        shapes_on_a_device(self.pipeline.mesh, trace, shared, *arguments)
+        return jax.tree.unflatten(jax.tree.structure(shared), is_read)
 
-    def _ends(self, shapes: StepShapes, *, random: bool) -> Ends:
+    def _shared_use(self, shapes: StepShapes, *, random: bool) -> SharedUse:
         """What embedding and head read of the shared parameters.
 
         Raises:
             CompileError: they have different delays and share a parameter.
         """
-        functions, given = self.functions, Randomness.like() if random else None
-        of_head = self._is_read(shapes, functions.head, shapes.message, shapes.microbatch)
-        of_embedding = self._is_read(shapes, functions.embed, shapes.microbatch, given)
-        both = _names(jax.tree.map(operator.and_, of_head, of_embedding))
-        has_new_head = not self.run_schedule.delays[-1]
-        if both and has_new_head:
+        functions, given = self.pipeline.functions, Randomness.like() if random else None
+        by_head = self._is_read(shapes, functions.head, shapes.message, shapes.microbatch)
+        by_embedding = self._is_read(shapes, functions.embed, shapes.microbatch, given)
+        by_both = _names(jax.tree.map(operator.and_, by_head, by_embedding))
+        has_new_head = not self.schedule.delays[-1]
+        if by_both and has_new_head:
             raise CompileError(
                 explain(
-                    f"embedding and head share {', '.join(both)} under schedule {self.run_schedule.name!r}.",
+                    f"embedding and head share {', '.join(by_both)} under schedule {self.schedule.name!r}.",
                     rule="ends-apart: the weights of the last stages are new, those of the first ones an update old, "
                     "so no parameter is one of both",
                     repair="set model.tie_embeddings=False, or use 'pipedream_2bw'",
                 )
             )
-        return Ends(
-            of_head,
-            jax.tree.map(lambda by_head, by_embedding: by_embedding or not by_head, of_head, of_embedding),
-            jax.tree.map(lambda by_head: by_head and has_new_head, of_head),
+        return SharedUse(
+            by_head=by_head,
+            # What neither reads counts as the embedding's, so that some update takes it.
+            by_embedding=jax.tree.map(lambda head, embedding: embedding or not head, by_head, by_embedding),
+            is_updated_first=jax.tree.map(lambda head: head and has_new_head, by_head),
         )
 
     # ---- Calls
 
-    def begin(self, params: PyTree, older: PyTree, batch: PyTree, turn: jax.Array, *, random: bool) -> Flight:
+    def begin(self, params: PyTree, older: PyTree, batch: PyTree, call_index: jax.Array, *, random: bool) -> Flight:
         """What is in flight before the call that fills: nothing but the compute copies; traceable.
 
         Args:
             params: staged parameters, W(t).
             older: W(t-1), staged and sharded like `params`, in their dtype or that of compute copies.
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-            turn: t, int32.
+            call_index: t, int32.
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
-        specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
+        specs, use = jax.tree.map(lambda part: part.spec(), shapes.parts), shapes.shared_use
 
-        def start(params: PyTree, older: PyTree, turn: jax.Array) -> Flight:
+        def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
             # Both in one loop: two, which nothing would order, could meet on CPUs.
-            both, num_done = compute_copies(_joined(trees), _joined([shapes.parts] * 2), self.dtype)
+            both, num_done = compute_copies(_joined(trees), _joined([shapes.parts] * 2), self.pipeline.dtype)
             newest, previous = ({part: both[part][which] for part in both} for which in range(2))
-            carry, table = initial_carry(shapes, newest, num_done), self.run_table
-            losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_LAPS), carry.state.loss)
+            carry, table = initial_carry(shapes, newest, num_done), self.table
+            losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_BATCHES), carry.state.loss)
             carry = carry._replace(state=carry.state._replace(loss=losses))
 
             def versions(newest: jax.Array, previous: jax.Array) -> jax.Array:
@@ -251,32 +258,33 @@ class DelayedPipeline(Pipeline):
                 places = []
                 for chunk, num in enumerate(table.copies_of_chunk):
                     pair = newest[chunk : chunk + 1], previous[chunk : chunk + 1]
-                    places += [jnp.where((turn - version) % num == 0, *pair) for version in range(num)]
+                    places += [jnp.where((call_index - version) % num == 0, *pair) for version in range(num)]
                 return jnp.concatenate(places)
 
             layers = jax.tree.map(versions, newest["layers"], previous["layers"])
-            shared = with_some(shapes.ends.is_first, previous["shared"], newest["shared"])
-            waiting = shapes.ends.waiting(newest["shared"])
-            given = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
-            units = Units(*(jnp.arange(number) for number in (table.num_slots, table.grids["messages"].num_inbox + 1)))
-            flight = Flight(carry, units, {"shared": shared, "layers": layers}, waiting, given)
+            shared = with_some(use.is_updated_first, previous["shared"], newest["shared"])
+            collected = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
+            num_entries = table.grids["messages"].num_inbox + 1  # the last one is for messages that nobody reads
+            places = Places(jnp.arange(table.num_slots), jnp.arange(num_entries))
+            copies = {"shared": shared, "layers": layers}
+            flight = Flight(carry, places, copies, use.delayed(newest["shared"]), collected)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
-        return on_devices(start, mesh=self.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES)(
-            params, older, turn
+        return on_devices(start, mesh=self.pipeline.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES)(
+            params, older, call_index
         )
 
-    def older(self, flight: Flight, params: PyTree, turn: jax.Array) -> PyTree:
+    def older(self, flight: Flight, params: PyTree, call_index: jax.Array) -> PyTree:
         """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable.
 
         Of stages and parameters without delay, of which nobody needs it, W(t).
         """
-        parts = self.parts(params)
-        num_copies = np.array(self.run_table.copies_of_chunk)
+        parts = self.pipeline.parts(params)
+        num_copies = np.array(self.table.copies_of_chunk)
 
-        def own(flight: Flight, turn: jax.Array) -> PyTree:
+        def own(flight: Flight, call_index: jax.Array) -> PyTree:
             copies = jax.tree.map(lambda leaf: leaf[0], flight.copies)
-            places = np.cumsum(num_copies) - num_copies + (turn - 1) % num_copies
+            places = np.cumsum(num_copies) - num_copies + (call_index - 1) % num_copies
             layers = jax.tree.map(
                 lambda leaf, part: part.own(leaf[places], num_leading=2)[None], copies["layers"], parts["layers"]
             )
@@ -284,7 +292,9 @@ class DelayedPipeline(Pipeline):
             return {"shared": shared, "layers": layers}
 
         specs = jax.tree.map(lambda part: part.spec(), parts)
-        return on_devices(own, mesh=self.mesh, in_specs=(_OF_DEVICES, P()), out_specs=specs)(flight, turn)
+        return on_devices(own, mesh=self.pipeline.mesh, in_specs=(_OF_DEVICES, P()), out_specs=specs)(
+            flight, call_index
+        )
 
     def call(
         self,
@@ -297,9 +307,9 @@ class DelayedPipeline(Pipeline):
         keys: jax.Array | None,
         shrink: jax.Array,
         *,
-        form: jax.Array,
-        turn: jax.Array,
-    ) -> tuple[PyTree, PyTree, Flight, Found]:
+        call_type: jax.Array,
+        call_index: jax.Array,
+    ) -> tuple[PyTree, PyTree, Flight, Measured]:
         """Call t: the newest batch t, and the rest of batch t-1 with its updates; traceable.
 
         Args:
@@ -310,63 +320,64 @@ class DelayedPipeline(Pipeline):
             scale: factors of losses, leaves [2].
             keys: [2] keys of the batches; None if nothing is random.
             shrink: float32, the factor of the gradients of batch t-1.
-            form: FILL, of a call without batch t-1; STEADY; or DRAIN, without batch t.
-            turn: t, int32.
+            call_type: FILL, of a call without batch t-1; STEADY; or DRAIN, without batch t.
+            call_index: t, int32.
 
         Returns:
             W(t) and the optimizer's state; what is in flight; what batch t-1 measured, zeros if there is none.
         """
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
-        parts, table = shapes.parts, self.run_table
+        pipeline, parts, table = self.pipeline, shapes.parts, self.table
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
         ) -> tuple:
-            form, shrink, units = rest
+            call_type, shrink, places = rest
             # On each device: its line of the table and its part of everything, without the device axis.
-            flight, rows, layers, units = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"], units))
-            updates = Updates(optimizer, shrink, parts, self.dtype, self.deterministic, shapes.ends)
-            run = Updated(
+            flight, rows, layers, places = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"], places))
+            on_this_device = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
+            updates = SharedUpdates(on_this_device, shapes.shared_use)
+            update = UpdateState(
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),
-                copies=updates.of_call(form != FILL, flight.copies, flight.waiting),
-                waiting=flight.waiting,
-                given=flight.given,
+                copies=updates.first_copies(call_type != FILL, flight.copies, flight.next_copies),
+                next_copies=flight.next_copies,
+                collected=flight.collected,
                 squares=jax.tree.map(lambda _: jnp.zeros(()), params),
                 num_left_out=jnp.int32(0),
-                found=Found(
+                measured=Measured(
                     jax.tree.map(lambda leaf: jnp.zeros_like(leaf[OLDER]), flight.carry.state.loss),
                     jnp.zeros(len(jax.tree.leaves(params))),
                     jnp.int32(0),
                 ),
             )
-            on_device = self._step_of_laps(shapes, batches, scale, keys, updates)
-            carry = flight.carry._replace(state=flight.carry.state._replace(of={**flight.carry.state.of, NAME: run}))
+            on_device = self._step_of_batches(shapes, batches, scale, keys, updates)
+            carry = flight.carry._replace(state=flight.carry.state._replace(of={**flight.carry.state.of, NAME: update}))
             carry = run_rounds(
-                table, on_device, self._placed(shapes, flight.units, rows), carry, table.round_type[table.calls[FILL]]
+                table, on_device, self._placed(shapes, flight.places, rows), carry, table.round_type[table.calls[FILL]]
             )
-            run, losses = carry.state.of[NAME], carry.state.loss
+            update = carry.state.of[NAME]
             # The newest batch is the older one of the next call.
-            losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), losses)
+            losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), carry.state.loss)
             state = carry.state._replace(of={**carry.state.of, NAME: None}, loss=losses, num_done=jnp.int32(0))
-            moved = jax.tree.map(lambda places, before: places[before], flight.units, units)
-            flight = Flight(carry._replace(state=state), moved, run.copies, run.waiting, run.given)
-            flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, run.masters["layers"]))
-            moments = optimizer.map_layers(lambda leaf: leaf[None], run.optimizer)
-            return {**run.masters, "layers": layers}, moments, flight, run.found
+            moved = jax.tree.map(lambda place, before: place[before], flight.places, places)
+            flight = Flight(carry._replace(state=state), moved, update.copies, update.next_copies, update.collected)
+            flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, update.masters["layers"]))
+            moments = optimizer.map_layers(lambda leaf: leaf[None], update.optimizer)
+            return {**update.masters, "layers": layers}, moments, flight, update.measured
 
         inbox = table.grids["messages"]
         entries = inbox.renumbered
         assert table.pages.renumbered is not None
         assert entries is not None
         nobody = np.full((len(entries), 1), inbox.num_inbox)
-        units = Units(jnp.asarray(table.pages.renumbered), jnp.asarray(np.concatenate([entries, nobody], axis=1)))
+        places = Places(jnp.asarray(table.pages.renumbered), jnp.asarray(np.concatenate([entries, nobody], axis=1)))
         specs = jax.tree.map(lambda part: part.spec(), parts)
         held = specs, optimizer.specs, _OF_DEVICES
         return on_devices(
             step,
-            mesh=self.mesh,
+            mesh=self.pipeline.mesh,
             in_specs=(*held, _BATCHES, P(), P(), P("pipe"), P(), P(), P("pipe")),
             out_specs=(*held, P()),
         )(
@@ -374,24 +385,24 @@ class DelayedPipeline(Pipeline):
             moments,
             flight,
             batches,
-            scale_of_each(shapes.losses.joined, scale, shape=(NUM_LAPS,)),
+            scale_of_each(shapes.losses.joined, scale, shape=(NUM_BATCHES,)),
             None if keys is None else jax.random.key_data(keys),
-            self._rows_of_call(shapes, form, turn),
-            form,
+            self._rows_of_call(shapes, call_type, call_index),
+            call_type,
             shrink,
-            units,
+            places,
         )
 
-    def _step_of_laps(
-        self, shapes: StepShapes, batches: PyTree, scale: PyTree, keys: jax.Array | None, updates: Updates
+    def _step_of_batches(
+        self, shapes: StepShapes, batches: PyTree, scale: PyTree, keys: jax.Array | None, updates: SharedUpdates
     ) -> DeviceStep:
-        """The step on this device; tokens, factors and random numbers are those of both batches, [lap, ...]."""
+        """The step on this device; tokens, factors and random numbers are those of both batches, [batch age, ...]."""
         copies = {"shared": (), "layers": ()}  # an action takes them from the state
         newest, key = jax.tree.map(lambda leaf: leaf[0], (batches, keys))
-        on_device = self._on_this_device(shapes, params=copies, batch=newest, scale=scale, key=key)
+        on_device = self.pipeline.on_this_device(shapes, params=copies, batch=newest, scale=scale, key=key)
         random = on_device.random
         if random is not None:
-            random = replace(random, words=keys, first_sequence=jnp.stack([random.first_sequence] * NUM_LAPS))
+            random = replace(random, words=keys, first_sequence=jnp.stack([random.first_sequence] * NUM_BATCHES))
         return replace(
             on_device,
             batch=batches,
@@ -401,38 +412,39 @@ class DelayedPipeline(Pipeline):
             of={NAME: updates},
         )
 
-    def _rows_of_call(self, shapes: StepShapes, form: jax.Array, turn: jax.Array) -> Row:
+    def _rows_of_call(self, shapes: StepShapes, call_type: jax.Array, call_index: jax.Array) -> Row:
         """The lines of call t, leaves [D, R, ...].
 
         Batch b of a stage with the delay d uses W(b-d), in the place b-d of its chunk, modulo its 1+d versions. UPDATE
         of batch t-1 puts W(t) there, which has the place of W(t-1-d).
         """
-        table = self.run_table
+        table = self.table
         rows = jax.tree.map(
-            lambda grid: jnp.stack([grid[:, each] for each in table.calls])[form],
+            lambda grid: jnp.stack([grid[:, rounds] for rounds in table.calls])[call_type],
             table_operands(table, shapes.storage),
         )
         num_copies = np.array(table.copies_of_chunk)
-        first, num = (jnp.asarray(each)[rows.chunk] for each in (np.cumsum(num_copies) - num_copies, num_copies))
+        first = jnp.asarray(np.cumsum(num_copies) - num_copies)[rows.chunk]
+        num = jnp.asarray(num_copies)[rows.chunk]
         line = rows.of[NAME]
         return rows._replace(
-            copied_chunk=first + (turn - line.lap - (num - 1)) % num,
-            of={**rows.of, NAME: line._replace(event=jnp.where(form == FILL, Meeting.NONE, line.event))},
+            copied_chunk=first + (call_index - line.batch_age - (num - 1)) % num,
+            of={**rows.of, NAME: line._replace(event=jnp.where(call_type == FILL, Meeting.NONE, line.event))},
         )
 
     @staticmethod
-    def _placed(shapes: StepShapes, units: Units, rows: Row) -> Row:
+    def _placed(shapes: StepShapes, places: Places, rows: Row) -> Row:
         """The line of a device with the places of its slots and entries in this call."""
         size = shapes.storage.pages_per_slot
         line = rows.of["messages"]
-        source = jnp.where(line.next_source >= 0, units.entries[jnp.maximum(line.next_source, 0)], line.next_source)
+        source = jnp.where(line.next_source >= 0, places.entries[jnp.maximum(line.next_source, 0)], line.next_source)
         line = line._replace(
             next_source=source,
-            store_own=units.entries[line.store_own],
-            store_arrival=units.entries[line.store_arrival],
+            store_own=places.entries[line.store_own],
+            store_arrival=places.entries[line.store_arrival],
         )
         return rows._replace(
-            pages=units.slots[rows.pages // size] * size + rows.pages % size, of={**rows.of, "messages": line}
+            pages=places.slots[rows.pages // size] * size + rows.pages % size, of={**rows.of, "messages": line}
         )
 
 
