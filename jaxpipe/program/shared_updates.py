@@ -7,7 +7,7 @@ microbatches are numbered alike; U is the UPDATE of the device's layers:
     device 0  F0  .  .  . b2  . F1  .  .  . b3  u F2  .  . B0  .  . F3  .  .  . B1  .
     device 1  b2  . F0  .  .  . b3  u F1  .  .  . B0  . F2  .  .  . B1  . F3  .  .  .
     device 2   . b3  .  u F0  .  .  . B0  . F1  .  . B1  .  . F2  .  .  . B2  . F3  .
-    all            H                                   O     S
+    all           H                                   O     S
 
 * The head's gradients of batch t-1 are complete with its last F on the last stage, the embedding's with its last B on
   the first one: by then other devices are at work on batch t, so each is collected in a meeting of its own.

@@ -1,5 +1,6 @@
 """The calls of a run without flush: all between the first and the last are equal, and none has a bubble."""
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.lowering import IDLE, lower, replay
+from jaxpipe.lowering import IDLE, lower, replay, without_flush
 from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.lowering.transfers.shared_sums import Meeting
+from jaxpipe.program import shared_updates
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, parse_action, simulate
 
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
@@ -243,3 +245,30 @@ def test_batches_whose_rows_differ_are_refused():
     changed = check(replace(schedule, rows=tuple(rows)))
     with pytest.raises(ScheduleError, match="rule periodic-run"):
         lower(changed)
+
+
+@pytest.mark.parametrize(
+    ("module", "num_devices", "size"), [(without_flush, 2, 2), (shared_updates, 3, 4)], ids=["calls", "updates"]
+)
+def test_the_drawn_calls_are_those_of_the_table(module, num_devices, size):
+    table = table_of(num_devices, size)
+    steady, age = table.calls[1], table.grids["shared_sums"].batch_age
+    header, *rows, meetings = re.findall("^    [rcda ].*  .*$", module.__doc__, re.MULTILINE)
+    first = header.index("0") - 1
+
+    def cells(line):
+        return [line.ljust(200)[first + 3 * r :][:2].strip() for r in range(table.rounds_per_call)]
+
+    assert cells(header) == [str(r) for r in range(table.rounds_per_call)]
+    assert cells(meetings) == [" HUOS"[event].strip() for event in table.transfers["shared_sums"].event[steady]]
+    wanted = []
+    for age_of_t in (-1, 0, 1) if len(rows) > num_devices else (0,):  # in calls t-1, t and t+1
+        for device in range(num_devices):
+            cell = []
+            for r in range(steady.start, steady.stop):
+                kind = table.kind[r, device]
+                text = "." if kind == IDLE else Kind(kind).name[0]
+                text += str(table.microbatch[r, device]) if kind in (Kind.F, Kind.B) else ""
+                cell.append(text if age[r, device] == age_of_t else text.lower())
+            wanted.append(cell)
+    assert [cells(row) for row in rows] == wanted
