@@ -333,11 +333,13 @@ class Stream:
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
         ) -> tuple:
-            call_type, shrink, places = rest
+            call_type, shrink, renumbered = rest
             # On each device: its line of the table and its part of everything, without the device axis.
-            flight, rows, layers, places = jax.tree.map(lambda leaf: leaf[0], (flight, rows, params["layers"], places))
-            on_this_device = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
-            updates = SharedUpdates(on_this_device, shapes.shared_use)
+            flight, rows, layers, renumbered = jax.tree.map(
+                lambda leaf: leaf[0], (flight, rows, params["layers"], renumbered)
+            )
+            device_optimizer = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
+            updates = SharedUpdates(device_optimizer, shapes.shared_use)
             update = UpdateState(
                 masters={**params, "layers": layers},
                 optimizer=optimizer.map_layers(lambda leaf: leaf[0], moments),
@@ -352,34 +354,31 @@ class Stream:
                     jnp.int32(0),
                 ),
             )
-            on_device = self._step_of_batches(shapes, batches, scale, keys, updates)
-            carry = flight.carry._replace(state=flight.carry.state._replace(of={**flight.carry.state.of, NAME: update}))
+            state = flight.carry.state._replace(of={**flight.carry.state.of, NAME: update})
             carry = run_rounds(
-                table, on_device, self._placed(shapes, flight.places, rows), carry, table.round_type[table.calls[FILL]]
+                table,
+                self._step_of_batches(shapes, batches, scale, keys, updates),
+                self._placed(shapes, flight.places, rows),
+                flight.carry._replace(state=state),
+                table.round_type[table.calls[FILL]],  # as of any other call
             )
             update = carry.state.of[NAME]
             # The newest batch is the older one of the next call.
             losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), carry.state.loss)
             state = carry.state._replace(of={**carry.state.of, NAME: None}, loss=losses, num_done=jnp.int32(0))
-            moved = jax.tree.map(lambda place, before: place[before], flight.places, places)
-            flight = Flight(carry._replace(state=state), moved, update.copies, update.next_copies, update.collected)
+            # What is in flight stays where it is, and the table of the next call finds it under another number.
+            places = jax.tree.map(lambda place, before: place[before], flight.places, renumbered)
+            flight = Flight(carry._replace(state=state), places, update.copies, update.next_copies, update.collected)
             flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, update.masters["layers"]))
             moments = optimizer.map_layers(lambda leaf: leaf[None], update.optimizer)
             return {**update.masters, "layers": layers}, moments, flight, update.measured
 
-        inbox = table.grids["messages"]
-        entries = inbox.renumbered
-        assert table.pages.renumbered is not None
-        assert entries is not None
-        nobody = np.full((len(entries), 1), inbox.num_inbox)
-        places = Places(jnp.asarray(table.pages.renumbered), jnp.asarray(np.concatenate([entries, nobody], axis=1)))
-        specs = jax.tree.map(lambda part: part.spec(), parts)
-        held = specs, optimizer.specs, _OF_DEVICES
+        specs = jax.tree.map(lambda part: part.spec(), parts), optimizer.specs, _OF_DEVICES
         return on_devices(
             step,
-            mesh=self.pipeline.mesh,
-            in_specs=(*held, _BATCHES, P(), P(), P("pipe"), P(), P(), P("pipe")),
-            out_specs=(*held, P()),
+            mesh=pipeline.mesh,
+            in_specs=(*specs, _BATCHES, P(), P(), P("pipe"), P(), P(), P("pipe")),
+            out_specs=(*specs, P()),
         )(
             params,
             moments,
@@ -390,7 +389,7 @@ class Stream:
             self._rows_of_call(shapes, call_type, call_index),
             call_type,
             shrink,
-            places,
+            self._renumbered(),
         )
 
     def _step_of_batches(
@@ -411,6 +410,14 @@ class Stream:
             wrap=in_its_batch,
             of={NAME: updates},
         )
+
+    def _renumbered(self) -> Places:
+        """[device, number] the number before of each slot and entry in the next call."""
+        inbox, pages = self.table.grids["messages"], self.table.pages
+        assert pages.renumbered is not None
+        assert inbox.renumbered is not None
+        nobody = np.full((len(inbox.renumbered), 1), inbox.num_inbox)  # the last entry, which nobody reads, stays it
+        return Places(jnp.asarray(pages.renumbered), jnp.asarray(np.concatenate([inbox.renumbered, nobody], axis=1)))
 
     def _rows_of_call(self, shapes: StepShapes, call_type: jax.Array, call_index: jax.Array) -> Row:
         """The lines of call t, leaves [D, R, ...].
