@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from jaxpipe.lowering.transfers.shared_sums import Meeting
@@ -47,30 +46,9 @@ from jaxpipe.program.optimizer_step import (
     squares_of,
 )
 from jaxpipe.program.partition import Part, sum_of_parts
+from jaxpipe.program.shared_use import SharedUse, shared_of, some_of, with_some
 
 PyTree = Any
-
-
-class SharedUse(NamedTuple):
-    """What embedding and head read of the shared parameters: trees like these, of Python's truth values."""
-
-    by_head: PyTree  # whether the head reads each
-    by_embedding: PyTree  # whether the embedding does, or neither
-    is_updated_first: PyTree  # whether it is updated before all others, as one of a head without delay
-
-    @property
-    def by_both(self) -> PyTree:
-        """Whether both read each."""
-        return jax.tree.map(operator.and_, self.by_head, self.by_embedding)
-
-    @property
-    def has_delay(self) -> PyTree:
-        """Whether new compute copies of each wait for their batch."""
-        return jax.tree.map(operator.not_, self.is_updated_first)
-
-    def delayed(self, shared: PyTree) -> PyTree:
-        """Those of a tree like the shared parameters that have a delay."""
-        return _some(self.has_delay, shared)
 
 
 class Arrived(NamedTuple):
@@ -107,7 +85,7 @@ class SharedUpdates:
 
         chosen = self.use.by_embedding
         after = jax.tree.map(
-            taken, *(_some(chosen, tree) for tree in (self.use.by_both, next_copies, copies["shared"]))
+            taken, *(some_of(chosen, tree) for tree in (self.use.by_both, next_copies, copies["shared"]))
         )
         return {**copies, "shared": with_some(chosen, copies["shared"], after)}
 
@@ -124,8 +102,8 @@ class SharedUpdates:
             return Arrived(self._collected(use.by_head, use.by_embedding, sums, gives=is_last_stage()))
         if meeting is Meeting.COLLECT_OTHERS:
             new = self._collected(use.by_embedding, use.by_head, sums, gives=~is_last_stage())
-            before = _some(use.by_embedding, update.collected)
-            by_both = _some(use.by_embedding, use.by_head)
+            before = some_of(use.by_embedding, update.collected)
+            by_both = some_of(use.by_embedding, use.by_head)
             new = jax.tree.map(lambda both, new, before: before + new if both else new, by_both, new, before)
             return Arrived(with_some(use.by_embedding, update.collected, new))
         # Of this round, so that XLA does not move a collective out of the loop of the rounds.
@@ -138,10 +116,10 @@ class SharedUpdates:
             measured, is_finite = self._measured(loss, squares, num_left_out)
         # The copies travel while all learn whether they are to be used.
         chosen = self._updated_in(meeting)
-        choose = partial(_shared_of, chosen)
+        choose = partial(shared_of, chosen)
         nodes, (_, _, structure) = self.optimizer.nodes_of(update, choose), self.optimizer.nodes(update)
         masters, _ = self.optimizer.apply(choose({"shared": collected}), choose(update.masters), nodes, structure)
-        parts = _some(chosen, self.optimizer.parts["shared"])
+        parts = some_of(chosen, self.optimizer.parts["shared"])
         return Arrived(
             copies=self.optimizer.copies(masters["shared"], parts),
             measured=measured,
@@ -187,12 +165,12 @@ class SharedUpdates:
             return part.reduce(jnp.where(gives, leaf, 0.0) if by_both else leaf, deterministic=deterministic)
 
         return jax.tree.map(
-            collected, *(_some(chosen, tree) for tree in (others, sums, self.optimizer.parts["shared"]))
+            collected, *(some_of(chosen, tree) for tree in (others, sums, self.optimizer.parts["shared"]))
         )
 
     def _is_head_finite(self, collected: PyTree) -> jax.Array:
         chosen = self.use.is_updated_first
-        squares, parts = _some(chosen, squares_of(collected)), _some(chosen, self.optimizer.parts["shared"])
+        squares, parts = some_of(chosen, squares_of(collected)), some_of(chosen, self.optimizer.parts["shared"])
         totals = sum_of_parts(
             jax.tree.leaves(squares), jax.tree.leaves(parts), deterministic=self.optimizer.deterministic
         )
@@ -218,7 +196,7 @@ class SharedUpdates:
     def _with_shared(self, meeting: Meeting, arrived: Arrived, update: UpdateState) -> UpdateState:
         """`update` after the update of what all stages share in this meeting, if its gradients are finite."""
         is_head, chosen = meeting is Meeting.UPDATE_HEAD, self._updated_in(meeting)
-        choose, is_finite = partial(_shared_of, chosen), arrived.is_finite
+        choose, is_finite = partial(shared_of, chosen), arrived.is_finite
         grads = choose({"shared": update.collected})
 
         def make(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:
@@ -234,7 +212,7 @@ class SharedUpdates:
             lambda tree, new: {**tree, "shared": with_some(chosen, tree["shared"], new["shared"])},
             is_last=not is_head,
         )
-        before = _some(chosen, update.copies["shared"]) if is_head else update.next_copies
+        before = some_of(chosen, update.copies["shared"]) if is_head else update.next_copies
         copies = cond_in_place(is_finite, lambda _: arrived.copies, before)
         if is_head:
             shared = with_some(chosen, update.copies["shared"], copies)
@@ -245,24 +223,6 @@ class SharedUpdates:
 def is_last_stage() -> jax.Array:
     """Whether this device holds the last stage."""
     return lax.axis_index("pipe") == lax.axis_size("pipe") - 1
-
-
-# ---- Some of the shared parameters
-
-
-def _some(chosen: PyTree, shared: PyTree) -> PyTree:
-    """The chosen ones of a tree like the shared parameters; the others are masked."""
-    return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
-
-
-def _shared_of(chosen: PyTree, tree: PyTree) -> PyTree:
-    """A tree like the parameters, with the chosen shared ones of `tree` alone."""
-    return {"shared": _some(chosen, tree["shared"]), "layers": {}}
-
-
-def with_some(chosen: PyTree, shared: PyTree, some: PyTree) -> PyTree:
-    """`shared` with the chosen ones of `some` in their places."""
-    return jax.tree.map(lambda is_chosen, leaf, new: new if is_chosen else leaf, chosen, shared, some)
 
 
 def _left(chosen: PyTree, others: PyTree, sums: PyTree, *, gives: jax.Array) -> PyTree:

@@ -9,8 +9,7 @@ draining calls are the same program with other lines of the table.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,22 +21,20 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.errors import CompileError, explain, first_of
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.table import FILL
-from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.mesh import AXES, BATCH_AXES, Randomness, on_devices
+from jaxpipe.mesh import AXES, BATCH_AXES, on_devices
+from jaxpipe.program.call_rows import Numbering, first_numbering, placed, renumbered, rows_of_call
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channels.shared_sums import in_its_batch
-from jaxpipe.program.contract import scale_of_each, shapes_on_a_device
+from jaxpipe.program.contract import scale_of_each
 from jaxpipe.program.device import DeviceStep
-from jaxpipe.program.dtypes import sum_dtype
-from jaxpipe.program.ends import embed_backward
 from jaxpipe.program.optimizer_step import NAME, OLDER, DeviceOptimizer, Measured, StagedOptimizer, UpdateState
 from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.shared_updates import SharedUpdates, SharedUse, with_some
-from jaxpipe.program.split_vjp import needed_inputs
-from jaxpipe.program.start import initial_carry, table_operands
+from jaxpipe.program.shared_updates import SharedUpdates
+from jaxpipe.program.shared_use import check_embedding, trace_shared_use, with_some
+from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.placement import looped
@@ -47,18 +44,11 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 PyTree = Any
 
 
-class Places(NamedTuple):
-    """The place of each slot of residuals and each entry of the inbox, as calls number them anew."""
-
-    slots: jax.Array  # [slot]
-    entries: jax.Array  # [entry]; the last one is for messages that nobody reads
-
-
 class Flight(NamedTuple):
     """What is in flight between two calls; leaves [device of the mesh, ...]."""
 
     carry: Carry
-    places: Places  # where slots and entries are
+    numbering: Numbering  # of slots and entries
     copies: PyTree  # compute copies {"shared", "layers": [version of a chunk, layer, ...]}
     next_copies: PyTree  # compute copies of shared parameters that the next batch will use
     collected: PyTree  # float32: sums of gradients of shared parameters that devices have given up
@@ -161,72 +151,14 @@ class Stream:
                 stages share, or if embedding and head have different delays and share a parameter.
         """
         _check_not_empty(params)
-        shapes = self.pipeline.shapes(params, batch, random=random)
-        self._check_embedding(shapes, random=random)
+        pipeline = self.pipeline
+        shapes = pipeline.shapes(params, batch, random=random)
+        check_embedding(pipeline.functions, pipeline.mesh, shapes, random=random)
         return replace(
             shapes,
             table=self.table,
             storage=make_storage(self.table, shapes.storage.saved),
-            shared_use=self._shared_use(shapes, random=random),
-        )
-
-    def _check_embedding(self, shapes: StepShapes, *, random: bool) -> None:
-        """Raises CompileError if the first stage would need two versions of the shared parameters."""
-        sums = jax.tree.map(
-            lambda like: jax.ShapeDtypeStruct(like.shape, sum_dtype(like.dtype)), shapes.copies["shared"]
-        )
-        given = Randomness.like() if random else None
-
-        def backward(shared: PyTree, microbatch: PyTree, dx: jax.Array, sums: PyTree, given: Any) -> PyTree:
-            return embed_backward(self.pipeline.functions, shared, microbatch, given, dx, sums)
-
-        is_read = self._is_read(shapes, backward, shapes.microbatch, shapes.message, sums, given)
-        if needed := _names(is_read):
-            raise CompileError(
-                explain(
-                    f"the gradient of the embedding depends on shared parameters: {', '.join(needed)}.",
-                    rule="one-shared-copy: without flush, the first stage embeds a batch while it still does backwards "
-                    "of the one before, and has one copy of what all stages share: the embedding is linear in it",
-                    repair="use a synchronous schedule, or a model whose embedding has no norm of its own (GPT, LLaMA)",
-                )
-            )
-
-    def _is_read(self, shapes: StepShapes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-        """A tree like the shared parameters: whether the results of `function` depend on each; it takes them first."""
-        shared, is_read = shapes.copies["shared"], []
-
-        def trace(shared: PyTree, *arguments: PyTree) -> None:
-            jaxpr = jax.make_jaxpr(lambda shared: function(shared, *arguments))(shared).jaxpr
-            is_read.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
-
-        shapes_on_a_device(self.pipeline.mesh, trace, shared, *arguments)
-        return jax.tree.unflatten(jax.tree.structure(shared), is_read)
-
-    def _shared_use(self, shapes: StepShapes, *, random: bool) -> SharedUse:
-        """What embedding and head read of the shared parameters.
-
-        Raises:
-            CompileError: they have different delays and share a parameter.
-        """
-        functions, given = self.pipeline.functions, Randomness.like() if random else None
-        by_head = self._is_read(shapes, functions.head, shapes.message, shapes.microbatch)
-        by_embedding = self._is_read(shapes, functions.embed, shapes.microbatch, given)
-        by_both = _names(jax.tree.map(operator.and_, by_head, by_embedding))
-        has_new_head = not self.schedule.delays[-1]
-        if by_both and has_new_head:
-            raise CompileError(
-                explain(
-                    f"embedding and head share {', '.join(by_both)} under schedule {self.schedule.name!r}.",
-                    rule="ends-apart: the weights of the last stages are new, those of the first ones an update old, "
-                    "so no parameter is one of both",
-                    repair="set model.tie_embeddings=False, or use 'pipedream_2bw'",
-                )
-            )
-        return SharedUse(
-            by_head=by_head,
-            # What neither reads counts as the embedding's, so that some update takes it.
-            by_embedding=jax.tree.map(lambda head, embedding: embedding or not head, by_head, by_embedding),
-            is_updated_first=jax.tree.map(lambda head: head and has_new_head, by_head),
+            shared_use=trace_shared_use(pipeline.functions, pipeline.mesh, self.schedule, shapes, random=random),
         )
 
     # ---- Calls
@@ -254,7 +186,7 @@ class Stream:
             carry = carry._replace(state=carry.state._replace(loss=losses))
 
             def versions(newest: jax.Array, previous: jax.Array) -> jax.Array:
-                # W(t) has place t, modulo the number of versions: see `_rows_of_call`.
+                # W(t) has place t, modulo the number of versions: see `rows_of_call`.
                 places = []
                 for chunk, num in enumerate(table.copies_of_chunk):
                     pair = newest[chunk : chunk + 1], previous[chunk : chunk + 1]
@@ -264,10 +196,8 @@ class Stream:
             layers = jax.tree.map(versions, newest["layers"], previous["layers"])
             shared = with_some(use.is_updated_first, previous["shared"], newest["shared"])
             collected = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
-            num_entries = table.grids["messages"].num_inbox + 1  # the last one is for messages that nobody reads
-            places = Places(jnp.arange(table.num_slots), jnp.arange(num_entries))
             copies = {"shared": shared, "layers": layers}
-            flight = Flight(carry, places, copies, use.delayed(newest["shared"]), collected)
+            flight = Flight(carry, first_numbering(table), copies, use.delayed(newest["shared"]), collected)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
         return on_devices(start, mesh=self.pipeline.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES)(
@@ -333,10 +263,10 @@ class Stream:
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
         ) -> tuple:
-            call_type, shrink, renumbered = rest
+            call_type, shrink, numbers_before = rest
             # On each device: its line of the table and its part of everything, without the device axis.
-            flight, rows, layers, renumbered = jax.tree.map(
-                lambda leaf: leaf[0], (flight, rows, params["layers"], renumbered)
+            flight, rows, layers, numbers_before = jax.tree.map(
+                lambda leaf: leaf[0], (flight, rows, params["layers"], numbers_before)
             )
             device_optimizer = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
             updates = SharedUpdates(device_optimizer, shapes.shared_use)
@@ -358,7 +288,7 @@ class Stream:
             carry = run_rounds(
                 table,
                 self._step_of_batches(shapes, batches, scale, keys, updates),
-                self._placed(shapes, flight.places, rows),
+                placed(shapes.storage, flight.numbering, rows),
                 flight.carry._replace(state=state),
                 table.round_type[table.calls[FILL]],  # as of any other call
             )
@@ -367,8 +297,8 @@ class Stream:
             losses = jax.tree.map(lambda leaf: jnp.stack([jnp.zeros_like(leaf[0]), leaf[0]]), carry.state.loss)
             state = carry.state._replace(of={**carry.state.of, NAME: None}, loss=losses, num_done=jnp.int32(0))
             # What is in flight stays where it is, and the table of the next call finds it under another number.
-            places = jax.tree.map(lambda place, before: place[before], flight.places, renumbered)
-            flight = Flight(carry._replace(state=state), places, update.copies, update.next_copies, update.collected)
+            numbering = jax.tree.map(lambda place, before: place[before], flight.numbering, numbers_before)
+            flight = Flight(carry._replace(state=state), numbering, update.copies, update.next_copies, update.collected)
             flight, layers = jax.tree.map(lambda leaf: leaf[None], (flight, update.masters["layers"]))
             moments = optimizer.map_layers(lambda leaf: leaf[None], update.optimizer)
             return {**update.masters, "layers": layers}, moments, flight, update.measured
@@ -386,10 +316,10 @@ class Stream:
             batches,
             scale_of_each(shapes.losses.joined, scale, shape=(NUM_BATCHES,)),
             None if keys is None else jax.random.key_data(keys),
-            self._rows_of_call(shapes, call_type, call_index),
+            rows_of_call(table, shapes.storage, call_type, call_index),
             call_type,
             shrink,
-            self._renumbered(),
+            renumbered(table),
         )
 
     def _step_of_batches(
@@ -411,55 +341,7 @@ class Stream:
             of={NAME: updates},
         )
 
-    def _renumbered(self) -> Places:
-        """[device, number] the number before of each slot and entry in the next call."""
-        inbox, pages = self.table.grids["messages"], self.table.pages
-        assert pages.renumbered is not None
-        assert inbox.renumbered is not None
-        nobody = np.full((len(inbox.renumbered), 1), inbox.num_inbox)  # the last entry, which nobody reads, stays it
-        return Places(jnp.asarray(pages.renumbered), jnp.asarray(np.concatenate([inbox.renumbered, nobody], axis=1)))
-
-    def _rows_of_call(self, shapes: StepShapes, call_type: jax.Array, call_index: jax.Array) -> Row:
-        """The lines of call t, leaves [D, R, ...].
-
-        Batch b of a stage with the delay d uses W(b-d), in the place b-d of its chunk, modulo its 1+d versions. UPDATE
-        of batch t-1 puts W(t) there, which has the place of W(t-1-d).
-        """
-        table = self.table
-        rows = jax.tree.map(
-            lambda grid: jnp.stack([grid[:, rounds] for rounds in table.calls])[call_type],
-            table_operands(table, shapes.storage),
-        )
-        num_copies = np.array(table.copies_of_chunk)
-        first = jnp.asarray(np.cumsum(num_copies) - num_copies)[rows.chunk]
-        num = jnp.asarray(num_copies)[rows.chunk]
-        line = rows.of[NAME]
-        return rows._replace(
-            copied_chunk=first + (call_index - line.batch_age - (num - 1)) % num,
-            of={**rows.of, NAME: line._replace(event=jnp.where(call_type == FILL, Meeting.NONE, line.event))},
-        )
-
-    @staticmethod
-    def _placed(shapes: StepShapes, places: Places, rows: Row) -> Row:
-        """The line of a device with the places of its slots and entries in this call."""
-        size = shapes.storage.pages_per_slot
-        line = rows.of["messages"]
-        source = jnp.where(line.next_source >= 0, places.entries[jnp.maximum(line.next_source, 0)], line.next_source)
-        line = line._replace(
-            next_source=source,
-            store_own=places.entries[line.store_own],
-            store_arrival=places.entries[line.store_arrival],
-        )
-        return rows._replace(
-            pages=places.slots[rows.pages // size] * size + rows.pages % size, of={**rows.of, "messages": line}
-        )
-
 
 def _joined(pair: Sequence[PyTree]) -> PyTree:
     """Two trees {"shared", "layers"} as one of both, {"shared": (one, other), "layers": (one, other)}."""
     return {part: tuple(tree[part] for tree in pair) for part in ("shared", "layers")}
-
-
-def _names(is_meant: PyTree) -> list[str]:
-    """Paths of the leaves that are true."""
-    return [jax.tree_util.keystr(path) for path, meant in jax.tree_util.tree_leaves_with_path(is_meant) if meant]
