@@ -30,6 +30,7 @@ from jaxpipe.program.optimizer_step import DeviceOptimizer, StagedOptimizer
 from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import build
 from jaxpipe.training.optimizer import error_feedback, is_kernel, is_load_bias, labels_of_muon, scale_by_muon
+from jaxpipe.training.run_step import StepWithFlush
 from jaxpipe.training.step import init_state
 from jaxpipe.training.without_flush import StepWithoutFlush
 
@@ -195,6 +196,21 @@ def test_a_run_that_goes_on_uses_both_versions_that_were_saved():
             losses.append(float(metrics["loss"]))
         state, (_, step) = step.flush(state), start(stream, config, "sgd", num_steps=6)
     np.testing.assert_allclose(losses, plain_steps(config, OPTIMIZERS["sgd"], 2, 6)[0], rtol=LARGEST_ERROR)
+
+
+def test_a_state_gets_the_weights_of_the_step_before_where_a_schedule_needs_them():
+    config = config_of("gpt", num_layers=2)
+    stream = stream_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config)
+    state, step = start(stream, config, "sgd", num_steps=2)
+    assert step.init(state) is state
+    assert step.flush(state) is state  # nothing is in flight yet
+    for param, older in zip(*map(jax.tree.leaves, (state.params, state.older.weights)), strict=True):
+        np.testing.assert_array_equal(older, param)
+        assert older is not param  # the first call donates both
+    with_flush = StepWithFlush(stream.pipeline, None)
+    assert with_flush.init(state).older is None
+    assert with_flush.flush(state) is with_flush.between_calls(state) is state
+    assert step.between_calls(state).older.weights is None
 
 
 @pytest.mark.ci
