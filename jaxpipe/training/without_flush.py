@@ -103,14 +103,13 @@ class StepWithoutFlush:
         """The state with W(t-1), which is W(t) where it has none; traceable."""
         if state.older is not None:
             return state
-        norm = NamedSharding(self.pipeline.mesh, P())
-        shardings = Older(self.pipeline.shardings(state.params), norm)
+        shardings = Older(self.pipeline.shardings(state.params), NamedSharding(self.pipeline.mesh, P()))
+        # The results of a jit are arrays of their own, even in the same dtype: the first call donates both.
         return replace(state, older=jax.jit(self._as_before, out_shardings=shardings)(state.params))
 
     def _as_before(self, params: Any) -> Older:
         dtype = self.pipeline.dtype
-        # Copies, even in the same dtype: the first call donates both, and no array can be donated twice.
-        return Older(jax.tree.map(lambda leaf: jnp.array(leaf, dtype or leaf.dtype), params), jnp.zeros(()))
+        return Older(jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), params), jnp.zeros(()))
 
     def lower(self, state: TrainState, batch: Any) -> StepWithoutFlush:
         """Traces both programs; returns a step that `compile` finishes."""
