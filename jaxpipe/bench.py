@@ -165,7 +165,7 @@ def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
         return {}
     single = median(alone)
     num_processes = config.mesh.pipe
-    schedule = pair.pipeline.run_schedule
+    schedule = pair.schedule
     costs = stage_costs(times, pair.pipeline.layers_per_stage, vocab_over_pipe=schedule.has_head_actions)
     return {
         "pipelined_cpu_s": step_cpu_s,

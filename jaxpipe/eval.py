@@ -74,7 +74,7 @@ def execute(values: FlagValues) -> None:
     ) as processes:
         setup = set_up(config, task_of(config), num_processes=processes.count)
         # All processes must evaluate by one schedule, or they would wait for each other.
-        check_same_schedule(processes, setup.pipeline.run_schedule, config.pipeline.costs)
+        check_same_schedule(processes, setup.schedule, config.pipeline.costs)
         step, params = restore_params(
             run_folder.path_of(values.workdir), model=setup.task.model, pipeline=setup.pipeline, say=say
         )

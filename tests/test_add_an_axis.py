@@ -64,7 +64,8 @@ def trained_without_the_axis():
     optimizer, step = optimizer_and_step(config, model, pipeline)
     state, metrics = init_state(model, pipeline, optimizer, seed=config.train.seed), []
     for number in range(config.train.steps):
-        state, of_step = step(state, put_batch(pipeline, setup.task.train_batches.at(number)))
+        batch = put_batch(pipeline, setup.task.train_batches.at(number))
+        state, of_step = step(state, lambda batch=batch: batch)
         metrics.append(of_step)
     return state, metrics, pipeline
 

@@ -72,7 +72,7 @@ def measure(config: ConfigDict, devices: Sequence[Any]) -> Report:
         compile_s=step.compile_s,
         state_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
-        prediction=predict(pipeline, step.state, step.batch, has_dropout=step.has_dropout),
+        prediction=predict(step.compiled, step.state, step.batch, has_dropout=step.has_dropout),
         permutes=permutes,
         hidden_permutes=hidden_permutes,
         pool_writes=len(whole_writes(text, pool)),

@@ -70,7 +70,7 @@ def bytes_table(devices: Sequence[Any]) -> str:
         cells = [row.label]
         for num_microbatches in NUMS_MICROBATCHES:
             step = compile_step(make_config(row, num_microbatches), devices)
-            expected = predict(step.pipeline, step.state, step.batch, has_dropout=step.has_dropout)
+            expected = predict(step.compiled, step.state, step.batch, has_dropout=step.has_dropout)
             memory = step.compiled.memory_analysis()
             if len(cells) == 1:
                 cells += _mb(memory.alias_size_in_bytes, expected.held["weights"], expected.held["gradients"])

@@ -36,7 +36,7 @@ class Predicted:
 def predicted(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None) -> Predicted:
     """What is predicted of a checked config's step on `devices`, which need not be there."""
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
-    optimizer, _ = optimizer_and_step(config, model, pipeline)
+    optimizer, step = optimizer_and_step(config, model, pipeline)
     forward = config.model.num_layers / pipeline.schedule.num_stages
     costs = Costs(forward=forward, backward=forward * BACKWARD_COSTS[config.model.recompute])
     batch = {
@@ -44,7 +44,7 @@ def predicted(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int 
         for name, leaf in example_batch(config).items()
     }
     has_dropout = dropout_seed(config, model) is not None
-    prediction = predict(pipeline, state_like(model, pipeline, optimizer), batch, has_dropout=has_dropout)
+    prediction = predict(step, state_like(model, pipeline, optimizer), batch, has_dropout=has_dropout)
     return Predicted(
         step_layers=float(replay(pipeline.table, costs).makespan),
         bubble_ratio=float(simulate(pipeline.schedule, costs).bubble_ratio),

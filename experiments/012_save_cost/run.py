@@ -48,7 +48,7 @@ def measure(num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
         def block(state, *, saves: bool):
             nonlocal num_done
             for _ in range(STEPS_OF_BLOCK):
-                state, numbers = step(state, put_batch(setup.pipeline, next(batches)))
+                state, numbers = step(state, lambda: put_batch(setup.pipeline, next(batches)))
                 jax.device_get(numbers)
                 num_done += 1
             if saves:

@@ -48,7 +48,7 @@ def compiled(cell: Cell) -> dict[str, Any]:
         "held": {
             "state": bytes_per_device(step.state),
             "batch": bytes_per_device(step.batch),
-            **held_bytes(step.pipeline.shapes(step.state.params, shapes)),
+            **held_bytes(step.compiled.shapes(step.state.params, shapes)),
         },
     }
 

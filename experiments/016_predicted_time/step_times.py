@@ -65,7 +65,7 @@ def _compile_step(cell: Cell) -> Callable[[], Any]:
 
     def run() -> Any:
         nonlocal state
-        state, metrics = compiled(state, batch)
+        state, metrics = compiled(state, lambda: batch)
         return state, metrics
 
     return run

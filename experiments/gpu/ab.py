@@ -79,7 +79,7 @@ def compare(size: Size, candidate: Candidate) -> Record:
     held = [state()]
 
     def call(name: str, batch: Any) -> Any:
-        held[0], metrics = programs[name](held[0], batch)
+        held[0], metrics = programs[name](held[0], lambda: batch)
         return held[0], metrics
 
     a_s, b_s = size.seconds(partial(call, "a", batch), partial(call, "b", batch_of_b))
@@ -93,4 +93,4 @@ def _lowered(config: ConfigDict, size: Size) -> tuple[Any, Callable[[], Any], An
     optimizer, step = optimizer_and_step(config, model, pipeline)
     batch = put_batch(pipeline, example_batch(config))
     make = partial(init_state, model, pipeline, optimizer, seed=0)
-    return step.lower(state_like(model, pipeline, optimizer), batch), make, batch
+    return step.lower(state_like(model, pipeline, optimizer, step.init), batch), make, batch

@@ -133,7 +133,7 @@ def _bytes(size: Size) -> Record:
     optimizer, step = optimizer_and_step(config, model, pipeline)
     state = init_state(model, pipeline, optimizer, seed=0)
     batch = put_batch(pipeline, example_batch(config))
-    predicted = predict(pipeline, state, batch, has_dropout=False)
+    predicted = predict(step, state, batch, has_dropout=False)
     compiled = step.lower(state, batch).compile()
     memory = compiled.memory_analysis()
     counted = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -142,7 +142,7 @@ def _bytes(size: Size) -> Record:
         "compiled_gib": (counted - memory.alias_size_in_bytes + memory.temp_size_in_bytes) / 2**30,
     }
     for _ in range(2):
-        state, _ = compiled(state, batch)
+        state, _ = compiled(state, lambda: batch)
     jax.block_until_ready(state)
     if stats := size.device.memory_stats():
         record |= {"in_use_gib": stats["bytes_in_use"] / 2**30, "peak_gib": stats["peak_bytes_in_use"] / 2**30}

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from jaxpipe.checkpoints.arrays import Arrays
 from jaxpipe.program import Pipeline
+from jaxpipe.program.optimizer_step import is_masked
 from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.program.staged_params import Canonical
-from jaxpipe.program.updates import is_masked
 
 GROUP_BYTES = 2**28  # of leaves copied at the same time, on a device; a larger leaf is copied alone
 

@@ -21,6 +21,7 @@ from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.training.run_step import Step
 
 PyTree = Any
 
@@ -62,18 +63,18 @@ class Prediction:
         return sum(self.parts.values())
 
 
-def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
-    """The prediction for the step of `pipeline`; compiles only the parts of an action, each alone.
+def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
+    """The prediction for `step`; compiles only the parts of an action, each alone.
 
     Args:
-        pipeline: pipeline of the step.
-        state: the train state, or its shapes and shardings; has `params`.
+        step: the step.
+        state: the train state between two calls, or its shapes and shardings.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         has_dropout: whether the step uses dropout.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    of_step, workspace = pipeline.shapes(state.params, shapes), update_bytes(pipeline, state)
-    workspace |= workspace_bytes(pipeline, state.params, shapes, has_dropout=has_dropout)
+    of_step, workspace = step.shapes(state.params, shapes), update_bytes(step, state)
+    workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
     workspace["layer_backward"] += meeting_bytes(of_step)
     return Prediction(
         state=bytes_per_device(state),
@@ -83,17 +84,17 @@ def predict(pipeline: Pipeline, state: PyTree, batch: PyTree, *, has_dropout: bo
     )
 
 
-def update_bytes(pipeline: Pipeline, state: PyTree) -> dict[str, int]:
+def update_bytes(step: Step, state: PyTree) -> dict[str, int]:
     """Bytes per device of the UPDATE of a layer, of a schedule without flush: new masters and moments, and gradients.
 
     A gradient counts if it is a sum over devices; else it is read where it is.
     """
-    if not pipeline.run_schedule.delays:
+    if not step.schedule.delays:
         return {}
     is_staged = has_tree_of(state.params)
     nodes = [node for node in jax.tree.leaves(state.optimizer, is_leaf=is_staged) if is_staged(node)]
-    num_rows = pipeline.run_schedule.placement.num_chunks * max(pipeline.layers_per_stage)
-    masters, parts = state.params["layers"], pipeline.parts(state.params)["layers"]
+    num_rows = step.schedule.placement.num_chunks * max(step.pipeline.layers_per_stage)
+    masters, parts = state.params["layers"], step.pipeline.parts(state.params)["layers"]
     summed = [leaf for leaf, part in zip(*map(jax.tree.leaves, (masters, parts)), strict=True) if part.is_summed]
     return {"update": sum(map(bytes_per_device, (summed, masters, *(node["layers"] for node in nodes)))) // num_rows}
 

@@ -102,14 +102,14 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         step: the compiled step.
         hardware_bytes: memory of one device.
     """
-    pipeline, params = step.pipeline, step.state.params
-    memory, text = step.compiled.memory_analysis(), step.compiled.as_text()
+    compiled = step.compiled
+    memory, text = compiled.memory_analysis(), compiled.as_text()
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
     exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
     of_experts = [overlapped_permutes(text, scope=EXPERTS, opcode=opcode) for opcode in OF_EXPERTS]
     expert_collectives, overlapped_expert = map(sum, zip(*of_experts, strict=True))
-    shapes = pipeline.shapes(params, step.batch)
+    shapes = compiled.shapes(step.state.params, step.batch)
     asked, sent = link_bytes(shapes)
     source, target = np.unravel_index(int(sent.argmax()), sent.shape)
     return Report(
@@ -118,7 +118,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
-        num_slots=pipeline.run_table.num_slots,
+        num_slots=compiled.table.num_slots,
         slot_bytes=shapes.storage.slot_bytes,
         transit_bytes=buffer_bytes(shapes).get("transit", 0),
         compile_s=step.compile_s,
@@ -133,7 +133,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
         link_bytes_sent=int(sent[source, target]),
-        prediction=predict(pipeline, step.state, step.batch, has_dropout=step.has_dropout),
+        prediction=predict(compiled, step.state, step.batch, has_dropout=step.has_dropout),
     )
 
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxpipe.estimate.costs import Decided, decide_costs
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch
-from jaxpipe.training.delayed import DelayedStep
+from jaxpipe.training.run_step import Step
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
 from jaxpipe.training.step import TrainState, state_like
 
@@ -26,22 +26,25 @@ class CompiledStep:
     """One compiled training step.
 
     Attributes:
-        pipeline: pipeline of the step.
+        compiled: the step, compiled.
         state: shapes and shardings of the train state.
         batch: shapes of the batch, leaves [num_microbatches, microbatch size, ...].
         has_dropout: whether the step uses dropout.
-        compiled: JAX's compiled step (state, batch) -> (state, metrics); or a `DelayedStep`.
         compile_s: seconds for tracing, lowering and compiling.
         costs: expected costs for which its schedule was made.
     """
 
-    pipeline: Pipeline
+    compiled: Step
     state: TrainState
     batch: dict[str, jax.ShapeDtypeStruct]
     has_dropout: bool
-    compiled: Any
     compile_s: float
     costs: Decided
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of the step: of one batch with a flush."""
+        return self.compiled.pipeline
 
 
 def compile_step(
@@ -65,13 +68,13 @@ def compile_step(
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
     optimizer, step = optimizer_and_step(config, model, pipeline)
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
-    state, batch = state_like(model, pipeline, optimizer), _batch_like(config, batch_sharding)
+    state = state_like(model, pipeline, optimizer, step.init)
+    batch = _batch_like(config, batch_sharding)
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
-    if isinstance(step, DelayedStep):
-        state = step.between_steps(state)
+    compile_s = time.perf_counter() - start
     has_dropout = dropout_seed(config, model) is not None
-    return CompiledStep(pipeline, state, batch, has_dropout, compiled, time.perf_counter() - start, costs)
+    return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
 
 
 def _batch_like(config: ConfigDict, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:

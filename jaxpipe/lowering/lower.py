@@ -34,7 +34,7 @@ from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
-from jaxpipe.lowering.without_flush import lower_run
+from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -91,7 +91,7 @@ def lower(
         (74, 6, 4)
     """
     if schedule.delays:
-        return lower_run(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
+        return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
         return folding.best_table(costs or Costs(), blocking=blocking)

@@ -51,13 +51,13 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
 
     idle = copy.copy(pipeline)
     idle.loss_and_grads = jax.jit(without_actions)
-    optimizer, step = optimizer_and_step(stages.config, stages.model, idle)
+    optimizer, step = optimizer_and_step(stages.config, stages.model, idle, schedule=idle.schedule)
     state = init_state(stages.model, pipeline, optimizer, seed=0)
     compiled = step.lower(state, stages.batch).compile()
 
     def update() -> Any:
         nonlocal state
-        state, metrics = compiled(state, stages.batch)
+        state, metrics = compiled(state, lambda: stages.batch)
         return state, metrics
 
     return update

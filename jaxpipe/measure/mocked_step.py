@@ -124,7 +124,7 @@ def measure_mocked(
     stats = device.memory_stats()
     settled = config.copy_and_resolve_references()
     step.costs.settle(settled)
-    schedule = step.pipeline.run_schedule
+    schedule = step.compiled.schedule
     costs = costs_of_stages(settled, schedule, step.pipeline.layers_per_stage)
     setting, source = _setting_and_source(config, device, step.pipeline.mesh.size, gpus_per_node)
     memory: Any = step.compiled.memory_analysis()
@@ -139,7 +139,7 @@ def measure_mocked(
         num_skipped=num_skipped,
         peak_bytes=stats["peak_bytes_in_use"] if stats else None,
         compiled_bytes=arguments + memory.temp_size_in_bytes,
-        accounted_bytes=predict(step.pipeline, step.state, step.batch, has_dropout=step.has_dropout).total_bytes,
+        accounted_bytes=predict(step.compiled, step.state, step.batch, has_dropout=step.has_dropout).total_bytes,
         busy_forwards=busy(schedule, stage, costs.of_kind(schedule.num_stages) / float(np.mean(costs.forward))),
         busy_s=None if alone is None else _busy_s(schedule, stage, setting, alone),
         source=f"times of {config.pipeline.costs}" if is_costs_file(config.pipeline.costs) else "a roofline",
@@ -199,7 +199,7 @@ def _run(step: CompiledStep, config: ConfigDict, num_repeats: int) -> tuple[list
 
     def call() -> Any:
         nonlocal state
-        state, metrics = step.compiled(state, batch)
+        state, metrics = step.compiled(state, lambda: batch)
         skipped.append(metrics["skipped"].addressable_data(0))
         return state, metrics
 

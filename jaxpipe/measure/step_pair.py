@@ -19,15 +19,15 @@ from ml_collections import ConfigDict
 
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
-from jaxpipe.config import model_config
+from jaxpipe.config import build_schedule, model_config
 from jaxpipe.config.model import mesh_sizes
 from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of
 from jaxpipe.models import LanguageModel, ModelConfig
 from jaxpipe.program import Pipeline
-from jaxpipe.program.delayed import DelayedPipeline
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
+from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
 from jaxpipe.training.step import init_state, mean_factors
@@ -43,7 +43,8 @@ class StepPair:
 
     Attributes:
         config: the checked config.
-        pipeline: makes the pipelined step.
+        pipeline: makes the pipelined step; without flush it is that of one batch with a flush.
+        schedule: the schedule of the pipelined step.
         model: the model as one device computes it.
         params: staged float32 masters, on the mesh.
         batch: the batch on the mesh.
@@ -56,6 +57,7 @@ class StepPair:
     config: ConfigDict
     model: LanguageModel
     pipeline: Pipeline
+    schedule: Schedule
     params: PyTree
     batch: PyTree
     canonical: PyTree
@@ -71,29 +73,28 @@ class StepPair:
     @property
     def steps_in_a_row(self) -> int:
         """Steps of one call of the pipelined function that count: without flush several, and one before them."""
-        return _STEPS_IN_A_ROW if isinstance(self.pipeline, DelayedPipeline) else 1
+        return _STEPS_IN_A_ROW if self.schedule.delays else 1
 
     def compile_pipelined(self) -> Any:
         """A compiled function () -> (loss, staged gradients); without flush () -> metrics of whole steps."""
-        if isinstance(self.pipeline, DelayedPipeline):
+        if self.schedule.delays:
             return self._compile_calls()
         arguments = (self.params, self.batch, self.scale, self.key)
         return partial(self.pipeline.loss_and_grads.lower(*arguments).compile(), *arguments)
 
     def _compile_calls(self) -> Any:
         """A compiled function () -> metrics of each of the next steps of a run that is full."""
-        optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline)
-        step.num_steps = _NO_LAST_STEP
-        # In turn the state is donated.
-        held = [init_state(self.model, self.pipeline, optimizer, seed=0)]
-        step.lower(held[0], self.batch).compile()
+        optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline, num_steps=_NO_LAST_STEP)
+        # A list: each call donates the state, and puts the next one in its place.
+        states = [step.init(init_state(self.model, self.pipeline, optimizer, seed=0))]
+        step.lower(states[0], self.batch).compile()
 
         def call() -> Any:
-            found = []
+            rows = []
             for _ in range(1 + _STEPS_IN_A_ROW):
-                held[0], metrics = step(held[0], lambda: self.batch)
-                found.append(metrics)
-            return found
+                states[0], metrics = step(states[0], lambda: self.batch)
+                rows.append(metrics)
+            return rows
 
         return call
 
@@ -110,7 +111,7 @@ class StepPair:
         """A compiled function () -> (loss, canonical gradients) on one device; without flush, of a whole step."""
         of_step = partial(unpipelined_loss_and_grads, self.model)
         arguments = (self.canonical, self.local_batch, self.scale, self.key)
-        if not isinstance(self.pipeline, DelayedPipeline):
+        if not self.schedule.delays:
             return partial(jax.jit(of_step).lower(*arguments).compile(), *arguments)
         optimizer, _ = optimizer_and_step(self.config, self.model, self.pipeline)
         masters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.canonical)
@@ -149,6 +150,7 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
         config=config,
         model=model,
         pipeline=pipeline,
+        schedule=build_schedule(config),
         params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
         batch=jax.tree.map(
             lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
@@ -203,15 +205,15 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
-    config, pipeline, table = pair.config, pair.pipeline, pair.pipeline.run_table
+    config, pipeline = pair.config, pair.pipeline
     optimizer, step = optimizer_and_step(config, pair.model, pipeline)
-    state = init_state(pair.model, pipeline, optimizer, seed=0)
+    state = step.init(init_state(pair.model, pipeline, optimizer, seed=0))
     start = time.perf_counter()
     compiled = step.lower(state, pair.batch).compile()
     compile_s = time.perf_counter() - start
     memory, text = compiled.memory_analysis(), compiled.as_text()
 
-    shapes = pipeline.shapes(pair.params, pair.batch)
+    shapes = step.shapes(pair.params, pair.batch)
     held, message = held_bytes(shapes), shapes.message
     workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
     formula = layer_bytes(
@@ -228,7 +230,7 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         "alias_bytes": memory.alias_size_in_bytes,
         "slot_bytes": shapes.storage.slot_bytes,
         "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
-        "num_slots": table.num_slots,
+        "num_slots": step.table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
         "hlo_slot_copies": len(whole_writes(text, pool_shapes(shapes.storage))),
         "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, pair.params))),

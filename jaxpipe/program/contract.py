@@ -385,7 +385,7 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
     Args:
         losses: their shapes.
         scale: the factors.
-        shape: of each factor; [lap] where a call has several batches.
+        shape: of each factor; [batch age] where a call has several batches.
 
     Raises:
         CompileError: `scale` has another structure, or a factor is no real number.

@@ -65,7 +65,6 @@ class Pipeline:
             same program, where `is_run` "round device" is true, and no action in the other rounds, to time
             actions. Its result has no meaning.
         table: the round table that `loss_and_grads` executes.
-        run_schedule, run_table: schedule and table of a run's steps: the same, unless they have no flush.
         layout: layout of the staged parameters.
         layers_per_stage: [stage] number of layers.
         rolled: whether rounds are rolled into loops.
@@ -121,7 +120,6 @@ class Pipeline:
         self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)
-        self.run_schedule, self.run_table = schedule, self.table
 
         def loss_and_grads(
             params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
@@ -205,7 +203,7 @@ class Pipeline:
             random=random,
         )
 
-    def _on_this_device(
+    def on_this_device(
         self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
     ) -> DeviceStep:
         """The step on the device that traces this inside `shard_map`."""
@@ -244,7 +242,7 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             params, num_done = compute_copies(params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs)
-            on_device = self._on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
+            on_device = self.on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, params, num_done)).state
             return sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),

@@ -45,7 +45,8 @@ class StepShapes:
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
         kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
-        ends: `updates.Ends` in a run without flush, else None.
+        shared_use: what embedding and head read of the shared parameters, `shared_updates.SharedUse`, without flush;
+            else None.
     """
 
     table: RoundTable
@@ -60,7 +61,7 @@ class StepShapes:
     split: SplitBackward | None
     kept: PyTree
     statistics: PyTree
-    ends: Any = None
+    shared_use: Any = None
 
     @property
     def loss_sums(self) -> PyTree:
@@ -204,8 +205,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         kinds["gradients"] += jnp.dtype(sum_dtype(copy.dtype)).itemsize * size
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
-    if shapes.ends:  # copies for the next batch
-        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.ends.waiting(shapes.copies["shared"]))))
+    if shapes.shared_use:  # copies for the next batch
+        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.delayed(shapes.copies["shared"]))))
     return {
         "pages": storage.num_bytes,
         "left": sum(map(_num_bytes, storage.saved.deferred)),
@@ -244,12 +245,12 @@ def meeting_bytes(shapes: StepShapes) -> int:
     They are the sum of what devices give up and, of a parameter that embedding and head share, what this one gives: a
     copy, since it may have terms of the next batch beside them. The meeting travels while a layer's backward computes.
     """
-    if not shapes.ends:
+    if not shapes.shared_use:
         return 0
-    both = map(jax.tree.leaves, (shapes.ends.of_head, shapes.ends.of_embedding, shapes.parts["shared"]))
+    leaves = map(jax.tree.leaves, (shapes.shared_use.by_both, shapes.parts["shared"]))
     return 4 * sum(
-        math.prod(part.master_shape) + (math.prod(part.compute_shape) if of_head and of_embedding else 0)
-        for of_head, of_embedding, part in zip(*both, strict=True)
+        math.prod(part.master_shape) + (math.prod(part.compute_shape) if by_both else 0)
+        for by_both, part in zip(*leaves, strict=True)
     )
 
 

@@ -24,9 +24,9 @@ from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import TrainingError, explain
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
-from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.metrics import open_metrics
 from jaxpipe.training.profiler import Profiler
+from jaxpipe.training.run_step import Step
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import Speed
 from jaxpipe.training.step import TrainState, format_losses, name_losses
@@ -46,7 +46,7 @@ class Loop:
         setup: text, model and pipeline of the config.
         checkpoints: the run's checkpoints.
         profiler: traces the steps of --profile_steps.
-        train_step: compiled, (state, batch) -> (state, metrics); or a `DelayedStep`.
+        train_step: compiled.
         eval_step: compiled, (params, batch) -> sum of losses.
         on_step: called after each step; see `jaxpipe.training.fit`.
     """
@@ -57,7 +57,7 @@ class Loop:
     setup: Setup
     checkpoints: Checkpoints
     profiler: Profiler
-    train_step: Any
+    train_step: Step
     eval_step: Callable[[Any, Any], Any]
     on_step: OnStep | None = None
 
@@ -79,7 +79,8 @@ class Loop:
         config, pipeline, num_steps, task = self.config, self.setup.pipeline, self.config.train.steps, self.setup.task
         speed = Speed(task.model, pipeline, task.train_batches.at(0))
         has_kept = False
-        skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row)
+        has_flush = not self.train_step.schedule.delays
+        skipped_steps = SkippedSteps(pipeline, max_in_row=config.train.max_skipped_in_row, has_flush=has_flush)
         saver = Saver(self.checkpoints, num_processes=self.processes.count, say=say)
         rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
 
@@ -96,14 +97,12 @@ class Loop:
                 self.processes.begin(f"step {step}", is_step=True)
                 self.profiler.before(step)
                 start = time.perf_counter()
-                # A schedule without flush takes the batch after this step's too.
-                is_delayed = isinstance(self.train_step, DelayedStep)
-                state, found = self.train_step(state, take if is_delayed else take())
-                found = jax.device_get(found)
+                state, of_step = self.train_step(state, take)
+                of_step = jax.device_get(of_step)
                 if step == num_done + 1 and self.processes.count > 1:
                     tune_gloo()  # the first step has connected the processes
-                numbers = {name: found[name].item() for name in ("loss", *found) if not found[name].ndim}
-                by_layer = {name: array for name, array in found.items() if array.ndim}
+                numbers = {name: of_step[name].item() for name in ("loss", *of_step) if not of_step[name].ndim}
+                by_layer = {name: array for name, array in of_step.items() if array.ndim}
                 numbers |= speed.numbers(time.perf_counter() - start)
                 if traced := self.profiler.after(step):
                     say(traced)
@@ -155,7 +154,7 @@ class Loop:
             self.processes.begin(f"the checkpoint of step {step}", waits_for_files=True)
         saver.after_step(
             step,
-            lambda: self.train_step.saved(state) if isinstance(self.train_step, DelayedStep) else state,
+            lambda: self.train_step.flush(state),
             is_due=is_due,
             is_last=is_last,
             config=self.config.to_dict(),
@@ -244,15 +243,17 @@ class Skipped:
 class SkippedSteps:
     """Checks the metrics of every step, and the parameters after a skipped step."""
 
-    def __init__(self, pipeline: Pipeline, *, max_in_row: int):
+    def __init__(self, pipeline: Pipeline, *, max_in_row: int, has_flush: bool = True):
         """Compiles nothing until a step is skipped.
 
         Args:
             pipeline: the pipeline of the run.
             max_in_row: number of consecutive skipped steps at which the run ends.
+            has_flush: whether the schedule has one; without, some updates of a skipped step are made.
         """
-        self._square_sums, self._max_in_row = jax.jit(pipeline.square_sums), max_in_row
-        self._is_partly = bool(pipeline.run_schedule.delays)  # without flush some updates of such a step are made
+        self._square_sums = jax.jit(pipeline.square_sums)
+        self._max_in_row = max_in_row
+        self._has_flush = has_flush
 
     def check(self, step: int, numbers: Mapping[str, float], params: Any) -> Skipped | None:
         """The report of a skipped step; None for a step that was not skipped.
@@ -276,7 +277,7 @@ class SkippedSteps:
             return Skipped(f"step {step}: skipped, {num_in_row} in a row; {values}; {culprit}", are_params_bad)
         last_good = step - num_in_row
         kept = f"parameters and optimizer are as step {last_good} left them"
-        if self._is_partly:
+        if not self._has_flush:
             kept += ", but for stages whose gradients were finite"
         raise TrainingError(
             explain(

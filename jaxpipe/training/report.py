@@ -13,20 +13,20 @@ import numpy as np
 from jaxpipe.cluster.axes import told
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError, explain
-from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
 from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
+from jaxpipe.training.run_step import Step
 from jaxpipe.training.setup import Setup
 from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
 from jaxpipe.units import MA, gib, mib
 
 
-def report(setup: Setup, state: TrainState, batch: Any) -> str:
+def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
     """The lines to print at the start of a run."""
-    pipeline, schedule = setup.pipeline, setup.pipeline.run_schedule
+    pipeline, schedule = setup.pipeline, setup.schedule
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
-    shapes, num_slots = pipeline.shapes(state.params, batch), pipeline.run_table.num_slots
+    shapes, num_slots = step.shapes(state.params, batch), step.table.num_slots
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.task.data}",
@@ -35,7 +35,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
         f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_format_costs(setup)}",
-        f"rounds     {pipeline.run_table.rounds_per_call} in the compiled step",
+        f"rounds     {step.table.rounds_per_call} in the compiled step",
         f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.storage.slot_bytes)}: what a stage keeps of"
         " a microbatch for its backward",
         f"peak       {peak_activations(schedule).max():g} Ma; {MA}",
@@ -48,7 +48,7 @@ def report(setup: Setup, state: TrainState, batch: Any) -> str:
 
 def _format_costs(setup: Setup) -> str:
     """The expected time of each kind of backward that the schedule has, in forwards."""
-    schedule = setup.pipeline.run_schedule
+    schedule = setup.schedule
     columns, times = schedule.columns, setup.costs.of_kind(schedule.num_stages).mean(axis=1)
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
@@ -80,29 +80,29 @@ def _mebibytes(num_bytes: int) -> str:
 # ---- Whether the step fits the devices, before anything is compiled
 
 
-def check_memory(pipeline: Pipeline, state: TrainState, batch: Any, *, limit_bytes: int | None = None) -> None:
+def check_memory(step: Step, state: TrainState, batch: Any, *, limit_bytes: int | None = None) -> None:
     """Raises ConfigError for a step that needs more memory than a device has.
 
     The check is a lower bound: the train state and `held_bytes`, which live between actions. The workspace of an action
     comes on top; `jaxpipe.compile` predicts it and checks it on the compiled program.
 
     Args:
-        pipeline: the pipeline of the step.
+        step: the step.
         state: shapes with shardings.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
         limit_bytes: memory of a device; None asks the first device of this process and skips the check if it does not
             know.
     """
     if limit_bytes is None:
-        stats = pipeline.mesh.local_devices[0].memory_stats() or {}
+        stats = step.pipeline.mesh.local_devices[0].memory_stats() or {}
         limit_bytes = stats.get("bytes_limit")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    parts = {"train state": bytes_per_device(state), **held_bytes(pipeline.shapes(state.params, shapes))}
+    parts = {"train state": bytes_per_device(state), **held_bytes(step.shapes(state.params, shapes))}
     needed = sum(parts.values())
     if limit_bytes is None or needed <= limit_bytes:
         return
     picture = ", ".join(f"{kind} {gib(num, '.3g')}" for kind, num in parts.items() if num)
-    more = " or ".join(f"mesh.{axis}" for axis in told(pipeline.mesh.shape))
+    more = " or ".join(f"mesh.{axis}" for axis in told(step.pipeline.mesh.shape))
     raise ConfigError(
         explain(
             f"a step needs at least {gib(needed, '.3g')} GiB on each device, which has {gib(limit_bytes, '.3g')} GiB",
@@ -135,9 +135,9 @@ def in_mean_forwards(costs: Costs) -> Costs:
 
 def write_timeline(path: Path, setup: Setup) -> None:
     """Writes TIMELINE into the run's folder `path`, where a millisecond is a forward of the mean stage."""
-    schedule, layers_per_stage = setup.pipeline.run_schedule, setup.pipeline.layers_per_stage
+    layers_per_stage = setup.pipeline.layers_per_stage
     costs = in_mean_forwards(setup.costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
-    trace = [labels, *chrome_trace(simulate(schedule, costs))]
+    trace = [labels, *chrome_trace(simulate(setup.schedule, costs))]
     (path / TIMELINE).write_text(json.dumps(trace) + "\n")

@@ -30,14 +30,15 @@ from jaxpipe.mesh import Devices, choose_devices, key_of, make_mesh, node_by_nod
 from jaxpipe.mesh.jax_defaults import default_promotion
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.training.by_layer import by_layer
-from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import READS_MATRICES, learning_rate, make_optimizer, with_load_bias
 from jaxpipe.training.run_folder import path_of
+from jaxpipe.training.run_step import Step, StepWithFlush
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
 from jaxpipe.training.task import Task, Trained, language_model
+from jaxpipe.training.without_flush import StepWithoutFlush
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Setup:
     Attributes:
         task: model and batches.
         devices: devices of the mesh, and the reason for this choice.
-        pipeline: compiles the program of a step.
+        schedule: that of the run; without flush it is of several batches.
+        pipeline: the pipeline of one batch with a flush.
         costs: expected times of the stages' actions, and of a split head's.
         costs_source: where these are from.
     """
 
     task: Task
     devices: Devices
+    schedule: Schedule
     pipeline: Pipeline
     costs: Costs
     costs_source: str
@@ -76,12 +79,13 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
     decided.settle(config)
     if is_split_now:
         task = replace(task, model=language_model(config))
-    pipeline = pipeline_of(config, task.model, devices.devices)
+    schedule, pipeline = build_schedule(config), pipeline_of(config, task.model, devices.devices)
     return Setup(
         task,
         devices=devices,
+        schedule=schedule,
         pipeline=pipeline,
-        costs=costs_of_stages(config, pipeline.run_schedule, pipeline.layers_per_stage),
+        costs=costs_of_stages(config, schedule, pipeline.layers_per_stage),
         costs_source=decided.source,
     )
 
@@ -131,7 +135,7 @@ def build_pipeline(
 def pipeline_of(
     config: ConfigDict, model: Trained, devices: Sequence[Any], *, gpus_per_node: int | None = None
 ) -> Pipeline:
-    """The pipeline of a checked config and its `model` on `devices`.
+    """The pipeline of a checked config and its `model` on `devices`; of a schedule without flush that of one batch.
 
     Args:
         config: the checked config.
@@ -147,9 +151,8 @@ def pipeline_of(
     axes = mesh_axes(config)
     devices = mesh_order(config, schedule, devices, gpus_per_node)
     layers = layers_per_stage(config)
-    make = DelayedPipeline if schedule.delays else Pipeline
-    return make(
-        schedule,
+    return Pipeline(
+        one_batch(schedule),
         make_mesh(**axes, devices=devices),
         StageFunctions.of(model),
         num_layers=config.model.num_layers,
@@ -162,25 +165,41 @@ def pipeline_of(
 
 
 def optimizer_and_step(
-    config: ConfigDict, model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation | None = None
-) -> tuple[optax.GradientTransformation, Any]:
-    """The optimizer, that of the config if none is given, and the jitted train step that applies it."""
+    config: ConfigDict,
+    model: Trained,
+    pipeline: Pipeline,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    schedule: Schedule | None = None,
+    num_steps: int | None = None,
+) -> tuple[optax.GradientTransformation, Step]:
+    """The optimizer, that of the config if none is given, and the train step that applies it.
+
+    Args:
+        config: the checked config.
+        model: counts the terms of the losses.
+        pipeline: of the schedule, or of one batch of it without flush.
+        optimizer: None makes that of the config.
+        schedule: None builds that of the config.
+        num_steps: steps of the run, of which the last one drains the pipeline; None: as in the config.
+    """
+    schedule = schedule or build_schedule(config)
     rate = default_promotion()(learning_rate(config)) if optimizer is None else None
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
     if optimizer:
         staged = jax.eval_shape(lambda: _in_float32(pipeline, model.init(key_of(0))))
-        made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not pipeline.run_schedule.delays)
+        made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not schedule.delays)
     else:
         made = make_optimizer(config)
     # Optax is written for JAX's own rules of promotion.
     promoted = default_promotion()
     optimizer = optax.GradientTransformation(promoted(made.init), promoted(made.update))
     fields = {"max_grad_norm": config.optimizer.max_grad_norm, "dropout_seed": dropout_seed(config, model)}
-    if isinstance(pipeline, DelayedPipeline):
-        more = {"num_steps": config.train.steps, "reads_matrices": reads_matrices}
-        return optimizer, DelayedStep(model, pipeline, optimizer, rate, **fields, **more)
-    step = make_train_step(model, pipeline, optimizer, rate, **fields)
-    return optimizer, step
+    if schedule.delays:
+        stream = Stream(schedule, pipeline, costs=costs_of_stages(config, schedule, pipeline.layers_per_stage))
+        more = {"num_steps": num_steps or config.train.steps, "reads_matrices": reads_matrices}
+        return optimizer, StepWithoutFlush(model, stream, optimizer, rate, **fields, **more)
+    return optimizer, StepWithFlush(pipeline, make_train_step(model, pipeline, optimizer, rate, **fields))
 
 
 def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTransformation) -> TrainState:

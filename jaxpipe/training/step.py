@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import MEASURED, key_of
 from jaxpipe.program import Pipeline
-from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.optimizer_step import is_masked
 from jaxpipe.program.partition import Part, part_beside
-from jaxpipe.program.updates import is_masked
 from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
 
@@ -76,12 +76,18 @@ def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
 def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     """The state before the first step of a run that starts from the staged `params`, which are donated."""
     shardings = _shardings(state_like(model, pipeline, optimizer))
-    return jax.jit(partial(_before_first_step, pipeline, optimizer), out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
 
 
-def state_like(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation) -> TrainState:
-    """The train state as ShapeDtypeStructs with shardings; allocates nothing."""
+def state_like(
+    model: Trained,
+    pipeline: Pipeline,
+    optimizer: optax.GradientTransformation,
+    init: Callable[[TrainState], TrainState] | None = None,
+) -> TrainState:
+    """The train state as ShapeDtypeStructs with shardings, after the `init` of a step; allocates nothing."""
     shapes = jax.eval_shape(partial(_init, model, pipeline, optimizer), key_of(0))
+    shapes = jax.eval_shape(init, shapes) if init else shapes
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -108,25 +114,14 @@ def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     return TrainState(params, moments, replicated, replicated, replicated, older)
 
 
-def with_older(state: TrainState, pipeline: Pipeline) -> TrainState:
-    """The state with what the pipeline's schedule needs of the step before, as if that had changed nothing; traceable.
-
-    A schedule without flush needs it, another one drops it.
-    """
-    if not isinstance(pipeline, DelayedPipeline):
-        return replace(state, older=None)
-    weights = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype or leaf.dtype), state.params)
-    return replace(state, older=Older(weights, jnp.zeros(())))
-
-
 def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.init(key))
-    return _before_first_step(pipeline, optimizer, pipeline.to_stages(params))
+    return _before_first_step(optimizer, pipeline.to_stages(params))
 
 
-def _before_first_step(pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+def _before_first_step(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
-    return with_older(TrainState(params, optimizer.init(params), zero, zero, zero), pipeline)
+    return TrainState(params, optimizer.init(params), zero, zero, zero)
 
 
 def _shardings(tree: Any) -> Any:

@@ -10,7 +10,7 @@ import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from jaxpipe.training.loop import Loop, OnStep
 from jaxpipe.training.metrics import keep_rows
 from jaxpipe.training.report import check_memory, report, write_timeline
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
-from jaxpipe.training.step import TrainState, make_eval_step, state_like, with_older
+from jaxpipe.training.step import TrainState, make_eval_step, state_like
 from jaxpipe.training.task import Task, task_of
 
 _OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
@@ -202,28 +202,26 @@ def _run(
             check_vocabulary(config)
         setup = set_up(config, task or task_of(config), num_processes=processes.count)
         task, pipeline = setup.task, setup.pipeline
-        resume.check_same_schedule(processes, pipeline.run_schedule, config.pipeline.costs)
+        resume.check_same_schedule(processes, setup.schedule, config.pipeline.costs)
         config.mesh.platform = setup.devices.platform
         _check_data(path, task, processes, is_resumed=is_resumed)
         optimizer, train_step = optimizer_and_step(config, task.model, pipeline, optimizer)
-        like = state_like(task.model, pipeline, optimizer)
+        like = state_like(task.model, pipeline, optimizer, train_step.init)
         batch = task.train_batches.at(0)
-        check_memory(pipeline, like, batch)
+        check_memory(train_step, like, batch)
 
         # ---- State: the initial one, or that of the newest checkpoint
         checkpoints = stack.enter_context(_checkpoints(path, config, pipeline, read_only=dry_run))
         if is_resumed and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
             num_done, state = checkpoints.restore(like)
-            if like.older and not state.older:
-                state = jax.jit(partial(with_older, pipeline=pipeline))(state)
             say(f"resumes    from the checkpoint of step {num_done}")
         else:
             num_done, state = 0, first_state(config, setup, optimizer)
             if is_resumed:
                 resume.check_no_checkpoint_lost(path)
                 say("resumes    from step 0: the run has written no checkpoint yet")
-        batch = put_batch(pipeline, batch)
-        say(report(setup, state, batch))
+        state, batch = train_step.init(state), put_batch(pipeline, batch)
+        say(report(setup, train_step, state, batch))
         if done := profiler.format_done(traced_steps, num_done):
             say(f"profile    {done}")
         if num_done >= config.train.steps:
@@ -310,8 +308,8 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     if config.checkpoint.init_from and not is_resumed:
         copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
         _take_source_tokenizer(path, config)
-    resume.write_run_schedule(path, setup.pipeline.run_schedule)
-    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.pipeline.run_schedule)))
+    resume.write_run_schedule(path, setup.schedule)
+    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.schedule)))
     write_timeline(path, setup)
     resume.write_fingerprint(path, setup.task.fingerprint)
     if not num_done:

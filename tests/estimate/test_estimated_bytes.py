@@ -22,9 +22,7 @@ from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.training.batches import example_batch
-from jaxpipe.training.delayed import DelayedStep
-from jaxpipe.training.optimizer import make_optimizer
-from jaxpipe.training.setup import build_pipeline
+from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import state_like
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "015_predicted_bytes"
@@ -110,22 +108,21 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     config.update_from_flattened_dict(changes)
     check(config)
     model, pipeline = build_pipeline(config, jax.devices()[: math.prod(mesh)])
-    state = state_like(model, pipeline, make_optimizer(config))
-    if pipeline.run_schedule.delays:  # the older weights are in flight
-        state = DelayedStep.between_steps(state)
+    optimizer, step = optimizer_and_step(config, model, pipeline)
+    state = step.between_calls(state_like(model, pipeline, optimizer, step.init))
     batch = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=pipeline.batch_sharding),
         example_batch(config),
     )
     said = {"state": bytes_per_device(state), "batch": bytes_per_device(batch)}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    setting, of_step = setting_of(config, parse_topology("a100-80g:1x8")), pipeline.shapes(state.params, shapes)
+    setting, of_step = setting_of(config, parse_topology("a100-80g:1x8")), step.shapes(state.params, shapes)
     assert held(memory(setting)) == as_named(said | held_bytes(of_step))
     number = counts(setting)
     of_parameters = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     assert of_parameters.met == meeting_bytes(of_step)
-    if pipeline.run_schedule.delays:
-        assert update_bytes(pipeline, state) == {"update": of_parameters.updated_layer}
+    if step.schedule.delays:
+        assert update_bytes(step, state) == {"update": of_parameters.updated_layer}
 
 
 def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = ""):

@@ -1,5 +1,6 @@
 """The calls of a run without flush: all between the first and the last are equal, and none has a bubble."""
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.lowering import IDLE, lower, replay
+from jaxpipe.lowering import IDLE, lower, replay, without_flush
 from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.lowering.transfers.shared_sums import Meeting
+from jaxpipe.program import shared_updates
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, parse_action, simulate
 
 SIZES = [(d, n) for d in (2, 3, 4, 7, 8, 16) for n in sorted({d, d + 1, 3 * d + 1})]
@@ -28,7 +30,8 @@ def table_of(num_devices, size, *, method="pipedream_2bw", backward=2.0, blockin
 def grids(table):
     inbox = table.grids["messages"]
     return (
-        *(table.kind, table.stage, table.chunk, table.microbatch, table.grids["shared_sums"].lap, table.pages.of_layer),
+        *(table.kind, table.stage, table.chunk, table.microbatch, table.pages.of_layer),
+        table.grids["shared_sums"].batch_age,
         *(
             inbox.next_source,
             inbox.store_own,
@@ -49,7 +52,7 @@ def test_the_calls_between_the_first_and_the_last_are_equal(method, num_devices,
     fill, steady, drain = (table.kind[each] for each in table.calls)
     np.testing.assert_array_equal(np.maximum(fill, drain), steady)
     assert ((fill == IDLE) | (drain == IDLE)).all()
-    assert set(np.unique(table.grids["shared_sums"].lap)) == {0, 1}
+    assert set(np.unique(table.grids["shared_sums"].batch_age)) == {0, 1}
 
 
 @pytest.mark.parametrize(("method", "num_devices", "size"), OF_EACH)
@@ -86,7 +89,7 @@ def test_every_action_reads_what_was_meant_for_it(method, num_devices, size):
         for d in range(num_devices):
             slot_of, entry_of = numbers[0][d], numbers[1][d]
             kind, stage = int(table.kind[round_, d]), int(table.stage[round_, d])
-            this = (call - int(table.grids["shared_sums"].lap[round_, d]), int(table.microbatch[round_, d]))
+            this = (call - int(table.grids["shared_sums"].batch_age[round_, d]), int(table.microbatch[round_, d]))
             at = slot_of[table.pages.of_layer[round_, d, 0]]
             if kind == Kind.F:
                 assert stage == 0 or message[d] == ("x", stage - 1, *this), (round_, d)
@@ -148,7 +151,7 @@ def test_all_devices_meet_in_each_call_for_what_they_share(num_devices, size, bl
     steady = table.transfers["shared_sums"].event[table.calls[1]]
     meetings = (Meeting.COLLECT_HEAD, Meeting.COLLECT_OTHERS, Meeting.UPDATE_SHARED)
     collect, others, update = (np.flatnonzero(steady == each).item() for each in meetings)
-    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.grids["shared_sums"].lap))
+    kind, lap = (grid[table.calls[1]] for grid in (table.kind, table.grids["shared_sums"].batch_age))
     # before the last stage's first forward of the newest batch, and after its last one of the batch before
     forward = (kind[:, -1] == Kind.F).nonzero()[0]
     assert lap[forward[forward < collect], -1].all()
@@ -168,7 +171,7 @@ def test_no_gradient_of_the_next_batch_is_in_the_sums_that_are_collected(method,
     for kind, stage, meeting in ((Kind.B, 0, Meeting.COLLECT_OTHERS), (Kind.F, last, Meeting.COLLECT_HEAD)):
         collected = np.flatnonzero(table.transfers["shared_sums"].event[steady] == meeting).item()
         adds = (table.kind[steady] == kind) & (table.stage[steady] == stage)
-        is_older = table.grids["shared_sums"].lap[steady] == 1
+        is_older = table.grids["shared_sums"].batch_age[steady] == 1
         assert (np.argwhere(adds & is_older)[:, 0] < collected).all()
         assert (np.argwhere(adds & ~is_older)[:, 0] > collected).all()
 
@@ -242,3 +245,30 @@ def test_batches_whose_rows_differ_are_refused():
     changed = check(replace(schedule, rows=tuple(rows)))
     with pytest.raises(ScheduleError, match="rule periodic-run"):
         lower(changed)
+
+
+@pytest.mark.parametrize(
+    ("module", "num_devices", "size"), [(without_flush, 2, 2), (shared_updates, 3, 4)], ids=["calls", "updates"]
+)
+def test_the_drawn_calls_are_those_of_the_table(module, num_devices, size):
+    table = table_of(num_devices, size)
+    steady, age = table.calls[1], table.grids["shared_sums"].batch_age
+    header, *rows, meetings = re.findall("^    [rcda ].*  .*$", module.__doc__, re.MULTILINE)
+    first = header.index("0") - 1
+
+    def cells(line):
+        return [line.ljust(200)[first + 3 * r :][:2].strip() for r in range(table.rounds_per_call)]
+
+    assert cells(header) == [str(r) for r in range(table.rounds_per_call)]
+    assert cells(meetings) == [" HUOS"[event].strip() for event in table.transfers["shared_sums"].event[steady]]
+    wanted = []
+    for age_of_t in (-1, 0, 1) if len(rows) > num_devices else (0,):  # in calls t-1, t and t+1
+        for device in range(num_devices):
+            cell = []
+            for r in range(steady.start, steady.stop):
+                kind = table.kind[r, device]
+                text = "." if kind == IDLE else Kind(kind).name[0]
+                text += str(table.microbatch[r, device]) if kind in (Kind.F, Kind.B) else ""
+                cell.append(text if age[r, device] == age_of_t else text.lower())
+            wanted.append(cell)
+    assert [cells(row) for row in rows] == wanted

@@ -105,7 +105,7 @@ def results_of(step, config, *, num_steps=2):
     """The train state after some steps, the metrics of all; the last is the gradient's norm."""
     state, batch, metrics = first_values(step.state), put(step.batch, example_batch(config)), []
     for _ in range(num_steps):
-        state, found = step.compiled(state, batch)
+        state, found = step.compiled(state, lambda: batch)
         metrics.append(found)
     return state, metrics, metrics[-1]["grad_norm"]
 
@@ -158,7 +158,7 @@ def test_a_plan_reads_costs_that_add_up_to_the_step(tmp_path, local_collectives)
     assert found.busy_s == pytest.approx(4 * (2 * 0.1 + 2 * 0.2 + 0.3) + update_s)
     assert found.busy_forwards == 4 * (1 + 2)
     scaled = read_costs(write(tmp_path / "mocked.json", measurement)).measurements[0].times[1]
-    schedule = step.pipeline.run_schedule
+    schedule = step.compiled.schedule
     assert busy(schedule, 1, stage_seconds(scaled, (2, 2))) + scaled.update_s == pytest.approx(found.step_s)
     assert scaled.layer_backward_s / scaled.layer_forward_s == pytest.approx(2.0)
     assert found.num_skipped == 0

@@ -16,7 +16,7 @@ import optax
 import pytest
 from programs import collectives_around
 from tiers import tiers
-from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
+from tiny_models import config_of, random_batch, random_params, relative_errors, stream_of
 from tiny_training import mean_loss_and_grads
 
 from jaxpipe.compile.hlo import num_instructions, whole_writes
@@ -25,13 +25,14 @@ from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.anatomy import LOAD_BIAS
-from jaxpipe.program import StageFunctions
-from jaxpipe.program.delayed import DelayedPipeline
-from jaxpipe.program.updates import StagedOptimizer, Updates
+from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.optimizer_step import DeviceOptimizer, StagedOptimizer
+from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import build
-from jaxpipe.training.delayed import DelayedStep
 from jaxpipe.training.optimizer import error_feedback, is_kernel, is_load_bias, labels_of_muon, scale_by_muon
+from jaxpipe.training.run_step import StepWithFlush
 from jaxpipe.training.step import init_state
+from jaxpipe.training.without_flush import StepWithoutFlush
 
 LARGEST_ERROR, OF_CHANGE = 1e-5, 1e-3
 MAX_GRAD_NORM = 0.5  # less than most norms here: nearly every step clips
@@ -90,13 +91,12 @@ def plain_steps(
     return losses, norms[1:], versions[-1]
 
 
-def start(pipeline, config, name, *, num_steps: int):
+def start(stream, config, name, *, num_steps: int):
     optimizer = OPTIMIZERS[name]
     random_model: Any = SimpleNamespace(init=lambda _: random_params(config))
-    state = init_state(random_model, pipeline, optimizer, seed=0)
-    step = DelayedStep(
+    step = StepWithoutFlush(
         LanguageModel(config),
-        pipeline,
+        stream,
         optimizer,
         lambda num_updates: 1.0 + num_updates,
         MAX_GRAD_NORM,
@@ -104,17 +104,17 @@ def start(pipeline, config, name, *, num_steps: int):
         num_steps,
         reads_matrices=name == "muon",
     )
-    return state, step
+    return step.init(init_state(random_model, stream.pipeline, optimizer, seed=0)), step
 
 
-def pipelined_steps(pipeline, config, name, num_steps: int, *, family: str = "gpt"):
-    state, step = start(pipeline, config, name, num_steps=num_steps)
-    batches = iter(batch_of(each, pipeline.schedule.num_microbatches, family) for each in range(num_steps))
+def pipelined_steps(stream, config, name, num_steps: int, *, family: str = "gpt"):
+    state, step = start(stream, config, name, num_steps=num_steps)
+    batches = iter(batch_of(each, stream.schedule.batch_size, family) for each in range(num_steps))
     rows = []
     for _ in range(num_steps):
         state, metrics = step(state, lambda: next(batches))
         rows.append({name: float(metrics[name]) for name in ("loss", "grad_norm")})
-    params = jax.tree.map(np.asarray, jax.jit(pipeline.from_stages)(state.params))
+    params = jax.tree.map(np.asarray, jax.jit(stream.pipeline.from_stages)(state.params))
     return [row["loss"] for row in rows], [row["grad_norm"] for row in rows], params
 
 
@@ -162,10 +162,10 @@ def test_steps_are_those_of_the_delayed_rule(case):
     of_model |= {"num_experts": 4} if "expert" in choices else {}
     config = config_of(family, num_layers=sum(layers), dropout=dropout, **of_model)
     schedule = build(method, num_devices=num_devices, num_microbatches=size)
-    pipeline = pipeline_of(schedule, config, data=data, tensor=tensor, layers_per_stage=layers, **choices)
+    stream = stream_of(schedule, config, data=data, tensor=tensor, layers_per_stage=layers, **choices)
     rule = {"num_first": sum(layers[:num_devices]), "delays": (schedule.delays[0], schedule.delays[-1])}
     of_family = "bert" if family == "bert" else "gpt"
-    losses, norms, params = pipelined_steps(pipeline, config, name, NUM_STEPS, family=of_family)
+    losses, norms, params = pipelined_steps(stream, config, name, NUM_STEPS, family=of_family)
     wanted_losses, wanted_norms, wanted = plain_steps(
         config, OPTIMIZERS[name], size, NUM_STEPS, family=of_family, **rule
     )
@@ -186,16 +186,33 @@ def test_steps_are_those_of_the_delayed_rule(case):
 @pytest.mark.ci
 def test_a_run_that_goes_on_uses_both_versions_that_were_saved():
     config = config_of("gpt", num_layers=2)
-    pipeline = pipeline_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config, layers_per_stage=(1, 1))
-    state, step = start(pipeline, config, "sgd", num_steps=6)
+    stream = stream_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config, layers_per_stage=(1, 1))
+    state, step = start(stream, config, "sgd", num_steps=6)
     losses = []
     for first, stop in ((0, 3), (3, 6)):  # an odd step, at which the two versions have changed places
         batches = (batch_of(each, 2, "gpt") for each in range(first, 6))
         for _ in range(first, stop):
             state, metrics = step(state, lambda batches=batches: next(batches))
             losses.append(float(metrics["loss"]))
-        state, (_, step) = step.saved(state), start(pipeline, config, "sgd", num_steps=6)
+        state, (_, step) = step.flush(state), start(stream, config, "sgd", num_steps=6)
     np.testing.assert_allclose(losses, plain_steps(config, OPTIMIZERS["sgd"], 2, 6)[0], rtol=LARGEST_ERROR)
+
+
+def test_a_state_gets_the_weights_of_the_step_before_where_a_schedule_needs_them():
+    config = config_of("gpt", num_layers=2)
+    stream = stream_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config)
+    state, step = start(stream, config, "sgd", num_steps=2)
+    assert step.init(state) is state
+    assert step.flush(state) is state  # nothing is in flight yet
+    for param, older in zip(*map(jax.tree.leaves, (state.params, state.older.weights)), strict=True):
+        np.testing.assert_array_equal(older, param)
+        for shards in zip(older.addressable_shards, param.addressable_shards, strict=True):
+            pointers = {shard.data.unsafe_buffer_pointer() for shard in shards}
+            assert len(pointers) == 2  # the first call donates both
+    with_flush = StepWithFlush(stream.pipeline, None)
+    assert with_flush.init(state).older is None
+    assert with_flush.flush(state) is with_flush.between_calls(state) is state
+    assert step.between_calls(state).older.weights is None
 
 
 @pytest.mark.ci
@@ -211,8 +228,9 @@ def test_a_version_taken_one_step_wrong_would_be_seen():
 def compiled_call(schedule, *, layers, data: int = 1):
     """The pipeline, its storage's and arrays' shapes in HLO by what they are, and the text of a compiled call."""
     config = config_of("gpt", num_layers=sum(layers), tie_embeddings=schedule.name != "wpipe")
-    pipeline = pipeline_of(schedule, config, data=data, layers_per_stage=layers)
-    state, step = start(pipeline, config, "adamw", num_steps=4)
+    stream = stream_of(schedule, config, data=data, layers_per_stage=layers)
+    state, step = start(stream, config, "adamw", num_steps=4)
+    pipeline = stream.pipeline
     sharding = pipeline.batch_sharding
     state, batch = (
         jax.tree.map(lambda leaf, on=on: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on or leaf.sharding), of)
@@ -220,9 +238,9 @@ def compiled_call(schedule, *, layers, data: int = 1):
     )
     step.lower(state, batch).compile()
     parts, num_layers = jax.tree.leaves(pipeline.parts(state.params)["layers"]), max(layers)
-    copies = pipeline.run_table.copies_of_chunk
+    copies = stream.table.copies_of_chunk
     shapes = {
-        "pools": pool_shapes(pipeline.shapes(state.params, batch).storage),
+        "pools": pool_shapes(stream.shapes(state.params, batch).storage),
         "gradients": gradient_shapes(pipeline, state.params),
         "copies": {hlo_shape(sum(copies), num_layers, *part.compute_shape) for part in parts},
         "masters and moments": {hlo_shape(len(copies), num_layers, *part.master_shape) for part in parts},
@@ -260,8 +278,9 @@ def steps_from(params, config, num_steps: int, *, optimizer: str = "sgd"):
 
     What the optimizer holds at the end is finite, and it has counted all steps.
     """
-    pipeline = pipeline_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config)
-    state, step = start(pipeline, config, optimizer, num_steps=num_steps)
+    stream = stream_of(build("pipedream_2bw", num_devices=2, num_microbatches=2), config)
+    state, step = start(stream, config, optimizer, num_steps=num_steps)
+    pipeline = stream.pipeline
     staged = jax.device_put(pipeline.to_stages(params), pipeline.shardings(state.params))
     older = jax.tree.map(lambda leaf: leaf + 0, staged)
     state = replace(state, params=staged, older=replace(state.older, weights=older))
@@ -300,12 +319,11 @@ def test_a_layer_without_a_finite_gradient_is_left_out_and_all_others_are_update
 
 
 def test_clipping_leaves_the_loads_of_experts_as_they_are():
-    no_ends: Any = None
     transform, grads = optax.sgd(1.0), {"shared": {}, "layers": {LOAD_BIAS: jnp.ones(2), "kernel": jnp.ones(2)}}
     optimizer = StagedOptimizer(transform, lambda node: False, None, is_load_bias)
-    updates = Updates(optimizer, jnp.float32(0.5), None, None, deterministic=False, ends=no_ends)
-    held, structure = jax.tree.flatten(transform.init(grads))
-    after, _ = updates._updated(grads, jax.tree.map(jnp.zeros_like, grads), held, structure)
+    on_device = DeviceOptimizer(optimizer, jnp.float32(0.5), None, None, deterministic=False)
+    nodes, structure = jax.tree.flatten(transform.init(grads))
+    after, _ = on_device.apply(grads, jax.tree.map(jnp.zeros_like, grads), nodes, structure)
     assert {name: leaf.tolist() for name, leaf in after["layers"].items()} == {
         LOAD_BIAS: [-1.0, -1.0],
         "kernel": [-0.5, -0.5],
@@ -335,9 +353,9 @@ def test_an_embedding_that_is_not_linear_is_refused():
 
     functions = StageFunctions(embed, model.layer, model.head, specs=StageFunctions.of(model).specs)
     schedule = build("pipedream_2bw", num_devices=2, num_microbatches=2)
-    pipeline = DelayedPipeline(schedule, make_mesh(pipe=2), functions, num_layers=2)
+    pipeline = Pipeline(one_batch(schedule), make_mesh(pipe=2), functions, num_layers=2)
     with pytest.raises(CompileError, match="rule one-shared-copy") as error:
-        pipeline.shapes(pipeline.to_stages(random_params(config)), batch_of(0, 2))
+        Stream(schedule, pipeline).shapes(pipeline.to_stages(random_params(config)), batch_of(0, 2))
     assert "token" in str(error.value)
 
 
@@ -346,4 +364,4 @@ def test_other_delays_are_refused(changes):
     config = config_of("gpt", num_layers=2)
     schedule = replace(build("pipedream_2bw", num_devices=2, num_microbatches=2), **changes)
     with pytest.raises(CompileError, match="rule run-of-delay-one"):
-        pipeline_of(schedule, config)
+        stream_of(schedule, config)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.delayed import DelayedPipeline
+from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import Schedule
 
 MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE = 2, 8, 32
@@ -98,18 +98,22 @@ def pipeline_of(
     num_layers: int | None = None,
     **options: Any,
 ) -> Pipeline:
-    """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh."""
+    """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh; of one batch."""
     axis = TensorAxis.of(deterministic=deterministic, data=data, expert=expert, tensor=tensor)
     model = LanguageModel(config, axis)
-    make = DelayedPipeline if schedule.delays else Pipeline
-    return make(
-        schedule,
+    return Pipeline(
+        one_batch(schedule),
         make_mesh(data=data, pipe=schedule.num_devices, expert=expert, tensor=tensor, devices=devices),
         StageFunctions.of(model),
         num_layers=num_layers or config.num_layers,
         deterministic=deterministic,
         **options,
     )
+
+
+def stream_of(schedule: Schedule, config: ModelConfig, **options: Any) -> Stream:
+    """The same of a schedule without flush."""
+    return Stream(schedule, pipeline_of(schedule, config, **options))
 
 
 def summed(trees: Iterable[Any]) -> Any:

@@ -16,7 +16,8 @@ def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
     config.model.recompute = recompute
     schedule = build("1f1b", num_devices=4, num_microbatches=8)
     setup: Any = SimpleNamespace(
-        pipeline=SimpleNamespace(run_schedule=schedule, layers_per_stage=layers_per_stage),
+        schedule=schedule,
+        pipeline=SimpleNamespace(layers_per_stage=layers_per_stage),
         costs=expected_costs(config).of_layers(layers_per_stage),
     )
     write_timeline(path, setup)

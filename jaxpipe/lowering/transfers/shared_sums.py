@@ -42,7 +42,9 @@ def meetings_of(schedule: Schedule) -> tuple[Meeting, ...]:
 class SumGrids:
     """What a device's line has besides in a table of several calls."""
 
-    lap: np.ndarray  # [R, D] calls since the batch of the action began: 0 for the newest batch, 1 for the one before
+    batch_age: (
+        np.ndarray
+    )  # [R, D] calls since the batch of the action began: 0 for the newest one, 1 for the one before
     event: np.ndarray  # [R, D] the Meeting in a round
 
 
@@ -77,5 +79,5 @@ class SharedSums(Transfer):
         columns = table.schedule.columns
         is_of_batch = columns.is_kind(*WHOLE_BATCH_KINDS)  # its microbatch is the number of its batch
         batch = np.where(is_of_batch, columns.microbatch, columns.microbatch // table.schedule.batch_size)
-        lap = table.grid(table.rounds // table.rounds_per_call - batch, otherwise=0)
-        return SumGrids(lap, np.broadcast_to(self.event[:, None], lap.shape))
+        batch_age = table.grid(table.rounds // table.rounds_per_call - batch, otherwise=0)
+        return SumGrids(batch_age, np.broadcast_to(self.event[:, None], batch_age.shape))

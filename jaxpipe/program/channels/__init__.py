@@ -16,6 +16,8 @@ from jaxpipe.program.channels.shared_sums import SharedSums
 from jaxpipe.program.channels.split_head import SplitHead
 from jaxpipe.program.device import DeviceStep
 
+__all__ = ["CHANNELS", "channels_of", "measured_by", "with_layer_channels"]
+
 # Name of a transfer -> its channel.
 CHANNELS: dict[str, type[Channel]] = {
     channel.name: channel for channel in (Messages, ParkedPages, ReplicaGradients, SplitHead, SharedSums)

@@ -1,4 +1,4 @@
-"""Shared sums: what all devices meet for without flush, and the action UPDATE; see `jaxpipe.program.updates`."""
+"""Shared sums: what all devices meet for without flush, and the action UPDATE; see `jaxpipe.program.shared_updates`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import Action, DeviceStep
+from jaxpipe.program.layer_updates import update_layers
+from jaxpipe.program.optimizer_step import NAME
+from jaxpipe.program.shared_updates import Arrived, SharedUpdates
 from jaxpipe.program.stacked import at_index, with_index
-from jaxpipe.program.updates import NAME, Updates
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
@@ -23,7 +25,7 @@ Integers = Any
 class SumRow(NamedTuple):
     """A device's line, as in `jaxpipe.lowering.transfers.shared_sums`."""
 
-    lap: Integers
+    batch_age: Integers
     event: Integers
 
 
@@ -31,23 +33,23 @@ def in_its_batch(action: Action) -> Action:
     """The action with the weights, tokens, factors, random numbers and sums of losses of its batch."""
 
     def act(step: DeviceStep, row: Row, state: State) -> State:
-        lap = row.of[NAME].lap
-        batch, scale, random = at_index((step.batch, step.scale, step.random), lap)
+        batch_age = row.of[NAME].batch_age
+        batch, scale, random = at_index((step.batch, step.scale, step.random), batch_age)
         here = replace(step, params=state.of[NAME].copies, batch=batch, scale=scale, random=random)
-        after = action(here, row, state._replace(loss=at_index(state.loss, lap)))
-        return after._replace(loss=with_index(state.loss, lap, after.loss))
+        after = action(here, row, state._replace(loss=at_index(state.loss, batch_age)))
+        return after._replace(loss=with_index(state.loss, batch_age, after.loss))
 
     return act
 
 
 def update(step: DeviceStep, row: Row, state: State) -> State:
     """UPDATE: the optimizer's step of a stage's layers."""
-    updates: Updates = step.of[NAME]
-    return updates.of_stage(step, row, state)
+    updates: SharedUpdates = step.of[NAME]
+    return update_layers(updates.optimizer, step, row, state)
 
 
 class SharedSums(Channel):
-    """The channel of shared sums; the step gives it the `Updates`, and puts `Updated` into the state of each call."""
+    """The channel of shared sums: the step gives it `SharedUpdates`, and puts an `UpdateState` into the state."""
 
     name = NAME
     actions: ClassVar[Mapping[Kind, Action]] = {Kind.UPDATE: update}
@@ -56,21 +58,21 @@ class SharedSums(Channel):
     def rows(cls, table: RoundTable) -> SumRow:
         """Batches and meetings."""
         grids = table.grids[cls.name]
-        return SumRow(grids.lap, grids.event)
+        return SumRow(grids.batch_age, grids.event)
 
-    def begin(self, round_type: int, row: Row, carry: Carry) -> dict[str, PyTree]:
+    def begin(self, round_type: int, row: Row, carry: Carry) -> Arrived | None:
         """What all devices tell each other in a round of this type."""
         meeting = self._meeting(round_type)
-        return {} if meeting is Meeting.NONE else self._updates.exchange(meeting, row, carry.state)
+        return None if meeting is Meeting.NONE else self._updates.exchange(meeting, row, carry.state)
 
-    def store(self, round_type: int, row: Row, arrived: dict[str, PyTree], carry: Carry) -> Carry:
+    def store(self, round_type: int, row: Row, arrived: Arrived | None, carry: Carry) -> Carry:
         """Takes what they have told."""
-        if not arrived:
+        if arrived is None:
             return carry
         return carry._replace(state=self._updates.store(self._meeting(round_type), row, arrived, carry.state))
 
     @property
-    def _updates(self) -> Updates:
+    def _updates(self) -> SharedUpdates:
         return self.step.of[self.name]
 
     def _meeting(self, round_type: int) -> Meeting:

@@ -17,12 +17,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.lowering.table import DRAIN, FILL, STEADY
+from jaxpipe.lowering.table import DRAIN, FILL, STEADY, RoundTable
 from jaxpipe.mesh import key_of
-from jaxpipe.program.delayed import DelayedPipeline
-from jaxpipe.program.updates import StagedOptimizer
+from jaxpipe.program import Pipeline
+from jaxpipe.program.optimizer_step import StagedOptimizer
+from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.without_flush import Stream
+from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.step import (
     Older,
@@ -38,8 +43,8 @@ from jaxpipe.training.task import Trained
 
 
 @dataclass
-class DelayedStep:
-    """The step (state, take) -> (state, metrics), where `take` returns the next batch; the state is donated.
+class StepWithoutFlush:
+    """The step of a schedule without flush; see `run_step.Step`.
 
     Clipping is by the norm of the batch before, the last one that was finite: all stages know it in time. The first
     step is not clipped. If the gradient of a layer, or of what all stages share, is not finite, its update is left out
@@ -48,7 +53,7 @@ class DelayedStep:
 
     Attributes:
         model: counts the terms of the losses.
-        pipeline: pipeline of the run.
+        stream: the program of the run.
         optimizer: elementwise, or `reads_matrices`.
         learning_rate: for the metrics; None: it is left out.
         max_grad_norm: gradients are scaled down as if the last norm were theirs.
@@ -58,7 +63,7 @@ class DelayedStep:
     """
 
     model: Trained
-    pipeline: DelayedPipeline
+    stream: Stream
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule | None
     max_grad_norm: float
@@ -70,26 +75,56 @@ class DelayedStep:
         """Compiles nothing yet."""
         self._begin: Any = jax.jit(self._fill, donate_argnums=0)
         self._call: Any = jax.jit(self._step, donate_argnums=(0, 1))
-        self._older: Any = jax.jit(self.pipeline.older)
+        self._older: Any = jax.jit(self.stream.older)
         self._flight: Any = None
         self._batch: Any = None  # the newest batch in flight
         self._num_done = 0
 
-    def lower(self, state: TrainState, batch: Any) -> DelayedStep:
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of one batch with a flush."""
+        return self.stream.pipeline
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of several batches."""
+        return self.stream.schedule
+
+    @property
+    def table(self) -> RoundTable:
+        """The round table of all calls."""
+        return self.stream.table
+
+    def shapes(self, params: Any, batch: Any, *, random: bool = True) -> StepShapes:
+        """The shapes of a call."""
+        return self.stream.shapes(params, batch, random=random)
+
+    def init(self, state: TrainState) -> TrainState:
+        """The state with W(t-1), which is W(t) where it has none; traceable."""
+        if state.older is not None:
+            return state
+        shardings = Older(self.pipeline.shardings(state.params), NamedSharding(self.pipeline.mesh, P()))
+        # The results of a jit are arrays of their own, even in the same dtype: the first call donates both.
+        return replace(state, older=jax.jit(self._as_before, out_shardings=shardings)(state.params))
+
+    def _as_before(self, params: Any) -> Older:
+        dtype = self.pipeline.dtype
+        return Older(jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), params), jnp.zeros(()))
+
+    def lower(self, state: TrainState, batch: Any) -> StepWithoutFlush:
         """Traces both programs; returns a step that `compile` finishes."""
         self._begin = self._begin.lower(state, batch)
         begun, flight = self._begin.out_info
         self._call = self._call.lower(begun, flight, batch, batch, jnp.int32(FILL))
         return self
 
-    def compile(self) -> DelayedStep:
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> StepWithoutFlush:
         """Compiles what `lower` has traced."""
-        self._begin, self._call = self._begin.compile(), self._call.compile()
+        self._begin, self._call = self._begin.compile(compiler_options), self._call.compile(compiler_options)
         return self
 
-    @staticmethod
-    def between_steps(state: TrainState) -> TrainState:
-        """The state, or its shapes, as it is between two steps, where W(t-1) is in flight."""
+    def between_calls(self, state: TrainState) -> TrainState:
+        """The state, or its shapes, as it is between two calls, where W(t-1) is in flight."""
         return replace(state, older=replace(_older(state), weights=None))
 
     def memory_analysis(self) -> Any:
@@ -109,13 +144,13 @@ class DelayedStep:
         self._num_done += 1
         is_last = self._num_done >= self.num_steps
         newest = self._batch if is_last else take()
-        form = jnp.int32(DRAIN if is_last else STEADY)
-        state, self._flight, metrics = self._call(state, self._flight, newest, self._batch, form)
+        call_type = jnp.int32(DRAIN if is_last else STEADY)
+        state, self._flight, metrics = self._call(state, self._flight, newest, self._batch, call_type)
         self._batch = newest
         return state, metrics
 
-    def saved(self, state: TrainState) -> TrainState:
-        """The state with W(t-1), as a checkpoint holds it and the first call takes it."""
+    def flush(self, state: TrainState) -> TrainState:
+        """The state with W(t-1), as a checkpoint holds it and the first call takes it; the stream goes on."""
         if self._flight is None:
             return state
         weights = self._older(self._flight, state.params, state.step)
@@ -123,20 +158,20 @@ class DelayedStep:
 
     def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
         older, random = _older(state).weights, self.dropout_seed is not None
-        flight = self.pipeline.begin(state.params, older, batch, state.step, random=random)
-        return self.between_steps(state), flight
+        flight = self.stream.begin(state.params, older, batch, state.step, random=random)
+        return self.between_calls(state), flight
 
     def _step(
-        self, state: TrainState, flight: Any, newest: Any, previous: Any, form: jax.Array
+        self, state: TrainState, flight: Any, newest: Any, previous: Any, call_type: jax.Array
     ) -> tuple[TrainState, Any, dict[str, jax.Array]]:
-        is_step = (form != FILL).astype(jnp.int32)
-        turn = state.step + is_step
+        is_step = (call_type != FILL).astype(jnp.int32)
+        call_index = state.step + is_step
         both = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
         num_losses = [self.model.num_losses(batch) for batch in (newest, previous)]
         keys = None
         if self.dropout_seed is not None:
             key = key_of(self.dropout_seed)
-            keys = jnp.stack([jax.random.fold_in(key, turn), jax.random.fold_in(key, turn - 1)])
+            keys = jnp.stack([jax.random.fold_in(key, call_index), jax.random.fold_in(key, call_index - 1)])
         last = _older(state).norm
         shardings = shardings_of(state, self.pipeline)
         optimizer = StagedOptimizer(
@@ -146,7 +181,7 @@ class DelayedStep:
             is_load_bias,
             self.reads_matrices,
         )
-        params, moments, flight, found = self.pipeline.call(
+        params, moments, flight, measured = self.stream.call(
             optimizer,
             state.params,
             state.optimizer,
@@ -155,25 +190,25 @@ class DelayedStep:
             both(*map(mean_factors, num_losses)),
             keys,
             jnp.where(last > self.max_grad_norm, self.max_grad_norm / last, 1.0),
-            form=form,
-            turn=turn,
+            call_type=call_type,
+            call_index=call_index,
         )
-        norm = norm_of(found.squares, params)
-        skipped = (found.num_left_out > 0).astype(jnp.int32)
+        norm = norm_of(measured.squares, params)
+        skipped = (measured.num_left_out > 0).astype(jnp.int32)
         num_in_row = jnp.where(is_step == 1, skipped * (state.num_skipped_in_row + 1), state.num_skipped_in_row)
         num_updates = state.step - state.num_skipped
         metrics = {
-            **where_terms(name_losses(found.losses), found.losses, num_losses[1]),
+            **where_terms(name_losses(measured.losses), measured.losses, num_losses[1]),
             "grad_norm": norm,
             **({} if self.learning_rate is None else {"learning_rate": self.learning_rate(num_updates)}),
             "skipped": skipped,
             "num_skipped_in_row": num_in_row,
-            "bad_parameter": first_bad(found.squares),
+            "bad_parameter": first_bad(measured.squares),
         }
         after = TrainState(
             params,
             moments,
-            turn,
+            call_index,
             state.num_skipped,  # the optimizer has counted this step, even where an update was left out
             num_in_row,
             Older(None, jnp.where((is_step == 1) & jnp.isfinite(norm), norm, last)),

@@ -1,0 +1,101 @@
+"""UPDATE: the optimizer's step of a stage's layers, one after the other and in place; no stage waits for another.
+
+Of each layer it sums the gradient over the devices that have terms, changes master and moments, makes the compute copy
+of the next version in the place of the one that is no longer used, and sets the running gradient to zero.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpipe.program.carry import Row, State
+from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.optimizer_step import NAME, DeviceOptimizer, NewValues, UpdateState, squares_of
+from jaxpipe.program.partition import sum_of_parts
+from jaxpipe.program.stacked import slice_at, with_slice
+
+PyTree = Any
+
+
+def update_layers(optimizer: DeviceOptimizer, step: DeviceStep, row: Row, state: State) -> State:
+    """Returns `state` after the UPDATE of the stage in `row`."""
+
+    def layer(i: jax.Array, walk: tuple[UpdateState, PyTree, NewValues]) -> tuple[UpdateState, PyTree, NewValues]:
+        return _update_layer(optimizer, row, i, *walk)
+
+    update = state.of[NAME]
+    first = partial(_layer_of, at=(0, 0))
+    like = NewValues(
+        first(update.masters), optimizer.nodes_of(update, first), update.squares["layers"], jnp.bool_(True)
+    )
+    walk = update, state.grads["layers"], jax.tree.map(jnp.zeros_like, like)
+    update, layers, _ = lax.fori_loop(0, step.num_layers_of(row), layer, walk)
+    return state._replace(of={**state.of, NAME: update}, grads={**state.grads, "layers": layers})
+
+
+def _update_layer(
+    optimizer: DeviceOptimizer, row: Row, i: jax.Array, update: UpdateState, sums: PyTree, room: NewValues
+) -> tuple[UpdateState, PyTree, NewValues]:
+    """What updates change, and the running sums, after layer `i`; and the room for new values, for the next layer."""
+    parts, deterministic = optimizer.parts["layers"], optimizer.deterministic
+    at = row.chunk, i
+
+    def make(_: NewValues) -> NewValues:
+        grads = jax.tree.map(
+            lambda leaf, part: part.reduce(slice_at(leaf, *at)[0, 0], deterministic=deterministic)[None, None],
+            sums,
+            parts,
+        )
+        squares = squares_of(grads)
+        is_finite = _is_finite(optimizer, squares)
+        choose = partial(_layer_of, at=at)
+        nodes = optimizer.nodes_of(update, choose)
+        new = optimizer.stepped(update, {"shared": {}, "layers": grads}, is_finite, choose(update.masters), nodes)
+        return NewValues(*new, squares, is_finite)
+
+    # A guard of its own orders all reads before the in-place writes; otherwise XLA copies every array that is still
+    # read. It is always true, which XLA cannot prove. New values have room that all layers share: an array of its own
+    # would be filled first.
+    new = cond_in_place(update.num_left_out >= 0, make, room)
+    update = optimizer.put(
+        update,
+        new,
+        lambda tree, layer: {**tree, "layers": _written(tree["layers"], layer["layers"], at)},
+        is_last=False,
+    )
+    layer = jax.tree.map(lambda leaf: leaf[0, 0], new.masters["layers"])
+    copies = jax.tree.map(lambda leaf: leaf[None, None], optimizer.copies(layer, parts))
+    update = update._replace(
+        copies={**update.copies, "layers": _written(update.copies["layers"], copies, (row.copied_chunk, i))},
+        squares={**update.squares, "layers": jax.tree.map(jnp.add, update.squares["layers"], new.squares)},
+    )
+    # Zero, and no constant: it depends on the new values, so the sums are read before they are overwritten.
+    zero = jnp.minimum(update.num_left_out, 0)
+    zeros = jax.tree.map(lambda leaf: jnp.full((1, 1, *leaf.shape[2:]), zero, leaf.dtype), sums)
+    return update, _written(sums, zeros, at), new
+
+
+def _is_finite(optimizer: DeviceOptimizer, squares: PyTree) -> jax.Array:
+    """Whether a layer's gradients are finite on all its devices, from the squares of this device's parts."""
+    totals = sum_of_parts(
+        jax.tree.leaves(squares),
+        jax.tree.leaves(optimizer.parts["layers"]),
+        beside=("pipe",),
+        deterministic=optimizer.deterministic,
+    )
+    return jnp.isfinite(totals.sum())
+
+
+def _layer_of(tree: PyTree, at: tuple[jax.Array | int, jax.Array | int]) -> PyTree:
+    """A tree like the parameters, with the layer at `at` of `tree` alone."""
+    return {"shared": {}, "layers": jax.tree.map(lambda leaf: slice_at(leaf, *at), tree["layers"])}
+
+
+def _written(tree: PyTree, values: PyTree, at: tuple[jax.Array, jax.Array]) -> PyTree:
+    return jax.tree.map(lambda leaf, value: with_slice(leaf, value, *at), tree, values)
