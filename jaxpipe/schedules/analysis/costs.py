@@ -22,7 +22,8 @@ LONGEST = 8  # forwards: longer actions are laid out in as many rounds, so that 
 # Kind -> the field of `Costs` that has its time, or its size in messages. Whoever goes over all costs goes over these.
 STAGE_TIMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 HEAD_TIMES = {Kind.S: "head_statistics", Kind.T: "head_gradients"}
-OF_KIND = STAGE_TIMES | HEAD_TIMES | {Kind.UPDATE: "update"}  # kind of a compute action -> the field of its time
+# Kind of a compute action -> the field of its time.
+OF_KIND = STAGE_TIMES | HEAD_TIMES | {Kind.UPDATE: "update"}
 RATIOS = {Kind.EVICT: "slot_messages", Kind.SYNC: "gradient_messages"}
 RATIO_HELP = {"slot_messages": "a whole microbatch takes to EVICT or LOAD", "gradient_messages": "a SYNC takes"}
 
