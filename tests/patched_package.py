@@ -7,13 +7,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def patched_package(page: str, folder: Path) -> Path:
+def section_of(page: str, heading: str) -> str:
+    """The text of a page under a heading of the second level, or of the whole page."""
+    text = (ROOT / page).read_text()
+    return text if not heading else next(part for part in text.split("\n## ") if part.startswith(heading))
+
+
+def patched_package(page: str, folder: Path, *, heading: str = "") -> Path:
     """Copies jaxpipe to `folder`, with the changes of the page's blocks of diff, and returns `folder`.
 
     A hunk is found by its lines, whatever line number it names: those above may have come or gone.
     """
     shutil.copytree(ROOT / "jaxpipe", folder / "jaxpipe", ignore=shutil.ignore_patterns("__pycache__"))
-    blocks = re.findall(r"^```diff\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```diff\n(.*?)^```$", section_of(page, heading), re.MULTILINE | re.DOTALL)
     assert blocks, f"{page} has no block of diff"
     for block in blocks:
         for old, new, hunks in re.findall(r"^--- (\S+)\n\+\+\+ b/(\S+)\n((?:(?!--- ).*\n)*)", block, re.MULTILINE):
@@ -30,7 +36,7 @@ def patched_package(page: str, folder: Path) -> Path:
     return folder
 
 
-def num_changed(page: str) -> dict[str, int]:
+def num_changed(page: str, *, heading: str = "") -> dict[str, int]:
     """The number of hunks by file, of files that were there before."""
-    files = re.findall(r"^--- a/(\S+)\n\+\+\+ .*\n((?:(?!--- |```).*\n)*)", (ROOT / page).read_text(), re.MULTILINE)
+    files = re.findall(r"^--- a/(\S+)\n\+\+\+ .*\n((?:(?!--- |```).*\n)*)", section_of(page, heading), re.MULTILINE)
     return {name: len(re.findall(r"^@@", hunks, re.MULTILINE)) for name, hunks in files}

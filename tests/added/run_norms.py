@@ -1,0 +1,33 @@
+"""Norms of docs/add_an_action.md: their values, and that data orders every collective; run in a patched copy."""
+
+import conftest  # noqa: F401  eight devices
+import jax
+import numpy as np
+import programs
+from tiny_models import config_of, pipeline_of, random_batch, random_params
+
+from jaxpipe.compile.hlo import unordered_collectives
+from jaxpipe.models import LanguageModel
+from jaxpipe.schedules import build
+from jaxpipe.training.step import mean_factors
+
+for name, pipe, num_microbatches, num_layers, axes in (
+    ("1f1b", 2, 3, 4, {"data": 2, "tensor": 2}),
+    ("zb_v", 2, 4, 4, {"data": 2}),
+):
+    config = config_of("gpt", num_layers=num_layers)
+    pipeline = pipeline_of(build(name, num_devices=pipe, num_microbatches=num_microbatches), config, **axes)
+    params, batch = random_params(config), random_batch(num_microbatches, seed=0, family="gpt")
+    model = LanguageModel(config)
+    arguments = programs.staged(pipeline, params), batch, mean_factors(model.num_losses(batch))
+    step = pipeline.loss_and_grads.lower(*arguments).compile()
+    assert unordered_collectives(step.as_text()) == []
+    wanted = np.zeros(num_layers)
+    for number in range(num_microbatches):
+        microbatch = jax.tree.map(lambda leaf, at=number: leaf[at], batch)
+        x = model.embed(params["shared"], microbatch, None)
+        for layer in range(num_layers):
+            x = model.layer(jax.tree.map(lambda leaf, at=layer: leaf[at], params["layers"]), x, microbatch, None)
+            wanted[layer] += np.square(np.asarray(x, np.float64)).sum()
+    losses, _ = step(*arguments)
+    np.testing.assert_allclose(losses["measured_layer_norms"], wanted, rtol=1e-5)
