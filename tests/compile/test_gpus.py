@@ -70,7 +70,7 @@ for family in ("gpt", "mixtral"):
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_no_gradient_is_a_sum_in_bfloat16():
     """From Hopper on XLA adds bfloat16 numbers as such, where older GPUs and CPUs add them in float32."""
     command, environment = [sys.executable, "-c", SUMS], {**os.environ, **AS_A_USER}

@@ -97,7 +97,7 @@ def test_only_tables_and_tokens_grow_with_the_number_of_microbatches(name):
     assert many - few < 48 * 2 * 8 * 16 * 4
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_bpipe_saves_slots_less_what_is_in_transit():
     num_devices, num_layers, seq_len = 8, 4, 32
     config = GPTConfig(

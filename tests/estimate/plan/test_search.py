@@ -275,7 +275,7 @@ def test_no_plan_is_worse_on_more_gpus():
     assert check_never_worse(thin_config(), [(1, gpus) for gpus in (1, 4, 5, 7)], hardware="a100-80g") >= 2
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_nor_in_odd_nodes():
     shapes = [(nodes, gpus) for gpus in (1, 3, 5) for nodes in range(1, 13 // gpus + 1)]
     assert check_never_worse(thin_config(), shapes, hardware="a100-80g") >= 3
