@@ -16,7 +16,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.times import Times, TimeSource
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 
 
 @dataclass(frozen=True)

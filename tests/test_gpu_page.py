@@ -26,7 +26,7 @@ from jaxpipe.config import check, model_config
 from jaxpipe.estimate import memory, setting_of
 from jaxpipe.measure.mock import check_stage, cluster_of
 from jaxpipe.mesh.xla_flags import is_known
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules import build
 from jaxpipe.schedules.methods.registry import DELAYED, REGISTRY
 

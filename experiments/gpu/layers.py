@@ -29,8 +29,8 @@ from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.work import traffic
 from jaxpipe.mesh import TensorAxis, with_losses
 from jaxpipe.models import LanguageModel
-from jaxpipe.models.anatomy import model_flops
 from jaxpipe.models.family import ModelConfig
+from jaxpipe.models.flops import model_flops
 from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.vjp import trace_vjp
 

@@ -18,7 +18,7 @@ from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError, ScheduleError, explain
 from jaxpipe.files import local_path
 from jaxpipe.models import ModelConfig
-from jaxpipe.models.anatomy import head_in_layers
+from jaxpipe.models.flops import head_in_layers
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.option import TIMES, parse_options

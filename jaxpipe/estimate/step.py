@@ -20,7 +20,7 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
 

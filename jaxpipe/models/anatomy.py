@@ -1,4 +1,4 @@
-"""Anatomy of a model: its sizes as one value that its family gives, and the FLOPs that follow.
+"""Anatomy of a model: its sizes as one value that its family gives.
 
 The estimator, the planner, the checks of a config, Hugging Face's mapping and the bench read an `Anatomy`; none of them
 asks which family a model is of. The shapes of parameters are not written here a second time: they are those that the
@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jaxpipe.models.family import ModelConfig
 
 LOAD_BIAS = "load_bias"  # the name of parameters that are moved by the sign of their gradient, a load, alone
-PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 
 MatmulSizes = tuple[tuple[int, int], ...]  # (inputs, outputs) of each matmul
 
@@ -110,80 +105,3 @@ class ParameterShape:
         # A part that splits no dim has no entry here: its devices hold equal copies.
         parts = {self.split: num_kernel_parts, self.split_experts: num_expert_parts}
         return tuple(size // parts.get(dim, 1) for dim, size in enumerate(self.dims))
-
-
-def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> int:
-    """FLOPs of the matmuls in forward and backward of one sequence: the numerator of model FLOPs utilization (MFU).
-
-    The count is of the model, not of a program: without recomputation, padding rows of a table
-    or elementwise work. With s tokens, hidden h, a heads of size d of which g have their own keys and
-    values, k matmuls to and from the feed forward's width f (3 where it is gated, else 2), L layers and v tokens in
-    the vocabulary, a multiplication and an addition counted as two:
-
-        3 x 2 (L s (h d (2 a + 2 g) + k h f + 2 n a d) + p h v + e)
-
-    * n: keys that a query sees, s, or the sliding window if that is smaller. Causal attention counts as if every
-      query saw all of them, as in the sources, so that figures compare.
-    * With experts, k counts the matmuls of the experts that a token goes through, and the router adds h x experts.
-    * p: positions whose tokens are predicted, s for a causal model. BERT predicts `num_predicted` of a sequence, and
-      its head has more matmuls, e: p h h of the transform and, with the sentence order, h h + 2 h of pooler and order.
-
-    Without a window, with a d = h, g = a, k = 2 and f = 4 h that is 72 s L h^2 (1 + s / (6 h) + v / (12 h L)).
-
-    Args:
-        config: config of the model.
-        seq_len: tokens of the sequence, padding included.
-        num_predicted: predicted tokens of a masked model; None: every token is predicted.
-
-    Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, appendix A;
-    Chowdhery et al., PaLM, 2022, appendix B, has the same attention, and 6 for every parameter in place of the sizes
-    of the matmuls. Grouped queries, gates and BERT's head are counted by us in the same way.
-
-    Example:
-        >>> from jaxpipe.models import GPTConfig
-        >>> gpt3 = GPTConfig(num_layers=96, hidden=12288, num_heads=96, vocab_size=51200, num_positions=2048)
-        >>> f"{model_flops(gpt3, seq_len=2048) / 2048 / 1e12:.3f} TFLOP a token"
-        '1.076 TFLOP a token'
-    """
-    layer, head = _multiplications(config, seq_len, num_predicted)
-    return PASSES * 2 * (config.num_layers * layer + head)
-
-
-def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> float:
-    """The work of a model's head, in layers, matrix products alone.
-
-    Args:
-        config, seq_len, num_predicted: as in `model_flops`.
-
-    Example:
-        >>> from jaxpipe.models import GPTConfig
-        >>> gpt3_125m = GPTConfig(num_layers=12, hidden=768, num_heads=12, vocab_size=51200, num_positions=2048)
-        >>> round(head_in_layers(gpt3_125m, seq_len=2048), 2)
-        3.85
-    """
-    layer, head = _multiplications(config, seq_len, num_predicted)
-    return head / layer
-
-
-def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | None) -> tuple[int, int]:
-    """Multiplications of a forward of one sequence: in a layer, and in the head."""
-    anatomy = config.anatomy
-    h = anatomy.hidden
-    a = anatomy.num_heads
-    d = anatomy.head_size
-    # A window that is longer than the sequence hides no key.
-    num_keys = min(seq_len, anatomy.window or seq_len)
-    num_predicted = seq_len if num_predicted is None else num_predicted
-    # All matrices to the width and the one back; only the chosen experts' are multiplied.
-    feed_forward = anatomy.experts_per_token * (anatomy.num_up + 1) * h * anatomy.width
-    if anatomy.num_experts > 1:
-        # The router scores every expert, however few are chosen.
-        feed_forward += h * anatomy.num_experts
-    layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + 2 * num_keys * a * d
-    # `vocab_size`, not `num_rows`: rows that only fill the table up for its split are no work of the model.
-    head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
-    return seq_len * layer, head
-
-
-def _size(matmuls: MatmulSizes) -> int:
-    return sum(inputs * outputs for inputs, outputs in matmuls)

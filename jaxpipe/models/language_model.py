@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis, added, with_losses
-from jaxpipe.models.anatomy import model_flops
 from jaxpipe.models.attention import Cache
 from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
+from jaxpipe.models.flops import model_flops
 from jaxpipe.models.over_pipe import EndsOverPipe, only_on_the_first
 from jaxpipe.models.parameters import Params, specs_of, values_of
 

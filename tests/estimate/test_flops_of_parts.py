@@ -9,7 +9,7 @@ from settings_of_gpts import SMALL, gpt_setting
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.work import Matmul, flops, head_matmuls, layer_matmuls, split_head_matmuls
 from jaxpipe.models import BertConfig, LlamaConfig
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 
 LLAMA = {
     "num_layers": 24,

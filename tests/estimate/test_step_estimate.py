@@ -14,7 +14,7 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules import Costs, simulate
 from jaxpipe.schedules.schedule import Kind
 

@@ -9,7 +9,7 @@ from jax.extend.core import jaxprs_in_params
 from small_models import CONFIGS, SEQ, batch_of, config_of, random_params, total
 
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 
 NUM_PREDICTED = {"gpt": None, "llama": None, "bert": batch_of("bert")["predicted"].shape[1]}
 

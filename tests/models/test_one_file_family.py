@@ -20,7 +20,7 @@ from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.work import flops, head_matmuls, layer_matmuls
 from jaxpipe.models import FAMILIES, Family, LanguageModel, family_named, parameter_shapes, register_family
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.training.setup import build_pipeline
 

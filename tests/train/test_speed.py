@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel
-from jaxpipe.models.anatomy import model_flops
+from jaxpipe.models.flops import model_flops
 from jaxpipe.training.speed import Speed, bytes_in_use, format_flops
 
 GPT = GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=32, num_positions=8)
