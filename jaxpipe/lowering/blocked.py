@@ -30,8 +30,12 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Schedule
 
 HASTES = (0.0, -0.2, 0.2, -1.0, 1.0)  # forwards: what is added to the path of a device that waits
-FEW_CHANGED, MANY_CHANGED = -2.3, -0.5  # powers of ten: the least and the largest fraction of paths changed at once
-MOST_WALKS, MOST_STEPS = 1_000, 200_000  # walks, and actions that are begun in all of them together
+# powers of ten: the least and the largest fraction of paths changed at once
+FEW_CHANGED = -2.3
+MANY_CHANGED = -0.5
+# walks, and actions that are begun in all of them together
+MOST_WALKS = 1_000
+MOST_STEPS = 200_000
 WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait to exchange pages
 MOST_UNSENT = 2  # messages that a device holds for others; with one, steps are up to a tenth longer
 FAST_IF_BLOCKING = 1.001  # limit of the makespan over the asynchronous one, without transfers
@@ -63,7 +67,8 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         >>> found.rounds.tolist(), found.round_type.tolist()  # 0F0 0B0 1F0 1B0
         ([0, 5, 2, 3], [0, 1, 0, 0, 1, 0])
     """
-    rows, timeline = _Rows(compute, costs), simulate(compute, costs)
+    rows = _Rows(compute, costs)
+    timeline = simulate(compute, costs)
     path = (timeline.makespan - timeline.latest_starts).tolist()
     forward = float(np.mean(costs.forward))
     best, haste = min(
@@ -79,7 +84,8 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         tried = [numbers.gauss(0.0, forward) if numbers.random() < fraction else each for each in change]
         found = rows.walk([length + each for length, each in zip(path, tried, strict=True)], haste)
         if found.makespan <= best.makespan:
-            best, change = found, tried
+            best = found
+            change = tried
     return BlockedStep(rows, best)
 
 
@@ -95,14 +101,18 @@ class _Rows:
     """The rows of a schedule, as lists by action."""
 
     def __init__(self, compute: Schedule, costs: Costs):
-        self.compute, columns = compute, compute.columns
-        self.num_devices, self.device = compute.num_devices, columns.device.tolist()
+        self.compute = compute
+        columns = compute.columns
+        self.num_devices = compute.num_devices
+        self.device = columns.device.tolist()
         self.first = columns.first.tolist()
         self.duration = costs.of_kind(compute.num_stages)[columns.kind, columns.stage].tolist()
         self.sender, self.reader, self.target = ([-1] * len(self.device) for _ in range(3))
         self.partners: list[set[int]] = [set() for _ in range(self.num_devices)]
         for sender, reader in np.transpose(dependencies(compute).messages_between(columns.device)).tolist():
-            self.sender[reader], self.reader[sender], self.target[sender] = sender, reader, self.device[reader]
+            self.sender[reader] = sender
+            self.reader[sender] = reader
+            self.target[sender] = self.device[reader]
             self.partners[self.device[sender]].add(self.device[reader])
             self.partners[self.device[reader]].add(self.device[sender])
 
@@ -114,11 +124,15 @@ class _Rows:
             haste: time that is added to the path of a device that waits.
         """
         # By device: its next action, what it does, and until when; the actions whose messages have not left.
-        following, running = self.first[:-1], [-1] * self.num_devices
-        until, unsent = [0.0] * self.num_devices, [list[int]() for _ in range(self.num_devices)]
+        following = self.first[:-1]
+        running = [-1] * self.num_devices
+        until = [0.0] * self.num_devices
+        unsent = [list[int]() for _ in range(self.num_devices)]
         has_left = [False] * len(self.device)
         ends: list[tuple[float, int]] = []  # heap of (time, device)
-        now, events, start = 0.0, list[int](), [0.0] * len(self.device)
+        now = 0.0
+        events = list[int]()
+        start = [0.0] * len(self.device)
         while True:
             for device, actions in enumerate(unsent):
                 leaving = [each for each in actions if running[device] < 0 and running[self.target[each]] < 0]
@@ -135,7 +149,9 @@ class _Rows:
             for action in sorted(ready, key=lambda action: -path[action]):
                 device = self.device[action]
                 if not self._waits(action, now, path, haste, running, until, unsent):
-                    running[device], start[action], until[device] = action, now, now + self.duration[action]
+                    running[device] = action
+                    start[action] = now
+                    until[device] = now + self.duration[action]
                     heappush(ends, (until[device], device))
                     events.append(action)
             if not ends:
@@ -170,9 +186,11 @@ class _Rows:
         unsent: Sequence[list[int]],
     ) -> bool:
         """Whether a device that could begin `action` now waits until a neighbour has ended what it does."""
-        device, end = self.device[action], now + self.duration[action]
+        device = self.device[action]
+        end = now + self.duration[action]
         for other in self.partners[device]:
-            under_way, then = running[other], until[other]
+            under_way = running[other]
+            then = until[other]
             if under_way < 0 or then >= end - CLOSE:
                 continue
             # The longest path to the end of the step if the two meet only when `action` has ended.
@@ -181,7 +199,8 @@ class _Rows:
             to_other = [each for each in unsent[device] if self.target[each] == other]
             left = max((end + path[self.reader[each]] for each in (*to_device, *to_other)), default=-1.0)
             if to_device and len(of_other) >= MOST_UNSENT:  # the neighbour does not go on until they have met
-                after, begin = under_way + 1, then
+                after = under_way + 1
+                begin = then
                 while after < self.first[other + 1] and self.reader[after] < 0:
                     begin += self.duration[after]
                     after += 1
@@ -201,7 +220,8 @@ class BlockedStep:
     """
 
     def __init__(self, rows: _Rows, walk: _Walk):
-        self._rows, self._walk = rows, walk
+        self._rows = rows
+        self._walk = walk
         self.places = np.zeros(len(rows.device), int)
         for number, event in enumerate(walk.events):
             if event >= 0:
@@ -213,7 +233,8 @@ class BlockedStep:
         First in those gaps where neither has to wait; then in those, too, where one waits longer and longer. Of the
         gaps between the same actions of both only the last one counts.
         """
-        compute, start = self._rows.compute, np.array(self._walk.start)
+        compute = self._rows.compute
+        start = np.array(self._walk.start)
         partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
         num_places = 2 * len(self._walk.events)
         room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
@@ -230,7 +251,8 @@ class BlockedStep:
         Args:
             parked: pages that travel in gaps: their places instead of rounds.
         """
-        rows, layout = self._rows, _Layout(self._rows.num_devices)
+        rows = self._rows
+        layout = _Layout(self._rows.num_devices)
         rounds, send_round = np.zeros((2, len(rows.device)), int)
         pages = parked.moves
         ends = np.sort([pages.home, pages.host], axis=0)
@@ -258,7 +280,9 @@ class _Layout:
 
     def __init__(self, num_devices: int):
         self.round_type: list[int] = []
-        self._last, self._last_sent = [-1] * num_devices, [-1] * num_devices  # [device] a round
+        # [device] a round
+        self._last = [-1] * num_devices
+        self._last_sent = [-1] * num_devices
         self._type_of: dict[tuple[str, int, int], int] = {}
 
     def acts(self, device: int) -> int:

@@ -197,7 +197,8 @@ class RoundConstraints:
             >>> constraints.rounds
             [1, 0, 0, 1, 2]
         """
-        rounds, device = self.rounds, self.device[action]
+        rounds = self.rounds
+        device = self.device[action]
         value = max([row[device] for row in self.reach])
         for other, distance in messages:
             value = max(value, rounds[other] + distance[rounds[other] % self.num_body_rounds])
@@ -226,7 +227,8 @@ class RoundConstraints:
             self._put(other, self._allowed(other, value))
             for violation in self._violations(other):
                 heappush(waiting, violation)
-        self.latest[device], self.reach[device] = action, reach
+        self.latest[device] = action
+        self.reach[device] = reach
         return True
 
     def _allowed(self, action: int, value: int) -> int:
@@ -246,7 +248,9 @@ class RoundConstraints:
 
     def _violations(self, action: int) -> list[Violation]:
         """Actions whose round violates a lower bound that `action` imposes."""
-        rounds, device, place = self.rounds, self.device, self.place
+        rounds = self.rounds
+        device = self.device
+        place = self.place
         following = action + 1
         is_last = following == len(device) or device[following] != device[action] or place[following] < 0
         stop = len(self.started) if is_last else place[following] + 1
@@ -260,5 +264,7 @@ class RoundConstraints:
 
     def _behind(self, actions: Iterable[int], reach: list[int]) -> list[Violation]:
         """Those of `actions` whose round is below what `reach`, [device], asks of their device."""
-        rounds, device, place = self.rounds, self.device, self.place
+        rounds = self.rounds
+        device = self.device
+        place = self.place
         return [(-place[other], other, bound) for other in actions if rounds[other] < (bound := reach[device[other]])]

@@ -55,7 +55,8 @@ def fitted_rounds(
         [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
     """
     compute = timeline.schedule
-    columns, needs = compute.columns, dependencies(compute)
+    columns = compute.columns
+    needs = dependencies(compute)
     earliest = (1.0 - slack_fraction) * timeline.start + slack_fraction * timeline.latest_starts
     assignment = _Assignment(compute, body, needs.message, earliest, timeline.end - timeline.start)
     if not assignment.run(may_wait=may_wait):
@@ -76,9 +77,12 @@ class _Assignment:
     ):
         columns = compute.columns
         devices = range(compute.num_devices)
-        self.device, self.message = columns.device.tolist(), message.tolist()
-        self.first, self.stop = columns.first[:-1].tolist(), columns.first[1:].tolist()
-        self.earliest, self.duration = earliest.tolist(), duration.tolist()
+        self.device = columns.device.tolist()
+        self.message = message.tolist()
+        self.first = columns.first[:-1].tolist()
+        self.stop = columns.first[1:].tolist()
+        self.earliest = earliest.tolist()
+        self.duration = duration.tolist()
         self.is_weight = columns.is_kind(Kind.W).tolist()
         self.readers: list[list[int]] = [[] for _ in self.device]
         for reader, sender in enumerate(self.message):
@@ -91,7 +95,8 @@ class _Assignment:
         # A W, which no device waits for, takes a round with permutes: it hides the messages of others.
         to_allowed = np.where(columns.is_kind(Kind.W)[:, None], body.rounds_to_rendezvous, 0)
         self.constraints = RoundConstraints(self.device, to_allowed.tolist(), body)
-        self.to_sent, self.to_read = by_link(body.rounds_to_send), by_link(body.rounds_to_send + LOCAL_ROUNDS)
+        self.to_sent = by_link(body.rounds_to_send)
+        self.to_read = by_link(body.rounds_to_send + LOCAL_ROUNDS)
 
         self.latest = self.constraints.latest
         self.busy_until = [0.0 for _ in devices]  # [device] when its latest action ends
@@ -116,7 +121,8 @@ class _Assignment:
 
     def has_round(self, action: int, now: float) -> bool:
         """Whether a round exists for `action` after everything started and before everything still running."""
-        device, sender = self.device[action], self.message[action]
+        device = self.device[action]
+        sender = self.message[action]
         messages: list[tuple[int, Distance]] = []
         if sender >= 0 and self.device[sender] != device:
             messages.append((sender, self.to_read[self.device[sender]][device]))
@@ -140,9 +146,11 @@ class _Assignment:
 
     def offer(self, action: int) -> None:
         """Makes `action` ready if it is the next one of its device and its message has been sent."""
-        device, sender = self.device[action], self.message[action]
+        device = self.device[action]
+        sender = self.message[action]
         latest = self.latest[device]
         is_next = action == (latest + 1 if latest >= 0 else self.first[device])
-        after, read = self.end[latest], self.end[sender]
+        after = self.end[latest]
+        read = self.end[sender]
         if is_next and after is not None and read is not None:
             heappush(self.ready, (max(after, read, self.earliest[action]), action))

@@ -30,7 +30,9 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
     free: list[int] = []
     living: list[tuple[int, int]] = []  # heap of (end, interval)
     num_units = 0
-    starts, ends, counts = start.tolist(), end.tolist(), sizes.tolist()
+    starts = start.tolist()
+    ends = end.tolist()
+    counts = sizes.tolist()
     for i in np.lexsort((end, start)).tolist():
         while living and living[0][0] < starts[i]:
             for unit in units[heapq.heappop(living)[1]]:
@@ -117,7 +119,8 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
     for d in range(num_devices):
         own = (owner == d) & lives_on
         unused, freed = (np.setdiff1d(np.arange(num_units), taken[own]) for taken in (last, first))
-        renumbered[d, last[own]], renumbered[d, unused] = first[own], freed
+        renumbered[d, last[own]] = first[own]
+        renumbered[d, unused] = freed
     return Places(first[index], last[index], num_units, renumbered)
 
 
@@ -133,7 +136,8 @@ def _in_calls(start: np.ndarray, span: np.ndarray, length: int) -> tuple[np.ndar
         while living and living[0][0] < start[i]:
             heapq.heappush(free, heapq.heappop(living)[1])
         if not free:
-            free, num_units = [num_units], num_units + 1
+            free = [num_units]
+            num_units = num_units + 1
         first[i] = heapq.heappop(free)
         if not lives_on[i]:
             last[i] = first[i]

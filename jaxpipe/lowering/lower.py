@@ -122,7 +122,8 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)
-    first, stop = int(exchange.sends.round.min()), int(exchange.sends.round.max()) + 1
+    first = int(exchange.sends.round.min())
+    stop = int(exchange.sends.round.max()) + 1
     round_type = np.append(table.round_type, np.full(max(stop - table.num_rounds, 0), table.num_types))
     round_type[first:] += table.num_types
     _, round_type = np.unique(round_type, return_inverse=True)
@@ -157,9 +158,11 @@ class Folding:
         the fastest. Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
         """
         # Costs of evaluation first, then the expected costs with each of the transfers.
-        evaluated, limits = EVALUATION_COSTS, GOOD_ENOUGH_RATIOS
+        evaluated = EVALUATION_COSTS
+        limits = GOOD_ENOUGH_RATIOS
         if self.schedule.has_transfers:
-            evaluated, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
+            evaluated = (costs,)
+            limits = GOOD_ENOUGH_RATIOS[:1]
         forward = float(np.mean(costs.forward))
         all_costs = [
             *evaluated,
@@ -168,7 +171,9 @@ class Folding:
         asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
-        best, least = None, None  # the best candidate, and as timed
+        # the best candidate, and as timed
+        best = None
+        least = None
         for table in self.candidates(costs, blocking=blocking):
             timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
@@ -180,14 +185,16 @@ class Folding:
             else:
                 slowest = float(expected[1])
                 is_slow = (bool(expected[0] > FAST[0]), bool((expected > FAST).any()))
-            is_small, sent = timed.num_traced_actions <= MAX_TRACED_ACTIONS, timed.sent_over_asked
+            is_small = timed.num_traced_actions <= MAX_TRACED_ACTIONS
+            sent = timed.sent_over_asked
             if not any(is_slow) and (is_good_anywhere or blocking) and is_small and sent <= FEW_SENT:
                 best = table, timed
                 break
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
             key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.grids["messages"].num_inbox)
             if least is None or key < least:
-                best, least = (table, timed), key
+                best = (table, timed)
+                least = key
         assert best is not None
         table, timed = best
         return timed if is_timed_whole else refine(with_exchange(table, self.schedule))
@@ -262,7 +269,9 @@ class Folding:
         head: SplitHead | None = None
         if self.compute.has_head_actions:
             # Rows of the embedding are looked up before the first action; what the last one leaves is added after it.
-            rounds, send_round, stop = rounds + num_positions, send_round + num_positions, num_rounds + num_positions
+            rounds = rounds + num_positions
+            send_round = send_round + num_positions
+            stop = num_rounds + num_positions
             meets = np.ones(stop + 1, bool) if meets is None else np.append(np.arange(num_positions) == 0, meets)
             num_rounds = stop + int(meets[stop:].argmax()) + 1
             head = plan_collectives(self.compute, rounds, meets[:num_rounds])

@@ -110,7 +110,8 @@ def allocate_pages(
     # Layers that stay; the first layers of a (stage, microbatch) are those that move.
     num_held = len(held.device)
     for i, taken in enumerate(units[:num_held]):
-        layers, device = slice(num_away[i], num_away[i] + len(taken)), held.device[i]
+        layers = slice(num_away[i], num_away[i] + len(taken))
+        device = held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
             of_layer[round_, device, layers] = taken
     of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
@@ -136,7 +137,8 @@ def pages_in_calls(
         grid: (values [A], otherwise=) -> [R, D].
         placed: devices, first and last rounds of intervals -> their units.
     """
-    columns, num_layers = schedule.columns, max(layers_per_stage)
+    columns = schedule.columns
+    num_layers = max(layers_per_stage)
     backward = np.flatnonzero(columns.kind == Kind.B)
     forward = writer[backward]
     places = placed(columns.device[backward], rounds[forward], rounds[backward])
@@ -212,10 +214,13 @@ def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
         in_transit: whether a travelling page counts on both devices until the end of its round; in the pool
             it is on neither meanwhile, but in send and receive buffers.
     """
-    moves, written, last = held.moves, 2 * held.written, 2 * held.last
+    moves = held.moves
+    written = 2 * held.written
+    last = 2 * held.last
     # Half rounds from the start of the transfer's round to the last moment at the source, the first at the target.
     source, target = (1, 0) if in_transit else (-1, 1)
-    leaves, returns = 2 * moves.leaves, 2 * moves.returns
+    leaves = 2 * moves.leaves
+    returns = 2 * moves.returns
     return (
         _Life(held.device, written, last),
         _Life(moves.home, written[held.of_moves], leaves + source),
@@ -244,7 +249,9 @@ def peak_slots(
     lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
     # A running sum over all devices in sequence: each device frees all its pages by its end.
-    time, change, owner = np.concatenate([start, end + 1]), np.concatenate([weights, -weights]), np.tile(owner, 2)
+    time = np.concatenate([start, end + 1])
+    change = np.concatenate([weights, -weights])
+    owner = np.tile(owner, 2)
     order = np.lexsort((change, time, owner))
     most = int(np.cumsum(change[order]).max(initial=0))
     return most // one if most % one == 0 else most / one

@@ -25,7 +25,8 @@ def phased_rounds(compute: Schedule) -> MetRounds:
     Args:
         compute: a schedule of compute actions alone, with S and T, and whole backwards.
     """
-    columns, needs = compute.columns, dependencies(compute)
+    columns = compute.columns
+    needs = dependencies(compute)
     places = np.zeros(len(columns.kind), int)  # counted over all turns
     for i in execution_order(compute, needs)[0]:
         earliest = places[i - 1] + 1 if columns.position[i] else 0

@@ -77,7 +77,8 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
             of_round += [_rendezvous(pairs, times) for pairs in lanes]
             of_round += [_meeting(times)] * num_meetings
 
-    starts, ends = np.empty_like(durations), np.empty_like(durations)
+    starts = np.empty_like(durations)
+    ends = np.empty_like(durations)
     now = np.zeros(durations.shape[1:])
     for r, round_type in enumerate(table.round_type.tolist()):
         starts[r] = transferred = now
@@ -98,8 +99,10 @@ def _rendezvous(pairs: tuple[Pair, ...], links: np.ndarray) -> tuple[np.ndarray,
     partner = np.tile(np.arange(num_devices), (3, 1))
     transfer = np.zeros((num_costs, 3, num_devices))
     for source, target in pairs:
-        partner[1, source], transfer[:, 1, source] = target, links[:, source, target]
-        partner[2, target], transfer[:, 2, target] = source, links[:, source, target]
+        partner[1, source] = target
+        transfer[:, 1, source] = links[:, source, target]
+        partner[2, target] = source
+        transfer[:, 2, target] = links[:, source, target]
     transfer[:, 0] = transfer.max(axis=1)
     return partner, transfer
 

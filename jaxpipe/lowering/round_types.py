@@ -127,7 +127,8 @@ def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
 
 def _few(types: list[RoundType]) -> list[RoundType]:
     """At most `MAX_COMPARED` of `types`, which are sorted by their number of rounds: the last ones become one."""
-    few, rest = types[: MAX_COMPARED - 1], types[MAX_COMPARED - 1 :]
+    few = types[: MAX_COMPARED - 1]
+    rest = types[MAX_COMPARED - 1 :]
     return [*few, reduce(or_, rest)] if rest else few
 
 
@@ -161,7 +162,8 @@ def _merged(
             added = types[a].waste(types[b])
             if num_in_excess <= 0 and waste + added > allowed:
                 return
-            waste, num_in_excess = waste + added, num_in_excess - saves(types[a], types[b])
+            waste = waste + added
+            num_in_excess = num_in_excess - saves(types[a], types[b])
             new = next(numbers)
             types[new] = types.pop(a) | types.pop(b)
             for other in list(types)[:-1]:
@@ -182,7 +184,8 @@ def _in_turn(types: np.ndarray) -> np.ndarray:
         [0, 1, 2, 0, 1, 2]
     """
     follows = Counter(zip(types[:-1].tolist(), types[1:].tolist(), strict=True))
-    left, order = set(types.tolist()), [int(types[0])]
+    left = set(types.tolist())
+    order = [int(types[0])]
     left.remove(order[0])
     while left:
         order.append(max(left, key=lambda each: (follows[order[-1], each], -each)))

@@ -42,8 +42,10 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
         together: whether all collectives of a turn (one F of a device with its backward) are in one round, once there
             are backwards. It is needed where an action takes more than two steps, since it can be in one round alone.
     """
-    columns, needs = compute.columns, dependencies(compute)
-    last, turn = compute.num_stages - 1, int(lengths[np.unique(columns.kind)].sum())
+    columns = compute.columns
+    needs = dependencies(compute)
+    last = compute.num_stages - 1
+    turn = int(lengths[np.unique(columns.kind)].sum())
     meeting = _Meetings(turn)
     if together:
         alone = _steps(compute, needs, lengths, meeting)
@@ -95,14 +97,18 @@ class _Meetings:
 
 def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting: _Meetings) -> np.ndarray:
     """[A] the earliest step of each action in which no collective is in the round of the same one before."""
-    columns, last = compute.columns, compute.num_stages - 1
+    columns = compute.columns
+    last = compute.num_stages - 1
     order, _ = execution_order(compute, needs)
     kind, position, device, stage = (
         each.tolist() for each in (columns.kind, columns.position, columns.device, columns.stage)
     )
-    message, all_of, length = needs.message.tolist(), needs.all_of.tolist(), lengths.tolist()
+    message = needs.message.tolist()
+    all_of = needs.all_of.tolist()
+    length = lengths.tolist()
     place = _PLACE.tolist()
-    start, end = [0] * len(kind), [0] * len(kind)
+    start = [0] * len(kind)
+    end = [0] * len(kind)
     earliest: dict[tuple[int, Collective | None], int] = {}  # (device, collective) -> of the next action that needs it
     for i in order:
         own = kind[i]
@@ -120,7 +126,8 @@ def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting:
         at_end = _OF_END.get(own) if stage[i] == (last if own == Kind.F else 0) else None
         for collective in (at_start, at_end):
             step = max(step, earliest.get((device[i], collective), 0))
-        start[i], end[i] = step, step + length[own]
+        start[i] = step
+        end[i] = step + length[own]
         for collective, after in ((at_start, step + 1), (at_end, end[i])):
             if collective is not None:
                 earliest[device[i], collective] = meeting.at(after)

@@ -181,7 +181,8 @@ class RoundTable:
     @property
     def copies_of_chunk(self) -> tuple[int, ...]:
         """[chunk] versions of its weights that a device computes with."""
-        placement, delays = self.schedule.placement, self.schedule.delays
+        placement = self.schedule.placement
+        delays = self.schedule.delays
         if not delays:
             return (1,) * placement.num_chunks
         return tuple(1 + delays[stage] for _, stage in placement.stages_of[0])
@@ -222,13 +223,15 @@ class RoundTable:
     @cached_property
     def microbatch(self) -> np.ndarray:
         """[R, D] microbatch of the action, counted in its batch; 0 where idle, and for an action of a whole batch."""
-        columns, size = self.schedule.columns, self.schedule.batch_size
+        columns = self.schedule.columns
+        size = self.schedule.batch_size
         return self.grid(np.where(columns.is_kind(*WHOLE_BATCH_KINDS), 0, columns.microbatch % size), otherwise=0)
 
     @cached_property
     def chunk(self) -> np.ndarray:
         """[R, D] chunk of the action; 0 where idle."""
-        placement, columns = self.schedule.placement, self.schedule.columns
+        placement = self.schedule.placement
+        columns = self.schedule.columns
         chunks = np.array(
             [
                 [placement.chunk_of(stage, replica) for stage in range(placement.num_stages)]
@@ -317,7 +320,8 @@ class RoundTable:
 
     def between(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The sender and the reader of each of the M payloads of a transfer between two devices, [M] and [M]."""
-        sender, device = self.sender(name), self.schedule.columns.device
+        sender = self.sender(name)
+        device = self.schedule.columns.device
         reader = np.flatnonzero((sender >= 0) & (device[sender] != device))
         return sender[reader], reader
 
@@ -396,7 +400,8 @@ class RoundTable:
         """[A] round of the action before each on its device, with several calls in one in the middle; -1 for none."""
         if self.num_calls == 1:
             return np.where(self.schedule.columns.position > 0, np.roll(self.rounds, 1), -1)
-        device, length = self.schedule.columns.device, self.rounds_per_call
+        device = self.schedule.columns.device
+        length = self.rounds_per_call
         previous = np.zeros(len(device), int)
         for d in range(self.schedule.num_devices):
             of_device = np.flatnonzero(device == d)

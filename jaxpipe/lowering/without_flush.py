@@ -141,11 +141,13 @@ def _laid_out(
 
     def shortest(tables: Iterable[RoundTable]) -> tuple[int, float]:
         """Place of the first of the shortest tables, and its makespan."""
-        best, least = 0, np.inf
+        best = 0
+        least = np.inf
         for place, table in enumerate(tables):
             makespan = replay(table, costs, blocking=blocking).makespan
             if makespan < least * (1 - _TOLERANCE):
-                best, least = place, makespan
+                best = place
+                least = makespan
             if least <= asynchronous * (1 + _TOLERANCE):
                 break
         return best, least

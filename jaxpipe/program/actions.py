@@ -40,12 +40,16 @@ def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:
     """F: the layers of a stage, whose residuals are saved for its backward."""
-    functions, microbatch, vjp, boundary = step.functions, step.microbatch(row), step.shapes.vjp, step.boundary
+    functions = step.functions
+    microbatch = step.microbatch(row)
+    vjp = step.shapes.vjp
+    boundary = step.boundary
     x = cond_in_place(row.stage == 0, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
     def layer(i: jax.Array, walk: Walk) -> Walk:
         place = step.first_layer[row.chunk] + i
-        random, pools = step.random_at(row, place), walk.pools
+        random = step.random_at(row, place)
+        pools = walk.pools
         if vjp is None:
             results = functions.layer(step.layer_params(row, i), walk.passed, microbatch, random)
         else:
@@ -62,7 +66,8 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
 
 def backward(step: DeviceStep, row: Row, state: State) -> State:
     """B: the whole backward of a stage."""
-    vjp, boundary = step.shapes.vjp, step.boundary
+    vjp = step.shapes.vjp
+    boundary = step.boundary
     assert vjp
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:

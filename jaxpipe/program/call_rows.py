@@ -36,7 +36,8 @@ def first_numbering(table: RoundTable) -> Numbering:
 
 def renumbered(table: RoundTable) -> Numbering:
     """[device, number] the number before of each slot and entry in the next call."""
-    inbox, pages = table.grids["messages"], table.pages
+    inbox = table.grids["messages"]
+    pages = table.pages
     assert pages.renumbered is not None
     assert inbox.renumbered is not None
     nobody = np.full((len(inbox.renumbered), 1), inbox.num_inbox)  # the last entry, which nobody reads, stays it

@@ -390,7 +390,8 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
     Raises:
         CompileError: `scale` has another structure, or a factor is no real number.
     """
-    structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
+    structure = jax.tree.structure(losses)
+    found = jax.tree.structure(scale)
     for path, factor in jax.tree_util.tree_leaves_with_path(scale):
         if jnp.shape(factor) != shape or jnp.iscomplexobj(factor):
             raise CompileError(

@@ -157,7 +157,8 @@ class DeviceStep:
         # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
         # every element that needs it; so the length is known to it only for several layers.
         is_known = len(set(layers_per_stage)) == 1 and layers_per_stage[0] > 1
-        device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
+        device = lax.axis_index("pipe")
+        microbatch_size = jax.tree.leaves(batch)[0].shape[1]
         return cls(
             functions=functions,
             shapes=shapes,
@@ -229,7 +230,8 @@ class DeviceStep:
             arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
             if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
                 num_done = after(state.num_done, arrived)
-                turn, walk = guarded_index(turn, num_done), _waiting(walk, num_done)
+                turn = guarded_index(turn, num_done)
+                walk = _waiting(walk, num_done)
             walk = layer(turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))

@@ -31,7 +31,8 @@ class WholeBoundary(Boundary):
         self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
     ) -> tuple[PyTree, State]:
         """See `Boundary`; the message of the last stage is the gradient of its output."""
-        functions, shared = step.functions, step.params["shared"]
+        functions = step.functions
+        shared = step.params["shared"]
 
         def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
             y, loss, sums = walk
@@ -49,7 +50,8 @@ class WholeBoundary(Boundary):
 
     def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
         """See `Boundary`."""
-        shared, microbatch = step.params["shared"], step.microbatch(row)
+        shared = step.params["shared"]
+        microbatch = step.microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:
             return embed_backward(step.functions, shared, microbatch, step.random_at(row, EMBEDDING), dx, sums)

@@ -43,7 +43,8 @@ def _update_layer(
     optimizer: DeviceOptimizer, row: Row, i: jax.Array, update: UpdateState, sums: PyTree, room: NewValues
 ) -> tuple[UpdateState, PyTree, NewValues]:
     """What updates change, and the running sums, after layer `i`; and the room for new values, for the next layer."""
-    parts, deterministic = optimizer.parts["layers"], optimizer.deterministic
+    parts = optimizer.parts["layers"]
+    deterministic = optimizer.deterministic
     at = row.chunk, i
 
     def make(_: NewValues) -> NewValues:

@@ -66,7 +66,8 @@ class Part:
         """Shape of a device's part of a master copy, of one layer's parameter or of a shared one."""
         if self.master_dim is None:
             return self.compute_shape
-        dim, size = self.master_dim, self.compute_shape[self.master_dim] // self.num_copies
+        dim = self.master_dim
+        size = self.compute_shape[self.master_dim] // self.num_copies
         return (*self.compute_shape[:dim], size, *self.compute_shape[dim + 1 :])
 
     @property
@@ -97,7 +98,8 @@ class Part:
         """This device's part of compute copies, the inverse of `gather`; `num_leading` dims count the copies."""
         if self.master_dim is None:
             return copy
-        size, dim = self.master_shape[self.master_dim], num_leading + self.master_dim
+        size = self.master_shape[self.master_dim]
+        dim = num_leading + self.master_dim
         return lax.dynamic_slice_in_dim(copy, lax.axis_index(self.copy_axes) * size, size, dim)
 
     def whole(self, held: jax.Array, *, num_leading: int = 0) -> jax.Array:
@@ -154,7 +156,8 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
     if specs is None:
         specs = jax.tree.map(lambda _: P(), params)
     if jax.tree.structure(specs) != jax.tree.structure(params):
-        num_specs, num_params = jax.tree.structure(specs).num_leaves, jax.tree.structure(params).num_leaves
+        num_specs = jax.tree.structure(specs).num_leaves
+        num_params = jax.tree.structure(params).num_leaves
         raise CompileError(
             explain(
                 f"the functions' specs have {num_specs} leaves and params {num_params}, or their names differ.",
@@ -165,10 +168,8 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 
     def part(path: Any, leaf: Any, spec: P) -> Part:
         is_layer = path[0].key == "layers"
-        name, shape = (
-            f"params{jax.tree_util.keystr(path)}",
-            tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape),
-        )
+        name = f"params{jax.tree_util.keystr(path)}"
+        shape = tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape)
         return _part(name, shape, spec, mesh, stacked=is_layer, split_masters=split_masters)
 
     return jax.tree_util.tree_map_with_path(part, params, specs)
@@ -303,7 +304,8 @@ def _gather_both(
 
     def layer(i: jax.Array, walk: tuple[Page, list[jax.Array], jax.Array]) -> tuple[Page, list[jax.Array], jax.Array]:
         page, copies, num_done = walk
-        chunk, row = i // num_layers, i % num_layers
+        chunk = i // num_layers
+        row = i % num_layers
         own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf in leaves]
         page = form.write(page, pool, 0, own)
         partners = form.read([lax.ppermute(sent, "pipe", pairs) for sent in page], pool, 0)

@@ -114,10 +114,15 @@ class Pipeline:
         check(schedule)
         check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
-        self.schedule, self.mesh, self.functions = schedule, mesh, functions
+        self.schedule = schedule
+        self.mesh = mesh
+        self.functions = functions
         self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
-        self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
+        self.dtype = dtype
+        self.split_masters = split_masters
+        self.deterministic = deterministic
+        self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)
 

@@ -58,7 +58,8 @@ def run_rounds(
     place = {index: (loop, branch) for loop, members in enumerate(loops) for branch, index in enumerate(members)}
     round_type = table.round_type if round_type is None else round_type
     loop_of, branch_of = np.array([*(place[index] for index in round_type.tolist()), (END, 0)], np.int32).T
-    loop_of, branch_of = jnp.asarray(loop_of), jnp.asarray(branch_of)
+    loop_of = jnp.asarray(loop_of)
+    branch_of = jnp.asarray(branch_of)
 
     def run_loop(walk: tuple[jax.Array, Carry], loop: int) -> tuple[jax.Array, Carry]:
         def body(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:

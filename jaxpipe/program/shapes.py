@@ -126,7 +126,9 @@ def step_shapes(
     kept = statistics = ()
     if ends := functions.over_pipe:
         kept, statistics = shapes_on_a_device(mesh, ends.statistics, copies["shared"], message, microbatch)
-    saved, vjp, split = SavedResiduals(()), None, None
+    saved = SavedResiduals(())
+    vjp = None
+    split = None
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
         by_parts = table.schedule.has_split_backward
@@ -192,14 +194,17 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
             messages: those that wait, the current one, the one sent and one for each permute in flight; head: entries
             and slots of one that is split over `pipe`.
     """
-    table, storage, num_replicas = shapes.table, shapes.storage, shapes.table.schedule.num_replicas
+    table = shapes.table
+    storage = shapes.storage
+    num_replicas = shapes.table.schedule.num_replicas
     kinds = {"weights": 0, "gradients": 0}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
         num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
         size = num_rows * math.prod(part.compute_shape)
         is_copied = part.master_dim is not None or copy.dtype != master.dtype or (part.stacked and num_replicas > 1)
-        copies, kept = sum(table.copies_of_chunk), bool(table.schedule.delays)
+        copies = sum(table.copies_of_chunk)
+        kept = bool(table.schedule.delays)
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
         kinds["gradients"] += jnp.dtype(sum_dtype(copy.dtype)).itemsize * size
@@ -218,7 +223,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
 
 def buffer_bytes(shapes: StepShapes) -> dict[str, int]:
     """Bytes per device of what the transfers of the table store, by their kind of bytes."""
-    table, of_unit = shapes.table, unit_bytes(shapes)
+    table = shapes.table
+    of_unit = unit_bytes(shapes)
     totals: dict[str, int] = {}
     for transfer in table.kinds_of_traffic:
         for unit, number in transfer.buffers(table).items():
@@ -259,7 +265,8 @@ def link_bytes(shapes: StepShapes) -> tuple[np.ndarray, np.ndarray]:
 
     Each device of the other mesh axes sends as many.
     """
-    table, of_unit = shapes.table, unit_bytes(shapes)
+    table = shapes.table
+    of_unit = unit_bytes(shapes)
     total = np.zeros((2, *(table.schedule.num_devices,) * 2), dtype=int)
     for name, transfer in table.transfers.items():
         if transfer.unit:

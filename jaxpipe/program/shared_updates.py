@@ -96,7 +96,8 @@ class SharedUpdates:
 
         In a call without the meeting nobody gives anything, and nothing is stored.
         """
-        update, sums = state.of[NAME], state.grads["shared"]
+        update = state.of[NAME]
+        sums = state.grads["shared"]
         use = self.use
         if meeting is Meeting.COLLECT_HEAD:
             return Arrived(self._collected(use.by_head, use.by_embedding, sums, gives=is_last_stage()))
@@ -111,7 +112,8 @@ class SharedUpdates:
             row, (state.loss, update.collected, update.squares, update.num_left_out)
         )
         if meeting is Meeting.UPDATE_HEAD:
-            measured, is_finite = None, self._is_head_finite(collected)
+            measured = None
+            is_finite = self._is_head_finite(collected)
         else:
             measured, is_finite = self._measured(loss, squares, num_left_out)
         # The copies travel while all learn whether they are to be used.
@@ -133,7 +135,9 @@ class SharedUpdates:
         return cond_in_place(is_here, lambda state: self._stored(meeting, arrived, state), state)
 
     def _stored(self, meeting: Meeting, arrived: Arrived, state: State) -> State:
-        update, shared, use = state.of[NAME], state.grads["shared"], self.use
+        update = state.of[NAME]
+        shared = state.grads["shared"]
+        use = self.use
         if meeting is Meeting.COLLECT_HEAD:
             collected = with_some(use.by_head, update.collected, arrived.collected)
             takes = jax.tree.map(operator.and_, use.by_head, use.has_delay)
@@ -170,7 +174,8 @@ class SharedUpdates:
 
     def _is_head_finite(self, collected: PyTree) -> jax.Array:
         chosen = self.use.is_updated_first
-        squares, parts = some_of(chosen, squares_of(collected)), some_of(chosen, self.optimizer.parts["shared"])
+        squares = some_of(chosen, squares_of(collected))
+        parts = some_of(chosen, self.optimizer.parts["shared"])
         totals = sum_of_parts(
             jax.tree.leaves(squares), jax.tree.leaves(parts), deterministic=self.optimizer.deterministic
         )
@@ -178,7 +183,8 @@ class SharedUpdates:
 
     def _measured(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Measured, jax.Array]:
         """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""
-        parts, deterministic = self.optimizer.parts, self.optimizer.deterministic
+        parts = self.optimizer.parts
+        deterministic = self.optimizer.deterministic
         total = partial(sum_over, deterministic=deterministic)
         totals = sum_of_parts(jax.tree.leaves(squares), jax.tree.leaves(parts), deterministic=deterministic)
         num_of_layers = len(jax.tree.leaves(squares["layers"]))  # "layers" come before "shared"
@@ -195,8 +201,10 @@ class SharedUpdates:
 
     def _with_shared(self, meeting: Meeting, arrived: Arrived, update: UpdateState) -> UpdateState:
         """`update` after the update of what all stages share in this meeting, if its gradients are finite."""
-        is_head, chosen = meeting is Meeting.UPDATE_HEAD, self._updated_in(meeting)
-        choose, is_finite = partial(shared_of, chosen), arrived.is_finite
+        is_head = meeting is Meeting.UPDATE_HEAD
+        chosen = self._updated_in(meeting)
+        choose = partial(shared_of, chosen)
+        is_finite = arrived.is_finite
         grads = choose({"shared": update.collected})
 
         def make(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:

@@ -70,7 +70,8 @@ def check_embedding(functions: StageFunctions, mesh: Mesh, shapes: StepShapes, *
 
 def _is_read(mesh: Mesh, shapes: StepShapes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """A tree like the shared parameters: whether the results of `function` depend on each; it takes them first."""
-    shared, is_read = shapes.copies["shared"], []
+    shared = shapes.copies["shared"]
+    is_read = []
 
     def trace(shared: PyTree, *arguments: PyTree) -> None:
         jaxpr = jax.make_jaxpr(lambda shared: function(shared, *arguments))(shared).jaxpr

@@ -16,7 +16,8 @@ from jaxpipe.schedules.schedule import Kind
 
 def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
     """I: the gradient of the stage's input, and what W needs beside the residuals."""
-    split, storage = step.shapes.split, step.shapes.storage
+    split = step.shapes.split
+    storage = step.shapes.storage
     assert split
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
@@ -48,7 +49,8 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
 
 def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
     """W: the gradients of the stage's weights that I has left."""
-    split, storage = step.shapes.split, step.shapes.storage
+    split = step.shapes.split
+    storage = step.shapes.storage
     assert split
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:

@@ -42,7 +42,8 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         params: the device's compute copies; gradient sums have their shapes.
         num_done: int32, which waits for what made `params`.
     """
-    table, names = shapes.table, shapes.table.transfers
+    table = shapes.table
+    names = shapes.table.transfers
     sums = params if table.has_backward else {"shared": (), "layers": ()}
     state = State(
         message=empty(shapes.message.shape, shapes.message.dtype),

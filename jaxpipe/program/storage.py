@@ -240,7 +240,8 @@ class Storage:
     def _write(self, pools: Pools, pages: jax.Array, places: Iterable[Place], arrays: Sequence[jax.Array]) -> Pools:
         pools = list(pools)
         for place in places:
-            k, chosen = place.pool, [arrays[i] for i in place.chosen]
+            k = place.pool
+            chosen = [arrays[i] for i in place.chosen]
             pools[k] = place.form.write(pools[k], self.pools[k], pages[k], chosen)
         return pools
 
@@ -255,13 +256,15 @@ class Storage:
 
 def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
     """The storage of `table`, whose pages hold `saved`."""
-    shared, only = _select(saved.residuals, saved.shared_with_w), _select(saved.residuals, saved.only_for_i)
+    shared = _select(saved.residuals, saved.shared_with_w)
+    only = _select(saved.residuals, saved.only_for_i)
     in_place = _fitting(saved.deferred, PageForm(only).num_elements)
     rest = tuple(i for i in range(len(saved.deferred)) if i not in in_place)
     shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
     only_for_i = Place(saved.only_for_i, 0, PageForm(only, preceding=shared))
     deferred = [Place(in_place, 0, PageForm(_select(saved.deferred, in_place), preceding=shared))]
-    pools, grids = [pool_for(table.pages.num_pages, shared_with_w.form, only_for_i.form)], [table.pages]
+    pools = [pool_for(table.pages.num_pages, shared_with_w.form, only_for_i.form)]
+    grids = [table.pages]
     if rest:
         deferred.append(Place(rest, 1, PageForm(_select(saved.deferred, rest))))
         pools.append(pool_for(table.weight_gradient_pages.num_pages, deferred[1].form))

@@ -76,7 +76,8 @@ def one_batch(schedule: Schedule) -> Schedule:
 
 def _check_delays(schedule: Schedule) -> None:
     """Raises CompileError for delays, a placement, or a number of batches that the program does not run."""
-    num_devices, num_chunks = schedule.num_devices, schedule.placement.num_chunks
+    num_devices = schedule.num_devices
+    num_chunks = schedule.placement.num_chunks
     of_chunk = schedule.delays[::num_devices]
     is_run = (
         set(of_chunk) <= {0, 1}
@@ -138,7 +139,8 @@ class Stream:
         check(schedule)
         _check_delays(schedule)
         assert pipeline.schedule == one_batch(schedule)
-        self.schedule, self.pipeline = schedule, pipeline
+        self.schedule = schedule
+        self.pipeline = pipeline
         self.table = lower(
             schedule, layers_per_stage=pipeline.layers_per_stage, costs=costs, blocking=pipeline.blocking
         )
@@ -174,14 +176,16 @@ class Stream:
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
-        specs, use = jax.tree.map(lambda part: part.spec(), shapes.parts), shapes.shared_use
+        specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
+        use = shapes.shared_use
 
         def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
             # Both in one loop: two, which nothing would order, could meet on CPUs.
             both, num_done = compute_copies(_joined(trees), _joined([shapes.parts] * 2), self.pipeline.dtype)
             newest, previous = ({part: both[part][which] for part in both} for which in range(2))
-            carry, table = initial_carry(shapes, newest, num_done), self.table
+            carry = initial_carry(shapes, newest, num_done)
+            table = self.table
             losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_BATCHES), carry.state.loss)
             carry = carry._replace(state=carry.state._replace(loss=losses))
 
@@ -258,7 +262,9 @@ class Stream:
         """
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
-        pipeline, parts, table = self.pipeline, shapes.parts, self.table
+        pipeline = self.pipeline
+        parts = shapes.parts
+        table = self.table
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest

@@ -129,7 +129,8 @@ def allocate_inbox(
     """
     device = schedule.columns.device
     reader = np.flatnonzero(message >= 0)
-    sender, owner = message[reader], device[reader]
+    sender = message[reader]
+    owner = device[reader]
     links = device[sender], owner
     permute = _carrying_permute(*links, round_type[send_round[sender]], permutes, schedule.num_devices)
     is_own = permute < 0
@@ -182,7 +183,8 @@ def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round
     output = output[np.lexsort((rounds[output], columns.device[output]))]
     # The rounds of all devices one after the other.
     before = columns.device[output] * (leaves.max(initial=0) + 1)
-    begins, ends = before + rounds[output], before + leaves[output]
+    begins = before + rounds[output]
+    ends = before + leaves[output]
     is_held = np.zeros(len(output), bool)
     is_held[:-1] = begins[1:] < ends[:-1]
     is_held[1:] |= np.maximum.accumulate(ends)[:-1] > begins[1:]

@@ -66,7 +66,9 @@ class ReplicaGradients(Transfer):
 
     def grids(self, table: RoundTable) -> GradientGrids:
         """The layers to send and to add, at the end of each round."""
-        sends, shape, num_lanes = self.sends, (table.num_rounds, table.schedule.num_devices), table.num_lanes(self.name)
+        sends = self.sends
+        shape = (table.num_rounds, table.schedule.num_devices)
+        num_lanes = table.num_lanes(self.name)
         send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
         num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
         send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([self.send_chunk, self.layer], axis=1)
@@ -77,7 +79,8 @@ class ReplicaGradients(Transfer):
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
         """SYNC on both holders of a stage, one a round, whatever number of layers travels."""
-        sends, stages_of = self.sends, table.schedule.placement.stages_of
+        sends = self.sends
+        stages_of = table.schedule.placement.stages_of
         travelling = set()
         for devices, chunks in ((sends.source, self.send_chunk), (sends.target, self.recv_chunk)):
             for round_, device, chunk in zip(sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
@@ -105,7 +108,8 @@ def plan_exchange(
         rounds: [A] rounds of the actions of `compute`.
     """
     complete = _complete_rounds(schedule, compute, rounds)
-    queues, last = _send_queues(compute, layers_per_stage, complete), int(rounds.max())
+    queues = _send_queues(compute, layers_per_stage, complete)
+    last = int(rounds.max())
     # The first round of the tail may read gradients, the second one sends them; behind an action while there are any.
     last_forward = int(rounds[compute.columns.is_kind(Kind.F)].max())
     with_actions = [r for r in np.unique(rounds).tolist() if r > last_forward + 1]
@@ -129,7 +133,8 @@ def plan_exchange(
 
 def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) -> np.ndarray:
     """[stage] the round at whose end both holders have its gradients and have reached its SYNC."""
-    first, last = compute.columns.first, rounds.max()
+    first = compute.columns.first
+    last = rounds.max()
     complete = np.full((schedule.num_replicas, schedule.num_stages), last)
     for device, row in enumerate(schedule.rows):
         of_device = [-1, *rounds[first[device] : first[device + 1]].tolist()]

@@ -131,7 +131,9 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         rounds: [A] round of each action.
         meets: [R] whether a round may have collectives.
     """
-    columns, last, num_rounds = schedule.columns, schedule.num_stages - 1, len(meets)
+    columns = schedule.columns
+    last = schedule.num_stages - 1
+    num_rounds = len(meets)
 
     def extremes(*kinds: Kind, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """[microbatch] the first and the last round of the actions of these kinds and this stage."""
@@ -151,7 +153,8 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         """[microbatch] the last rounds of collectives before these."""
         return allowed[np.searchsorted(allowed, first) - 1]
 
-    first_f, last_f = extremes(Kind.F, stage=0)[0], extremes(Kind.F, stage=last)[1]
+    first_f = extremes(Kind.F, stage=0)[0]
+    last_f = extremes(Kind.F, stage=last)[1]
     (first_s, last_s), (_, last_t) = extremes(Kind.S, stage=last), extremes(Kind.T, stage=last)
     chosen = {
         Collective.LOOKUP: before(first_f),
@@ -160,7 +163,8 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     }
     lives = [(chosen[Collective.LOOKUP], first_f), (last_f, last_s)]
     if has_backward := bool(columns.is_kind(*BACKWARD_KINDS).any()):
-        turn, end = extremes(Kind.B, Kind.I, stage=last)[0], extremes(Kind.B, Kind.I, stage=0)[1]
+        turn = extremes(Kind.B, Kind.I, stage=last)[0]
+        end = extremes(Kind.B, Kind.I, stage=0)[1]
         chosen |= {Collective.REDUCE: after(last_t), Collective.SCATTER: after(end)}
         lives[1:] = [(last_f, turn), (end, chosen[Collective.SCATTER])]
     start, stop = (np.concatenate(each) for each in zip(*lives, strict=True))
@@ -170,8 +174,10 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         entries = np.append(entries, np.full((1, entries.shape[1]), num_entries), axis=0)
     embedded, head, scattered = entries
 
-    shape, replica = (num_rounds, schedule.num_replicas, len(Collective)), schedule.replica_of_microbatch
-    microbatch, entry = np.full(shape, NO_MICROBATCH), np.full(shape, num_entries)
+    shape = (num_rounds, schedule.num_replicas, len(Collective))
+    replica = schedule.replica_of_microbatch
+    microbatch = np.full(shape, NO_MICROBATCH)
+    entry = np.full(shape, num_entries)
     for collective, of_microbatch in chosen.items():
         # Else one would be lost, and a program of wrong gradients made.
         assert len(np.unique(np.stack([of_microbatch, replica]), axis=1).T) == len(of_microbatch)

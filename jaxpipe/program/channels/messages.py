@@ -56,7 +56,8 @@ class Messages(Channel):
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Waiting:
         """No message yet."""
-        x_like, num_inbox = shapes.message, shapes.table.grids[cls.name].num_inbox
+        x_like = shapes.message
+        num_inbox = shapes.table.grids[cls.name].num_inbox
         out = empty(x_like.shape, x_like.dtype)
         return Waiting(out, empty((num_inbox + 1, *x_like.shape), x_like.dtype))
 
@@ -113,7 +114,8 @@ class Messages(Channel):
         self, round_type: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
     ) -> jax.Array:
         """The inbox with the waiting messages of this round, if any device has one in a round of this type."""
-        grids, line = self.table.grids[self.name], row.of[self.name]
+        grids = self.table.grids[self.name]
+        line = row.of[self.name]
         for k, message in enumerate(arrived):
             if (self._here(grids.store_arrival, round_type)[:, :, k] != grids.num_inbox).any():
                 inbox = lax.dynamic_update_index_in_dim(inbox, message, line.store_arrival[k], 0)

@@ -54,7 +54,8 @@ class ParkedPages(Channel):
 
     def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
         """Stores the arrived pages in the slots that the table gives them."""
-        state, line = carry.state, row.of[self.name]
+        state = carry.state
+        line = row.of[self.name]
 
         def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
             return [with_slice(leaf, part, line.recv_page[lane]) for leaf, part in zip(slots, page, strict=True)]
@@ -64,7 +65,8 @@ class ParkedPages(Channel):
 
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Reads the pages that travel in the next round."""
-        state, line = carry.state, row.of[self.name]
+        state = carry.state
+        line = row.of[self.name]
 
         def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
             index = guarded_index(line.send_page[lane], num_done)

@@ -55,10 +55,13 @@ class ReplicaGradients(Channel):
 
     def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
         """Adds the arrived gradients to the sums that the table names."""
-        state, line, form = carry.state, row.of[self.name], self.shapes.sent_layer
+        state = carry.state
+        line = row.of[self.name]
+        form = self.shapes.sent_layer
 
         def add_layer(lane: int, page: Page, sums: PyTree, _: jax.Array) -> PyTree:
-            chunk, layer = line.recv_layer[lane, 0], line.recv_layer[lane, 1]
+            chunk = line.recv_layer[lane, 0]
+            layer = line.recv_layer[lane, 1]
             values = jax.tree.unflatten(jax.tree.structure(sums), form.read(page, pool_for(1, form), 0))
             return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), sums, values)
 
@@ -68,11 +71,14 @@ class ReplicaGradients(Channel):
 
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Reads the gradients that travel in the next round."""
-        state, line, form = carry.state, row.of[self.name], self.shapes.sent_layer
+        state = carry.state
+        line = row.of[self.name]
+        form = self.shapes.sent_layer
         sums = jax.tree.leaves(state.grads["layers"])
 
         def read_layer(lane: int, page: Page, num_done: jax.Array) -> Page:
-            chunk, layer = guarded_index(line.send_layer[lane, 0], num_done), line.send_layer[lane, 1]
+            chunk = guarded_index(line.send_layer[lane, 0], num_done)
+            layer = line.send_layer[lane, 1]
             values = [
                 slice_at(total, chunk, layer, shape=like.shape) for total, like in zip(sums, form.arrays, strict=True)
             ]

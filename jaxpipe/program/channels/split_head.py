@@ -86,7 +86,8 @@ class SplitBoundary(Boundary):
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
         """See `Boundary`; the last stage's is the sum of all devices' T."""
-        kept, line = state.of[NAME], row.of[NAME]
+        kept = state.of[NAME]
+        line = row.of[NAME]
         return cond_in_place(step.is_last(row), lambda _: at_index(kept.entries, line.entry_in), state.message)
 
     def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
@@ -107,7 +108,8 @@ def _left(row: Row, is_wanted: jax.Array, value: jax.Array, state: State) -> Sta
 def head_statistics(step: DeviceStep, row: Row, state: State) -> State:
     """S: the statistics of this device's logits."""
     assert step.functions.over_pipe
-    kept, line = state.of[NAME], row.of[NAME]
+    kept = state.of[NAME]
+    line = row.of[NAME]
     x = at_index(kept.entries, line.entry_in)
     factors, own = step.functions.over_pipe.statistics(step.params["shared"], x, step.microbatch(row))
     kept = kept._replace(own=with_index(kept.own, line.slot, own))
@@ -119,8 +121,11 @@ def head_statistics(step: DeviceStep, row: Row, state: State) -> State:
 def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     """T: the loss, and this device's term of the gradients of the head."""
     assert step.functions.over_pipe
-    head, kept, line = step.functions.over_pipe, state.of[NAME], row.of[NAME]
-    shared, microbatch = step.params["shared"], step.microbatch(row)
+    head = step.functions.over_pipe
+    kept = state.of[NAME]
+    line = row.of[NAME]
+    shared = step.params["shared"]
+    microbatch = step.microbatch(row)
     statistics = at_index(kept.statistics, line.slot)
     # All devices know the loss; one counts it.
     counted = jax.tree.map(lambda factor: jnp.where(lax.axis_index("pipe") == 0, factor, 0.0), step.scale.head)
@@ -129,7 +134,8 @@ def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     state = state._replace(loss=Losses(of_head, losses.layers).joined)
     if not step.shapes.table.has_backward:
         return state
-    x, factors = at_index(kept.entries, line.entry_in), at_index(kept.kept, line.slot)
+    x = at_index(kept.entries, line.entry_in)
+    factors = at_index(kept.kept, line.slot)
     dx, sums = head.gradients(shared, x, factors, statistics, microbatch, step.scale.head, state.grads["shared"])
     kept = kept._replace(entries=with_index(kept.entries, line.entry_out, dx))
     return _with(state._replace(grads={**state.grads, "shared": sums}), kept)
@@ -149,7 +155,8 @@ class SplitHead(Channel):
     @classmethod
     def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Kept:
         """Entries and slots."""
-        plan, x_like = _plan(shapes.table), shapes.message
+        plan = _plan(shapes.table)
+        x_like = shapes.message
 
         def slots(*more: int) -> Any:
             return lambda leaf: empty((plan.num_slots + 1, *more, *leaf.shape), leaf.dtype)
@@ -163,12 +170,13 @@ class SplitHead(Channel):
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> dict[Of, PyTree]:
         """Runs the collectives of a round; returns what they bring."""
-        line, kept, plan = row.of[self.name], carry.state.of[self.name], _plan(self.table)
-        placement, last = self.table.schedule.placement, self.table.schedule.num_stages - 1
-        device, total = (
-            lax.axis_index("pipe"),
-            partial(sum_over, axes=("pipe",), deterministic=self.step.deterministic),
-        )
+        line = row.of[self.name]
+        kept = carry.state.of[self.name]
+        plan = _plan(self.table)
+        placement = self.table.schedule.placement
+        last = self.table.schedule.num_stages - 1
+        device = lax.axis_index("pipe")
+        total = partial(sum_over, axes=("pipe",), deterministic=self.step.deterministic)
 
         def entry(of: Of) -> jax.Array:
             return at_index(kept.entries, line.entry[of])
@@ -191,7 +199,8 @@ class SplitHead(Channel):
 
     def store(self, round_type: int, row: Row, arrived: dict[Of, PyTree], carry: Carry) -> Carry:
         """Stores what the collectives have brought; adds gradients of the embedding."""
-        state, line = carry.state, row.of[self.name]
+        state = carry.state
+        line = row.of[self.name]
         kept = state.of[self.name]
         for of, values in arrived.items():
             replica, collective = of

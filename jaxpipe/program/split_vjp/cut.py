@@ -118,7 +118,8 @@ def _vars(atoms: Iterable[Atom]) -> list[core.Var]:
 
 def _needed(equations: Sequence[core.JaxprEqn], outs: Iterable[Atom], known: Collection[core.Var] = ()) -> set[int]:
     """Indices of the equations that lead from `known` values to `outs`."""
-    values, needed = set(_vars(outs)) - set(known), set()
+    values = set(_vars(outs)) - set(known)
+    needed = set()
     for i in reversed(range(len(equations))):
         if not values.isdisjoint(equations[i].outvars):
             needed.add(i)
@@ -140,7 +141,8 @@ def _products_and_after(
     equations: Sequence[core.JaxprEqn], done_now: set[int], deferred: Collection[core.Var]
 ) -> set[int]:
     """Indices of the products that are not `done_now`, and of equations that depend on these or deferred inputs."""
-    values, found = set(deferred), set()
+    values = set(deferred)
+    found = set()
     for i, equation in enumerate(equations):
         depends = not values.isdisjoint(_vars(equation.invars))
         if i not in done_now and (depends or is_product(equation)):
@@ -221,7 +223,8 @@ class _Sources:
         # A maximum flow is a minimum cut of edges. To cut nodes, node n becomes the edge 2n -> 2n + 1 with the capacity
         # of its bytes; all other edges have more than any cut. Flows are of 32 bits, so bytes are counted in units.
         num_nodes = len(self.base)
-        source, sink = 2 * num_nodes, 2 * num_nodes + 1
+        source = 2 * num_nodes
+        sink = 2 * num_nodes + 1
         unit = max(sum(self.cost) >> 28, 1)
         capacity = [max(-(-cost // unit), 1) for cost in self.cost]
         unlimited = sum(capacity) + 1

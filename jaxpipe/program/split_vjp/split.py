@@ -96,24 +96,30 @@ class _SplitScan:
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the scan, by two scans."""
-        jaxpr, params = self.body.jaxpr, self.equation.params
+        jaxpr = self.body.jaxpr
+        params = self.equation.params
         num_consts, num_carry = _num_consts_and_carry(params)
-        invars, outvars, early = jaxpr.invars, jaxpr.outvars, self.cut.is_early
+        invars = jaxpr.invars
+        outvars = jaxpr.outvars
+        early = self.cut.is_early
         consts = dict(zip([*jaxpr.constvars, *invars[:num_consts]], [*self.body.consts, *arguments], strict=False))
-        carry_in, xs_in = invars[num_consts : num_consts + num_carry], invars[num_consts + num_carry :]
+        carry_in = invars[num_consts : num_consts + num_carry]
+        xs_in = invars[num_consts + num_carry :]
         init = dict(zip(carry_in, arguments[num_consts:], strict=False))
         xs = dict(zip(xs_in, arguments[num_consts + num_carry :], strict=True))
         results: list[Any] = [None] * len(outvars)
 
         def scan(equations: list[core.JaxprEqn], is_now: bool, given: Values, kept: list[core.Var]) -> Values:
             outs = [k for k in range(len(outvars)) if early[k] == is_now]
-            carried, stacked = [k for k in outs if k < num_carry], [k for k in outs if k >= num_carry]
+            carried = [k for k in outs if k < num_carry]
+            stacked = [k for k in outs if k >= num_carry]
 
             def body(carry: list[Any], of_turn: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
                 values = {**consts, **dict(zip(given, of_turn, strict=True))}
                 values.update(zip([carry_in[k] for k in carried], carry, strict=True))
                 found = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
-                num_carried, num_outs = len(carried), len(outs)
+                num_carried = len(carried)
+                num_outs = len(outs)
                 return found[:num_carried], (found[num_carried:num_outs], found[num_outs:])
 
             first = [init[carry_in[k]] for k in carried]
@@ -135,7 +141,8 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
     """The scan of `equation` cut in two; the second is empty if nothing can be deferred."""
     params = equation.params
     num_consts, num_carry = _num_consts_and_carry(params)
-    body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
+    body = without_calls(params["jaxpr"])
+    is_wanted = list(is_needed)
     # The turn before must compute the carry that a turn reads: is_wanted grows until it is closed under that.
     while True:
         reads = needed_inputs(body.jaxpr, is_wanted)
@@ -145,7 +152,8 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
         for k in missing:
             is_wanted[k] = True
     body = without_mixed_scans(body, is_wanted)
-    invars, deferred = body.jaxpr.invars, set()
+    invars = body.jaxpr.invars
+    deferred = set()
     # A carry deferred in one turn is deferred in the next: deferred inputs grow until no carry is added.
     while True:
         found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
@@ -319,10 +327,12 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
         return [*jax.tree.leaves(d_params), dx]
 
     closed = without_calls(jax.make_jaxpr(backward)(vjp.params, list(vjp.residuals), vjp.y, vjp.given))
-    num_params, num_residuals = len(jax.tree.leaves(vjp.params)), len(vjp.residuals)
+    num_params = len(jax.tree.leaves(vjp.params))
+    num_residuals = len(vjp.residuals)
     is_wanted = [False] * num_params + [True]  # dx alone
     closed = without_mixed_scans(closed, is_wanted)
-    invars, of_dy = closed.jaxpr.invars, num_params + num_residuals
+    invars = closed.jaxpr.invars
+    of_dy = num_params + num_residuals
     found = cut(
         closed.jaxpr,
         is_wanted,
