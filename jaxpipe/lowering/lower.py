@@ -29,7 +29,8 @@ from jaxpipe.lowering.rounds import (
     periodic_rounds,
 )
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
-from jaxpipe.lowering.table import RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
@@ -41,7 +42,7 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule, kinds_that_leave
 
 # Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
-LEFT_BY_ACTIONS: tuple[Transfer, ...] = (MESSAGES,)
+LEFT_BY_ACTIONS: tuple[Transfer[RoundTable], ...] = (MESSAGES,)
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
 # and either of them longer; the last costs have a transfer of a tenth of a forward.
@@ -301,7 +302,7 @@ class Folding:
         return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
 
     def _table(
-        self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer
+        self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
     ) -> RoundTable:
         columns = self.compute.columns
         left = [each for each in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(each.name)).any()]

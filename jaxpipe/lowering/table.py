@@ -19,20 +19,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
 from jaxpipe.lowering.permutes import Permutes
-from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import (
     BACKWARD_KINDS,
     GRADIENT_KINDS,
     WHOLE_BATCH_KINDS,
-    Action,
     Kind,
     Schedule,
     kinds_that_leave,
@@ -40,95 +39,6 @@ from jaxpipe.schedules.schedule import (
 
 IDLE = -1  # the kind of a device that does nothing in a round
 FILL, STEADY, DRAIN = range(3)  # the calls of a table of several: the first, one in the middle, the last
-
-
-class Payloads(NamedTuple):
-    """What a schedule asks a transfer to carry: M payloads, each in one round; and their size, in messages.
-
-    Payloads of one lane, source and target need the same pair of a permute. A collective over all devices has a lane
-    of its own, and no source or target.
-    """
-
-    round: np.ndarray  # [M]
-    source: np.ndarray  # [M]
-    target: np.ndarray  # [M]
-    lane: np.ndarray  # [M]
-    size: int
-
-
-class Transfer(Protocol):
-    """One kind of traffic of a table: its permutes and collectives, what a device reads in its row, its buffers.
-
-    A transfer begins with a round and ends with it, behind the round's action. Integers alone: `jaxpipe.program` has
-    the channel of the same name, which carries arrays. A subclass overrides what it has; by default there is nothing.
-
-    Attributes:
-        name: the name of the transfer, and of its channel.
-        unit: the unit of its payloads between two devices, in which bytes are counted; empty if it has none.
-        unit_bytes: bytes of that unit if they do not depend on the model.
-        kind_of_bytes: what reports call the bytes of its buffers.
-    """
-
-    name: ClassVar[str]
-    unit: ClassVar[str] = ""
-    unit_bytes: ClassVar[int | None] = None
-    kind_of_bytes: ClassVar[str] = "transit"
-
-    def payloads(self, table: RoundTable) -> Payloads:
-        """All that a step asks for."""
-        raise NotImplementedError
-
-    def permutes(self, table: RoundTable) -> Permutes:
-        """[type][lane] -> (source, target) pairs; () for a type of rounds in which nothing travels."""
-        return ((),) * table.num_types
-
-    def num_collectives(self, table: RoundTable) -> np.ndarray:
-        """[type] collectives over all devices that each of its rounds runs."""
-        return np.zeros(table.num_types, int)
-
-    def works_in(self, table: RoundTable) -> np.ndarray:
-        """[R] whether any device prepares or stores something of it in the round, beside what travels."""
-        return np.zeros(table.num_rounds, bool)
-
-    def duration(self, links: np.ndarray, costs: Costs, layers_per_stage: tuple[int, ...]) -> np.ndarray:
-        """[source, target] time of a payload, given that of a message.
-
-        Args:
-            links: [source, target] time of a message.
-            costs: the costs whose links these are.
-            layers_per_stage: [stage] layers.
-        """
-        del costs, layers_per_stage
-        return links
-
-    def exposed(self, table: RoundTable, costs: Costs) -> np.ndarray | float:
-        """[R, D] time by which it makes actions longer, where it hangs on their loops over layers and is not hidden."""
-        del table, costs
-        return 0.0
-
-    def grids(self, table: RoundTable) -> Any:
-        """What a device reads in its row: a NamedTuple or dataclass of integers, [R, D, ...]."""
-        raise NotImplementedError
-
-    def buffers(self, table: RoundTable) -> Mapping[str, int]:
-        """What it stores, by the unit in which bytes are counted -> number of these on a device."""
-        del table
-        return {}
-
-    def waiting(self, table: RoundTable) -> Mapping[str, int]:
-        """Of the buffers those that grow with the microbatches of a schedule that holds all of them at once."""
-        del table
-        return {}
-
-    def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
-        """(round, device, action) of the schedule's actions that it carries out, for pictures of a device's rounds."""
-        del table
-        return set()
-
-    @property
-    def page_moves(self) -> PageMoves:
-        """Pages that spend part of their lifetime on another device."""
-        return NO_MOVES
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +61,7 @@ class RoundTable:
     rounds: np.ndarray
     send_round: np.ndarray
     round_type: np.ndarray
-    kinds_of_traffic: tuple[Transfer, ...]
+    kinds_of_traffic: tuple[Transfer[RoundTable], ...]
     num_calls: int = 1
 
     # ---- Rounds ----
@@ -276,7 +186,7 @@ class RoundTable:
     # ---- What travels between devices ----
 
     @cached_property
-    def transfers(self) -> dict[str, Transfer]:
+    def transfers(self) -> dict[str, Transfer[RoundTable]]:
         """All that travels, by name."""
         return {transfer.name: transfer for transfer in self.kinds_of_traffic}
 
@@ -394,22 +304,6 @@ class RoundTable:
         return int(self.rounds_of_type @ of_type)
 
     # ---- Storage ----
-
-    @property
-    def previous(self) -> np.ndarray:
-        """[A] round of the action before each on its device, with several calls in one in the middle; -1 for none."""
-        if self.num_calls == 1:
-            return np.where(self.schedule.columns.position > 0, np.roll(self.rounds, 1), -1)
-        device = self.schedule.columns.device
-        length = self.rounds_per_call
-        previous = np.zeros(len(device), int)
-        for d in range(self.schedule.num_devices):
-            of_device = np.flatnonzero(device == d)
-            busy = np.flatnonzero(self.kind[self.calls[STEADY], d] >= 0)
-            before = np.concatenate([[busy[-1] - length], busy])  # the last round of a call precedes the next call
-            at = self.rounds[of_device] % length
-            previous[of_device] = self.rounds[of_device] - at + before[np.searchsorted(busy, at)]
-        return previous
 
     def placed(self, device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
         """Units of storage for intervals of rounds, both ends inclusive; several calls number them anew in each."""

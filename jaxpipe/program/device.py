@@ -14,8 +14,8 @@ from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import BATCH_AXES, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
+from jaxpipe.program.device_sums import reduce_chunk
 from jaxpipe.program.in_place import after, guarded_index, sequenced
-from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
 from jaxpipe.program.staged_params import StagedLayout

@@ -15,9 +15,9 @@ from jax import lax
 
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.device_sums import sum_of_parts
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.optimizer_step import NAME, DeviceOptimizer, NewValues, UpdateState, squares_of
-from jaxpipe.program.partition import sum_of_parts
 from jaxpipe.program.stacked import slice_at, with_slice
 
 PyTree = Any

@@ -29,16 +29,18 @@ from jaxpipe.program.contract import (
     check_dtype,
     check_jax,
     check_mesh,
-    scale_of_each,
     without_derivative,
 )
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.device_sums import square_sums, sums_over_devices
 from jaxpipe.program.ends import WholeBoundary
-from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
+from jaxpipe.program.function_shapes import scale_of_each
+from jaxpipe.program.partition import partition
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.program.start import initial_carry, table_operands
+from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check

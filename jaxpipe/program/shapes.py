@@ -18,13 +18,15 @@ import numpy as np
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness, num_batch_parts
-from jaxpipe.program.contract import Losses, StageFunctions, check_functions, check_inputs, shapes_on_a_device
+from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
-from jaxpipe.program.partition import Part, layer_form, partition
+from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
+from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
+from jaxpipe.program.weight_copies import layer_form
 
 PyTree = Any
 
@@ -123,9 +125,7 @@ def step_shapes(
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
-    kept = statistics = ()
-    if ends := functions.over_pipe:
-        kept, statistics = shapes_on_a_device(mesh, ends.statistics, copies["shared"], message, microbatch)
+    kept, statistics = head_shapes(functions, mesh, copies["shared"], message, microbatch)
     saved = SavedResiduals(())
     vjp = None
     split = None

@@ -35,6 +35,7 @@ from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
+from jaxpipe.program.device_sums import sum_of_parts
 from jaxpipe.program.in_place import cond_in_place, of_round
 from jaxpipe.program.optimizer_step import (
     NAME,
@@ -45,7 +46,7 @@ from jaxpipe.program.optimizer_step import (
     UpdateState,
     squares_of,
 )
-from jaxpipe.program.partition import Part, sum_of_parts
+from jaxpipe.program.partition import Part
 from jaxpipe.program.shared_use import SharedUse, shared_of, some_of, with_some
 
 PyTree = Any

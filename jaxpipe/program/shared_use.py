@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import Randomness
-from jaxpipe.program.contract import StageFunctions, shapes_on_a_device
+from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
+from jaxpipe.program.function_shapes import shapes_on_a_device
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.schedules.schedule import Schedule

@@ -25,10 +25,9 @@ from jaxpipe.mesh import AXES, BATCH_AXES, on_devices
 from jaxpipe.program.call_rows import Numbering, first_numbering, placed, renumbered, rows_of_call
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channels.shared_sums import in_its_batch
-from jaxpipe.program.contract import scale_of_each
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.function_shapes import scale_of_each
 from jaxpipe.program.optimizer_step import NAME, OLDER, DeviceOptimizer, Measured, StagedOptimizer, UpdateState
-from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
@@ -36,6 +35,7 @@ from jaxpipe.program.shared_updates import SharedUpdates
 from jaxpipe.program.shared_use import check_embedding, trace_shared_use, with_some
 from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
+from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check

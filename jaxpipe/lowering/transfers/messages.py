@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, place
 from jaxpipe.lowering.permutes import Permutes, permutes_of
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import STEADY, RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import MESSAGE_KINDS, Schedule
 
 MESSAGES_AT_WORK = 3  # besides the waiting ones: the current one, and the one sent, which is held twice
@@ -25,7 +26,7 @@ OWN = -2  # the output of this round's action; in an idle round, the message tha
 FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: the message from permute k of this round
 
 
-class Messages(Transfer):
+class Messages(Transfer[RoundTable]):
     """What an action reads of another device; which ones there are follows from the table's actions alone."""
 
     name = "messages"
@@ -56,7 +57,7 @@ class Messages(Transfer):
             send_round=table.send_round,
             round_type=table.round_type,
             permutes=table.permutes[self.name],
-            previous=table.previous,
+            previous=_previous(table),
             placed=table.placed,
         )
 
@@ -165,6 +166,22 @@ def allocate_inbox(
     store_arrival = np.full((*shape, max(map(len, permutes))), found.num_units, np.int32)
     store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
     return Inbox(next_source, next_out, store_own, store_arrival, found.num_units, found.renumbered)
+
+
+def _previous(table: RoundTable) -> np.ndarray:
+    """[A] round of the action before each on its device, with several calls in one in the middle; -1 for none."""
+    if table.num_calls == 1:
+        return np.where(table.schedule.columns.position > 0, np.roll(table.rounds, 1), -1)
+    device = table.schedule.columns.device
+    length = table.rounds_per_call
+    previous = np.zeros(len(device), int)
+    for d in range(table.schedule.num_devices):
+        of_device = np.flatnonzero(device == d)
+        busy = np.flatnonzero(table.kind[table.calls[STEADY], d] >= 0)
+        before = np.concatenate([[busy[-1] - length], busy])  # the last round of a call precedes the next call
+        at = table.rounds[of_device] % length
+        previous[of_device] = table.rounds[of_device] - at + before[np.searchsorted(busy, at)]
+    return previous
 
 
 def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round: np.ndarray) -> np.ndarray:

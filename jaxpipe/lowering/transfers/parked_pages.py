@@ -18,7 +18,8 @@ import numpy as np
 from jaxpipe.lowering.pages import PageMoves
 from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, number_of_equals
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Action, Kind, Schedule
@@ -35,7 +36,7 @@ class PageGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class ParkedPages(Transfer):
+class ParkedPages(Transfer[RoundTable]):
     """The T pages that spend part of their lifetime on the paired device: EVICT and LOAD.
 
     Attributes:

@@ -14,7 +14,8 @@ from itertools import chain, count
 import numpy as np
 
 from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, NO_MICROBATCH, Action, Kind, Schedule
 
@@ -30,7 +31,7 @@ class GradientGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplicaGradients(Transfer):
+class ReplicaGradients(Transfer[RoundTable]):
     """The gradients that travel from the holder of replica 1 to that of replica 0; X layers.
 
     Attributes:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import WHOLE_BATCH_KINDS, Schedule
 
 
@@ -49,7 +50,7 @@ class SumGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class SharedSums(Transfer):
+class SharedSums(Transfer[RoundTable]):
     """The meetings of all calls.
 
     Attributes:

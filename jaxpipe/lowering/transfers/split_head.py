@@ -32,7 +32,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind, Schedule
 
 NO_MICROBATCH = -1  # of a round without the collective
@@ -49,7 +50,7 @@ class Collective(enum.IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class SplitHead(Transfer):
+class SplitHead(Transfer[RoundTable]):
     """The collectives of a step, and the storage of what they carry."""
 
     microbatch: np.ndarray  # [R, replica, collective] its microbatch; NO_MICROBATCH if the round has none
