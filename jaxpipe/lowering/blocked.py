@@ -1,10 +1,11 @@
-"""Rounds for devices whose permutes hold both ends up: a message travels where both are between two actions.
+"""Rounds for links without asynchronous permutes: sender and receiver both stop while a message travels.
 
-There two devices meet. A device computes on as long as at most `MOST_UNSENT` of its messages wait. One that could go on
-may wait instead for a neighbour that will soon want to meet it. It chooses by the longest path to the end of the
-step that either choice leaves, as the asynchronous clock knows it. These paths know nothing of later waits; so the walk
-is repeated with paths that are changed at random, and a change is kept if the step does not become longer. On two
-devices that finds the shortest step of all (tests try all), or one little longer.
+A local search over priorities. Two devices meet when both are between two actions. A device computes on as long as at
+most `MOST_UNSENT` of its messages wait. A device that could go on may wait instead for a neighbour that will soon want
+to meet it: the choice is that with the shorter of the longest paths to the end of the step, as the asynchronous clock
+knows them. These paths know nothing of later waits; so the walk is repeated with paths that are changed at random, and
+a change is kept if the step does not become longer. On two devices the search finds the shortest step of all (tests try
+all), or one little longer.
 
 A meeting has a round of its own, in which no device computes, and each pair of devices has a type of round; in the
 rounds of actions no device waits. Pages travel in meetings, too: at times when neither device waits for the other, if
@@ -22,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.fitted import CLOSE
-from jaxpipe.lowering.pages import NO_MOVES
-from jaxpipe.lowering.transfers.parked_pages import ParkedPages, room_to_meet
+from jaxpipe.lowering.pages import NO_MOVES, PageMoves
+from jaxpipe.lowering.transfers.parked_pages import room_to_meet
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -36,11 +37,9 @@ MANY_CHANGED = -0.5
 # walks, and actions that are begun in all of them together
 MOST_WALKS = 1_000
 MOST_STEPS = 200_000
-WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait to exchange pages
+WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait for a page
 MOST_UNSENT = 2  # messages that a device holds for others; with one, steps are up to a tenth longer
 FAST_IF_BLOCKING = 1.001  # limit of the makespan over the asynchronous one, without transfers
-
-NOTHING_PARKED = ParkedPages(NO_MOVES)
 
 
 class BlockedRounds(NamedTuple):
@@ -49,7 +48,7 @@ class BlockedRounds(NamedTuple):
     rounds: np.ndarray  # [A] the round of each action
     send_round: np.ndarray  # [A] that of its message, if another device reads it
     round_type: np.ndarray  # [R] 0 where actions run; in rounds of any other type one pair of devices meets
-    parked: ParkedPages  # with the rounds in which they travel
+    moves: PageMoves  # of pages, with the rounds in which they travel
 
 
 def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
@@ -63,17 +62,16 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         One microbatch: device 0 does its F, both meet, device 1 does F and B, they meet, and device 0 does its B.
 
         >>> from jaxpipe.schedules import build
-        >>> found = blocked_step(build("gpipe", num_devices=2, num_microbatches=1), Costs()).in_rounds()
-        >>> found.rounds.tolist(), found.round_type.tolist()  # 0F0 0B0 1F0 1B0
+        >>> step = blocked_step(build("gpipe", num_devices=2, num_microbatches=1), Costs()).in_rounds()
+        >>> step.rounds.tolist(), step.round_type.tolist()  # 0F0 0B0 1F0 1B0
         ([0, 5, 2, 3], [0, 1, 0, 0, 1, 0])
     """
     rows = _Rows(compute, costs)
     timeline = simulate(compute, costs)
     path = (timeline.makespan - timeline.latest_starts).tolist()
     forward = float(np.mean(costs.forward))
-    best, haste = min(
-        ((rows.walk(path, each * forward), each * forward) for each in HASTES), key=lambda found: found[0].makespan
-    )
+    walks = [(rows.walk(path, haste * forward), haste * forward) for haste in HASTES]
+    best, haste = min(walks, key=lambda candidate: candidate[0].makespan)
     # Always the same numbers, so that a schedule always has the same rounds.
     numbers = random.Random(0)
     change = [0.0] * len(path)
@@ -81,10 +79,11 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         if best.makespan <= FAST_IF_BLOCKING * timeline.makespan:
             break
         fraction = 10 ** numbers.uniform(FEW_CHANGED, MANY_CHANGED)
-        tried = [numbers.gauss(0.0, forward) if numbers.random() < fraction else each for each in change]
-        found = rows.walk([length + each for length, each in zip(path, tried, strict=True)], haste)
-        if found.makespan <= best.makespan:
-            best = found
+        tried = [numbers.gauss(0.0, forward) if numbers.random() < fraction else kept for kept in change]
+        walk = rows.walk([length + added for length, added in zip(path, tried, strict=True)], haste)
+        # Equal ones are taken, too: on a plateau the search goes on elsewhere.
+        if walk.makespan <= best.makespan:
+            best = walk
             change = tried
     return BlockedStep(rows, best)
 
@@ -135,7 +134,7 @@ class _Rows:
         start = [0.0] * len(self.device)
         while True:
             for device, actions in enumerate(unsent):
-                leaving = [each for each in actions if running[device] < 0 and running[self.target[each]] < 0]
+                leaving = [sent for sent in actions if running[device] < 0 and running[self.target[sent]] < 0]
                 for action in leaving:
                     has_left[action] = True
                     actions.remove(action)
@@ -193,11 +192,13 @@ class _Rows:
             then = until[other]
             if under_way < 0 or then >= end - CLOSE:
                 continue
-            # The longest path to the end of the step if the two meet only when `action` has ended.
+            # All that the other device holds for others when it has ended what it does.
             of_other = [*unsent[other], under_way] if self.reader[under_way] >= 0 else unsent[other]
-            to_device = [each for each in of_other if self.target[each] == device]
-            to_other = [each for each in unsent[device] if self.target[each] == other]
-            left = max((end + path[self.reader[each]] for each in (*to_device, *to_other)), default=-1.0)
+            to_device = [sent for sent in of_other if self.target[sent] == device]
+            to_other = [sent for sent in unsent[device] if self.target[sent] == other]
+            # The longest path to the end of the step if the two meet only when `action` has ended; -1, less than any
+            # path, if there is nothing between them: then nobody waits.
+            left = max((end + path[self.reader[sent]] for sent in (*to_device, *to_other)), default=-1.0)
             if to_device and len(of_other) >= MOST_UNSENT:  # the neighbour does not go on until they have met
                 after = under_way + 1
                 begin = then
@@ -228,14 +229,14 @@ class BlockedStep:
                 self.places[event] = 2 * number
 
     def open_gaps(self) -> Iterator[np.ndarray]:
-        """Whether a device and its partner may exchange pages in a place, [places, D]: several choices.
+        """Whether pages may travel between a device and its partner in a place, [places, D]: several choices.
 
         First in those gaps where neither has to wait; then in those, too, where one waits longer and longer. Of the
         gaps between the same actions of both only the last one counts.
         """
         compute = self._rows.compute
         start = np.array(self._walk.start)
-        partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
+        partner = [compute.placement.partner_of(device) for device in range(compute.num_devices)]
         num_places = 2 * len(self._walk.events)
         room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
         is_last = np.zeros(room.shape, bool)
@@ -245,16 +246,15 @@ class BlockedStep:
         for wait in WAITS_FOR_PAGES:
             yield is_last & (room >= -wait * np.mean(self._rows.duration) - CLOSE)
 
-    def in_rounds(self, parked: ParkedPages = NOTHING_PARKED) -> BlockedRounds:
+    def in_rounds(self, pages: PageMoves = NO_MOVES) -> BlockedRounds:
         """The first rounds that keep the order of each device's events.
 
         Args:
-            parked: pages that travel in gaps: their places instead of rounds.
+            pages: those that travel in gaps: their places instead of rounds.
         """
         rows = self._rows
         layout = _Layout(self._rows.num_devices)
         rounds, send_round = np.zeros((2, len(rows.device)), int)
-        pages = parked.moves
         ends = np.sort([pages.home, pages.host], axis=0)
         # Each (place, device, device) is a meeting; pages that travel at the same time, and both ways, share it.
         moves = np.concatenate([[pages.leaves, *ends], [pages.returns, *ends]], axis=1)
@@ -271,7 +271,7 @@ class BlockedStep:
             for index in at_place.get(2 * number + 1, ()):
                 met[index] = layout.meet("pages", *meetings[1:, index].tolist())
         left, returned = np.split(met[meeting.ravel()], 2)
-        moved = ParkedPages(replace(pages, leaves=left, returns=returned))
+        moved = replace(pages, leaves=left, returns=returned)
         return BlockedRounds(rounds, send_round, np.array(layout.round_type), moved)
 
 

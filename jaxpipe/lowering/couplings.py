@@ -91,13 +91,13 @@ class Couplings:
 
 def waits_for(permutes: Iterable[Iterable[Pair]], num_devices: int) -> np.ndarray:
     """Whether `device` can end a round with these permutes only after `other` has begun it, [device, other]."""
-    found = np.eye(num_devices, dtype=bool)
+    waits = np.eye(num_devices, dtype=bool)  # a device has begun its own round
     for permute in permutes:  # in sequence: waiting in one permute includes the waits of the one before
         partners = np.eye(num_devices, dtype=bool)
         for source, target in permute:
             partners[source, target] = partners[target, source] = True
-        found = partners @ found
-    return found
+        waits = partners @ waits
+    return waits
 
 
 def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
@@ -117,7 +117,7 @@ def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
         yield Couplings(compute.num_devices, (up, pairs - up))
     turns = _turns(pairs)
     if 0 < len(turns) <= MAX_TURNS:
-        yield Couplings(compute.num_devices, tuple(each for turn in turns for each in (turn, frozenset[Pair]())))
+        yield Couplings(compute.num_devices, tuple(coupled for turn in turns for coupled in (turn, frozenset[Pair]())))
 
 
 def _turns(pairs: frozenset[Pair]) -> list[frozenset[Pair]]:
@@ -142,9 +142,8 @@ class RoundConstraints:
     """Incremental longest-path solver: the smallest rounds that satisfy all difference constraints.
 
     Actions are added in the order of time in which they start. This order determines the bounds of an action: the
-    latest action of every device when it starts, and the actions whose messages it reads. It bounds in turn
-    the actions that run then. A raised round raises those that it bounds; if this forms a circle, there is no
-    solution.
+    latest action of every device when it starts, and the actions whose messages it reads. The action bounds in turn
+    those that run then. A raised round raises those that it bounds; if the bounds form a circle, there is no solution.
 
     Attributes:
         rounds: [action] round of each action that has started.

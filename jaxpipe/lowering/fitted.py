@@ -4,7 +4,7 @@ A device entering a later round synchronizes with its partners on the way, and s
 earlier round (`Couplings.min_distance`). So whenever an action starts, the actions running elsewhere must be in
 late enough rounds, and its own round must be late enough after its predecessor and its message. Each of these is
 a lower bound of one round, given another. The smallest rounds that satisfy all bounds are found action by action, in
-the order of time; each raises earlier ones as far as needed (`RoundConstraints`). If this forms a circle, no rounds
+the order of time; each raises earlier ones as far as needed (`RoundConstraints`). If bounds form a circle, no rounds
 exist, and the action waits until another one has ended.
 
 Actions of similar lengths, such as F, I and W, nearly always fit into few body rounds, for any rows.
@@ -141,8 +141,8 @@ class _Assignment:
             self.unsent[device] = None if elsewhere is None else (action, self.to_sent[device][elsewhere])
         if action + 1 < self.stop[device]:
             following.add(action + 1)
-        for each in sorted(following):
-            self.offer(each)
+        for follower in sorted(following):
+            self.offer(follower)
 
     def offer(self, action: int) -> None:
         """Makes `action` ready if it is the next one of its device and its message has been sent."""

@@ -87,11 +87,10 @@ def place(device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
 
 
 def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, num_devices: int, length: int) -> Places:
-    """The same for intervals that repeat in each call of a run, so that all calls have the same numbers.
+    """Like `place`, for intervals that repeat every call and may end in the next one.
 
-    An interval may end in the call after its own. Units change hands: an interval that begins anew in every call may
-    have another unit in each of them. So the units that live from a call into the next one are numbered anew there, and
-    each device needs no more units than live at its worst moment.
+    Units that live across the boundary of two calls are numbered anew there, so that every call uses the same numbers;
+    and each device needs no more units than live at its worst moment.
 
     Args:
         device: [intervals] of each.
@@ -100,8 +99,8 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
         length: moments of a call.
 
     Example:
-        In each call of 4 moments an interval begins that is longer than a call. It takes unit 1, which is called 0 in
-        the next call; what was 0 has become free, and is called 1.
+        In each call of 4 moments an interval begins that is longer than a call. The interval takes unit 1, which is
+        called 0 in the next call; what was 0 has become free, and is called 1.
 
         >>> start, end = np.array([5, 9]), np.array([10, 14])
         >>> placed = place_in_calls(np.zeros(2, int), start, end, num_devices=1, length=4)
@@ -113,8 +112,8 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
     chosen, index = np.unique(keys, axis=0, return_inverse=True)
     owner, starts, spans = chosen.T
     of_device = [_in_calls(starts[owner == d], spans[owner == d], length) for d in range(num_devices)]
-    first, last, lives_on = (np.concatenate([each[i] for each in of_device]) for i in range(3))
-    num_units = max(each[3] for each in of_device)
+    first, last, lives_on = (np.concatenate([units[i] for units in of_device]) for i in range(3))
+    num_units = max(units[3] for units in of_device)
     renumbered = np.zeros((num_devices, num_units), int)
     for d in range(num_devices):
         own = (owner == d) & lives_on

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
+from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, BlockedStep, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.phases import phased_rounds
@@ -70,18 +70,18 @@ def lower(
     costs: Costs | None = None,
     blocking: bool = False,
 ) -> RoundTable:
-    """Lowers a schedule to its round table; one without flush to that of its calls, whose rounds follow from its rows.
+    """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
 
     Args:
         schedule: a schedule that keeps the rules, or one of forwards alone.
         layers_per_stage: [stage] layers, each with its own residual pages; by default one per stage.
         rolled: whether rounds share loop bodies; False, for debugging, makes a program that grows with N.
-        costs: expected costs of actions. They matter for schedules with EVICT and LOAD, whose paired
-            devices meet in rounds and do not wait for each other only if rounds follow time; and for
-            schedules without a fold that is fast at all costs, such as most with split backwards. By default a
-            backward takes two forwards, an I and a W one each.
-        blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU it
-            travels while they compute.
+        costs: expected costs of actions; by default a backward takes two forwards, an I and a W one each. Costs matter
+            for schedules with EVICT and LOAD, whose paired devices meet in rounds and do not wait for each other only
+            if rounds follow time; and for schedules without a fold that is fast at all costs, such as most with split
+            backwards.
+        blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU a
+            permute travels while both compute.
 
     Example:
         1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F and B twice each.
@@ -152,11 +152,16 @@ class Folding:
         return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
 
     def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
-        """The first candidate that is fast at all costs tried and sends little in vain, or else the best at `costs`.
+        """The table of the candidate that comes first in this order; a candidate that passes all ends the search.
 
-        The best is one that is fast at `costs` without transfers, if any is; among these one that is fast with them.
-        Of fast ones it is one that is good at all costs, if any is, and then the one that sends least; of slow ones,
-        the fastest. Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
+        1. within `FAST` of the asynchronous clock at `costs` without transfers,
+        2. and with each of `TRANSFERS`; of candidates that are not, the fastest;
+        3. within `GOOD_ENOUGH_RATIOS` at all other costs;
+        4. few traced actions;
+        5. few messages sent in vain;
+        6. few entries of the inbox.
+
+        Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
         """
         # Costs of evaluation first, then the expected costs with each of the transfers.
         evaluated = EVALUATION_COSTS
@@ -169,12 +174,11 @@ class Folding:
             *evaluated,
             *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
         ]
-        asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
+        asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
-        # the best candidate, and as timed
-        best = None
-        least = None
+        best = None  # (candidate, the same as timed)
+        least = None  # its key: less is better, in the order above
         for table in self.candidates(costs, blocking=blocking):
             timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
@@ -212,7 +216,7 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            yield self._with_pages(step.places, step.open_gaps(), lambda *pages: self._table(*step.in_rounds(*pages)))
+            yield self._with_pages(step.places, step.open_gaps(), lambda *pages: self._blocked_table(step, *pages))
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
@@ -301,9 +305,13 @@ class Folding:
         ]
         return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
 
+    def _blocked_table(self, step: BlockedStep, *pages: ParkedPages) -> RoundTable:
+        rounds, send_round, round_type, moves = step.in_rounds(*(parked.moves for parked in pages))
+        return self._table(rounds, send_round, round_type, *(ParkedPages(moves) for _ in pages))
+
     def _table(
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
     ) -> RoundTable:
         columns = self.compute.columns
-        left = [each for each in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(each.name)).any()]
+        left = [transfer for transfer in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(transfer.name)).any()]
         return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, (*left, *traffic))

@@ -242,8 +242,8 @@ def peak_slots(
     Args: as those of `allocate_pages`.
     """
     held = _held(schedule.columns, Span.SLOT, writer, rounds, layers_per_stage, moves)
-    one = lcm(*layers_per_stage)  # units of a slot, such that every page is a whole number of units
-    of_page = one // held.num_layers
+    slot_units = lcm(*layers_per_stage)  # such that every page is a whole number of units
+    of_page = slot_units // held.num_layers
     stays = (held.num_layers - held.num_away) * of_page
     weights = np.concatenate([stays, *[of_page[held.of_moves]] * 3])
     lives = _lives(held, in_transit=True)
@@ -254,4 +254,4 @@ def peak_slots(
     owner = np.tile(owner, 2)
     order = np.lexsort((change, time, owner))
     most = int(np.cumsum(change[order]).max(initial=0))
-    return most // one if most % one == 0 else most / one
+    return most // slot_units if most % slot_units == 0 else most / slot_units

@@ -94,12 +94,12 @@ def refine(
     for cell, num_rounds in Counter(cells).most_common():
         positions[cell[0]].append(RoundType(cell[1], kinds_of[cell], num_rounds, (cell,)))
     types = _merged(
-        [_few(found) for found in positions],
+        [_few(of_position) for of_position in positions],
         max_types=max(max_types, table.num_types),
         max_traced_actions=max(max_traced_actions, table.num_traced_actions),
         allowed=SMALL_WASTE * num_messages,
     )
-    type_of = {cell: index for index, found in enumerate(types) for cell in found.members}
+    type_of = {cell: index for index, round_type in enumerate(types) for cell in round_type.members}
     return replace(table, round_type=_in_turn(np.array([type_of[cell] for cell in cells])))
 
 
@@ -140,7 +140,7 @@ def _merged(
     They are merged further as long as the waste of all, in messages, is `allowed`.
     """
     numbers = count()
-    left = [{next(numbers): each for each in found} for found in positions]
+    left = [{next(numbers): round_type for round_type in of_position} for of_position in positions]
     waste = 0
 
     def merge(saves: Callable[[RoundType, RoundType], int], *, num_in_excess: int) -> None:
@@ -169,10 +169,10 @@ def _merged(
             for other in list(types)[:-1]:
                 offer(other, new, types)
 
-    num_traced = sum(each.kinds.bit_count() for each in chain.from_iterable(positions))
+    num_traced = sum(round_type.kinds.bit_count() for round_type in chain.from_iterable(positions))
     merge(lambda a, b: (a.kinds & b.kinds).bit_count(), num_in_excess=num_traced - max_traced_actions)
     merge(lambda a, b: 1, num_in_excess=sum(map(len, left)) - max_types)
-    of_number = {number: each for types in left for number, each in types.items()}
+    of_number = {number: round_type for types in left for number, round_type in types.items()}
     return [of_number[number] for number in sorted(of_number)]
 
 
@@ -188,7 +188,7 @@ def _in_turn(types: np.ndarray) -> np.ndarray:
     order = [int(types[0])]
     left.remove(order[0])
     while left:
-        order.append(max(left, key=lambda each: (follows[order[-1], each], -each)))
+        order.append(max(left, key=lambda index: (follows[order[-1], index], -index)))
         left.remove(order[-1])
     number = np.empty(len(order), dtype=int)
     number[order] = np.arange(len(order))

@@ -1,16 +1,11 @@
 """The round table: everything that the SPMD program executes, as integers known before tracing.
 
-R rounds, D devices, A actions. Every round has a type, and the program one loop body for each type: its permutes, and
-the kinds of action that any device does in it. The grids hold each device's part in each round. Both ends of a message
-read the same table, so no tags travel. Grids and storage follow from the fields and are made when first used.
+Every round has a type, and the program one loop body for each type: its permutes, and the kinds of action that any
+device does in it. The grids hold each device's part in each round. Both ends of a message read the same table, so no
+tags travel. Grids and storage follow from the fields and are made when first used.
 
 All that travels between devices, or that all of them meet for, is a `Transfer` of the table; each kind has a file in
-`jaxpipe.lowering.transfers`, and a channel of the same name in `jaxpipe.program.channels`. For example, the rounds of a
-1F1B of two devices and two microbatches; `>` and `<` are messages, which travel in the round after their action:
-
-    round      0    1    2    3    4    5    6
-    device 0   F0 > F1 >   .    B0        B1
-    device 1        F0   < B0   F1 <  B1 <
+`jaxpipe.lowering.transfers`, and a channel of the same name in `jaxpipe.program.channels`.
 """
 
 from __future__ import annotations
@@ -37,13 +32,36 @@ from jaxpipe.schedules.schedule import (
     kinds_that_leave,
 )
 
-IDLE = -1  # the kind of a device that does nothing in a round
-FILL, STEADY, DRAIN = range(3)  # the calls of a table of several: the first, one in the middle, the last
+# The kind of a device that does nothing in a round. No guard of an action equals it (`program.actions.run`), the replay
+# gives it no time, and pictures leave it blank. As a chunk (`Carry.complete`) it says that no chunk is complete.
+IDLE = -1
+# The calls of a table of several: the first, one in the middle, the last. They index `RoundTable.calls`, and
+# `program.call_rows` chooses a call's rows by them.
+FILL, STEADY, DRAIN = range(3)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundTable:
     """A schedule with a round for every action, and a type for every round.
+
+    Axes here and in all of `lowering`: A actions, in the order of `schedule.columns`, one device after the other; R
+    rounds; D devices; M payloads of a transfer. Two devices, two microbatches: A is 8, R is 8, D is 2, and of messages
+    M is 4. `0>1` is a message from device 0 to device 1, which travels in the round after its action.
+
+        round          0     1     2     3     4     5     6     7
+        type           0     1     0     1     2     3     2     3
+        device 0      F0     .    F1     .     .    B0     .    B1
+        device 1       .     .    F0    B0    F1    B1     .     .
+        messages       .   0>1     .   0>1   1>0     .   1>0     .
+
+    Example:
+        >>> from jaxpipe.lowering import lower
+        >>> from jaxpipe.schedules import build
+        >>> table = lower(build("1f1b", num_devices=2, num_microbatches=2))
+        >>> table.rounds.tolist(), table.round_type.tolist()  # 0F0 0F1 0B0 0B1 1F0 1B0 1F1 1B1
+        ([0, 2, 5, 7, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3, 2, 3])
+        >>> table.permutes["messages"]  # [type][lane] -> pairs
+        ((), (((0, 1),),), (((1, 0),),), ())
 
     Attributes:
         schedule: compute actions alone; of several batches if the table has several calls.
@@ -289,7 +307,7 @@ class RoundTable:
 
     @cached_property
     def waiting(self) -> dict[str, int]:
-        """Of these, those that grow with the microbatches where a device holds all of them at once."""
+        """Of the buffers those that grow with the microbatches where a device holds all of them at once."""
         return _total([transfer.waiting(self) for transfer in self.kinds_of_traffic])
 
     @property
@@ -314,7 +332,8 @@ class RoundTable:
     @cached_property
     def page_moves(self) -> PageMoves:
         """Pages that spend part of their lifetime on another device, whichever transfer moves them."""
-        return next((each.page_moves for each in self.kinds_of_traffic if len(each.page_moves.layer)), NO_MOVES)
+        moves = (transfer.page_moves for transfer in self.kinds_of_traffic)
+        return next((move for move in moves if len(move.layer)), NO_MOVES)
 
     @cached_property
     def pages(self) -> Pages:
@@ -343,7 +362,7 @@ class RoundTable:
 
     @cached_property
     def num_slots(self) -> float:
-        """The most slots that any device holds at once: its own, parked ones and those in transit.
+        """The most slots that any device holds at once: its own, those of its partner and those in transit.
 
         A slot holds the residuals of one (stage, microbatch). A page in transit counts on both devices, for the whole
         round. Several calls number their slots alike.

@@ -152,7 +152,7 @@ def _laid_out(
                 break
         return best, least
 
-    # Where a device exchanges messages in the middle of its backwards, these take the round of that exchange.
+    # Where a device sends and receives messages in the middle of its backwards, these take the round of the messages.
     choices = [0, *range(1, REMOTE_ROUNDS * (int(lengths[Kind.B]) - 1), REMOTE_ROUNDS)]
     chosen, without = shortest(table_with([], num_rounds) for num_rounds in choices)
     ahead = choices[chosen]

@@ -138,8 +138,8 @@ def sum_of_parts(
     # All values are there before any is sent: a value may be known before another one's gradient has been reduced.
     num_done = after(jnp.int32(0), values)
     vectors = [
-        sum_over(jnp.where(num_done >= 0, jnp.stack(each), 0), axes, deterministic=deterministic)
-        for axes, each in terms.items()
+        sum_over(jnp.where(num_done >= 0, jnp.stack(numbers), 0), axes, deterministic=deterministic)
+        for axes, numbers in terms.items()
     ]
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
 

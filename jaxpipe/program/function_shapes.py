@@ -107,8 +107,8 @@ def check_functions(
                 repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
             )
         )
-    found = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
-    y, of_layer = with_losses(found)
+    results = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
+    y, of_layer = with_losses(results)
     y = _one_array("layer", y)
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
@@ -130,7 +130,7 @@ def check_functions(
     if not _are_sums({name: loss for name, loss in of_layer.items() if not _is_told_by_layer(name, loss)}):
         raise CompileError(
             explain(
-                f"layer returns {found}.",
+                f"layer returns {results}.",
                 rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name; "
                 f"one whose name begins with {MEASURED!r} may be an array",
                 repair="sum, do not average, and cast to float32; leave the dict out where there are none",
@@ -147,11 +147,11 @@ def check_functions(
         )
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
     if embed_backward := functions.embed_backward:
-        found = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
-        _check_backward("embed_backward", found, sums, "the sums")
+        new_sums = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
+        _check_backward("embed_backward", new_sums, sums, "the sums")
     if head_backward := functions.head_backward:
-        found = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
-        _check_backward("head_backward", found, (loss, y, sums), "(losses, gradient of x, sums)")
+        results = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
+        _check_backward("head_backward", results, (loss, y, sums), "(losses, gradient of x, sums)")
     return x, Losses(loss, of_layer)
 
 
@@ -163,9 +163,9 @@ def _is_told_by_layer(name: str, loss: Any) -> bool:
     return name.startswith(MEASURED) and getattr(loss, "shape", ()) != () and loss.dtype == "float32"
 
 
-def _check_backward(name: str, found: PyTree, expected: PyTree, what: str) -> None:
-    """Raises CompileError unless `found` has the structure, shapes and dtypes of `expected`."""
-    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (found, expected)]
+def _check_backward(name: str, results: PyTree, expected: PyTree, what: str) -> None:
+    """Raises CompileError unless `results` have the structure, shapes and dtypes of `expected`."""
+    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (results, expected)]
     if described[0] != described[1]:
         raise CompileError(
             explain(
@@ -189,7 +189,7 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
         CompileError: `scale` has another structure, or a factor is no real number.
     """
     structure = jax.tree.structure(losses)
-    found = jax.tree.structure(scale)
+    given = jax.tree.structure(scale)
     for path, factor in jax.tree_util.tree_leaves_with_path(scale):
         if jnp.shape(factor) != shape or jnp.iscomplexobj(factor):
             raise CompileError(
@@ -199,12 +199,12 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
                     repair="give a float, for example 1 / number of tokens",
                 )
             )
-    if found == jax.tree.structure(0):
+    if given == jax.tree.structure(0):
         return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
-    if found != structure:
+    if given != structure:
         raise CompileError(
             explain(
-                f"scale is {found}, and head returns {structure}.",
+                f"scale is {given}, and head returns {structure}.",
                 rule="loss-scale: scale is one number for all losses, or one for each loss that head returns",
                 repair="give a pytree of numbers with the structure of head's result, or one number",
             )

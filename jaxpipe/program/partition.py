@@ -204,7 +204,7 @@ def _split_dims(
     Raises:
         CompileError: `spec` has another form, or a dim does not divide.
     """
-    entries = [(each if isinstance(each, tuple) else (each,), dim) for dim, each in enumerate(spec) if each is not None]
+    entries = [(axes if isinstance(axes, tuple) else (axes,), dim) for dim, axes in enumerate(spec) if axes is not None]
     named = [(axis, dim) for axes, dim in entries for axis in axes]
     axes = [axis for axis, _ in named]
     if any(axis not in allowed for axis in axes) or len(set(axes)) < len(axes) or len(spec) > len(shape):

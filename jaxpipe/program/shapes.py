@@ -70,8 +70,8 @@ class StepShapes:
         """Shapes of the losses of a step: of layers one sum, or, of an array, one for each layer."""
         num_layers = sum(self.table.layers_per_stage)
 
-        def of_all(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_layers, *one.shape) if one.shape else (), one.dtype)
+        def of_all(of_layer: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_layers, *of_layer.shape) if of_layer.shape else (), of_layer.dtype)
 
         return Losses(self.losses.head, jax.tree.map(of_all, self.losses.layers)).joined
 
@@ -167,14 +167,14 @@ def residual_shapes(
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
     """
-    found: list[tuple[LayerVjp, SplitBackward | None]] = []
+    traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
         vjp = trace_vjp(functions.layer, params, x, *given)
-        found.append((vjp, split_vjp(vjp) if split_backward else None))
+        traced.append((vjp, split_vjp(vjp) if split_backward else None))
 
     shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes
-    ((vjp, split),) = found
+    ((vjp, split),) = traced
     saved = (
         SavedResiduals(vjp.residuals, split.shared_with_w, split.deferred) if split else SavedResiduals(vjp.residuals)
     )
@@ -188,11 +188,11 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     """Bytes per device by kind, held while the rounds run; the temporaries of a layer come on top.
 
     Returns:
-        pages: residuals, own and parked, and inputs deferred to W; left: deferred inputs of one layer before they are
-            in their page; transit: pages and gradients on their way between two devices, each held twice; weights:
-            compute copies of the parameters, if they are not the masters themselves; gradients: float32 running sums;
-            messages: those that wait, the current one, the one sent and one for each permute in flight; head: entries
-            and slots of one that is split over `pipe`.
+        pages: residuals and inputs deferred to W, those of the partner included; left: inputs of one layer that I
+            leaves for W, before they are copied to their page; transit: pages and gradients on their way between two
+            devices, each held twice; weights: compute copies of the parameters, if they are not the masters
+            themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and
+            one for each permute in flight; head: entries and slots of one that is split over `pipe`.
     """
     table = shapes.table
     storage = shapes.storage
@@ -211,7 +211,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
     if shapes.shared_use:  # copies for the next batch
-        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.delayed(shapes.copies["shared"]))))
+        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.with_delay(shapes.copies["shared"]))))
     return {
         "pages": storage.num_bytes,
         "left": sum(map(_num_bytes, storage.saved.deferred)),

@@ -120,7 +120,8 @@ class SharedUpdates:
         # The copies travel while all learn whether they are to be used.
         chosen = self._updated_in(meeting)
         choose = partial(shared_of, chosen)
-        nodes, (_, _, structure) = self.optimizer.nodes_of(update, choose), self.optimizer.nodes(update)
+        nodes = self.optimizer.nodes_of(update, choose)
+        _, _, structure = self.optimizer.nodes(update)
         masters, _ = self.optimizer.apply(choose({"shared": collected}), choose(update.masters), nodes, structure)
         parts = some_of(chosen, self.optimizer.parts["shared"])
         return Arrived(

@@ -44,8 +44,8 @@ class SharedUse(NamedTuple):
         """Whether new compute copies of each wait for their batch."""
         return jax.tree.map(operator.not_, self.is_updated_first)
 
-    def delayed(self, shared: PyTree) -> PyTree:
-        """Those of a tree like the shared parameters that have a delay."""
+    def with_delay(self, shared: PyTree) -> PyTree:
+        """A tree like the shared parameters, with those that have a delay alone."""
         return some_of(self.has_delay, shared)
 
 

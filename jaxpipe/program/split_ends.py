@@ -40,4 +40,4 @@ class SplitEnds:
     @classmethod
     def of(cls, ends: Any) -> SplitEnds | None:
         """The functions of an object that has them as attributes; None of None."""
-        return ends and cls(**{each.name: getattr(ends, each.name) for each in fields(cls)})
+        return ends and cls(**{field.name: getattr(ends, field.name) for field in fields(cls)})

@@ -247,11 +247,11 @@ class Storage:
 
     def _read(self, pools: Pools, pages: jax.Array, places: Iterable[Place]) -> list[jax.Array]:
         """The arrays of `places`, in the order of their indices."""
-        found: dict[int, jax.Array] = {}
+        arrays: dict[int, jax.Array] = {}
         for place in places:
             k = place.pool
-            found.update(zip(place.chosen, place.form.read(pools[k], self.pools[k], pages[k]), strict=True))
-        return [found[i] for i in sorted(found)]
+            arrays.update(zip(place.chosen, place.form.read(pools[k], self.pools[k], pages[k]), strict=True))
+        return [arrays[i] for i in sorted(arrays)]
 
 
 def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:

@@ -49,10 +49,10 @@ class LayerVjp:
             x: input of the layer.
             given: the microbatch and the random state, which need no gradients.
         """
-        found = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
+        results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
         structure = jax.tree.structure(self.y)
-        y = found[: structure.num_leaves]
-        others = found[structure.num_leaves :]
+        y = results[: structure.num_leaves]
+        others = results[structure.num_leaves :]
         return jax.tree.unflatten(structure, y), others[: len(self.residuals)]
 
     def backward(

@@ -201,7 +201,7 @@ class Stream:
             shared = with_some(use.is_updated_first, previous["shared"], newest["shared"])
             collected = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
             copies = {"shared": shared, "layers": layers}
-            flight = Flight(carry, first_numbering(table), copies, use.delayed(newest["shared"]), collected)
+            flight = Flight(carry, first_numbering(table), copies, use.with_delay(newest["shared"]), collected)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
         return on_devices(start, mesh=self.pipeline.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES)(

@@ -20,7 +20,8 @@ from jaxpipe.schedules.schedule import MESSAGE_KINDS, Schedule
 
 MESSAGES_AT_WORK = 3  # besides the waiting ones: the current one, and the one sent, which is held twice
 
-# The source of the message of a device's next action, if not an inbox entry (>= 0).
+# The source of the message of a device's next action, if not an inbox entry (>= 0): `Messages._chosen` of the program
+# compares `next_source` with each of these. NOTHING in `next_out` sends the latest output (`Messages._leaving`).
 NOTHING = -1  # no message: the F of stage 0, a W, or an idle device
 OWN = -2  # the output of this round's action; in an idle round, the message that the device already holds
 FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: the message from permute k of this round
@@ -35,7 +36,8 @@ class Messages(Transfer[RoundTable]):
 
     def payloads(self, table: RoundTable) -> Payloads:
         """All messages; each is of size one."""
-        device, (sender, reader) = table.schedule.columns.device, table.between(self.name)
+        device = table.schedule.columns.device
+        sender, reader = table.between(self.name)
         return Payloads(table.send_round[sender], device[sender], device[reader], np.zeros_like(sender), size=1)
 
     def permutes(self, table: RoundTable) -> Permutes:
@@ -142,15 +144,15 @@ def allocate_inbox(
     handed_over = np.maximum(available, previous[reader])
     waits = np.flatnonzero(available < handed_over)
     held = _held(schedule, sender[~is_own], rounds, send_round)
-    found = placed(
+    entries = placed(
         np.concatenate([owner[waits], device[held]]),
         np.concatenate([available[waits], rounds[held]]),
         np.concatenate([handed_over[waits], send_round[held] - 1]),
     )
-    entry = np.full(len(reader), found.num_units)
-    entry[waits] = found.first[: len(waits)]
+    entry = np.full(len(reader), entries.num_units)
+    entry[waits] = entries.first[: len(waits)]
     source = np.where(is_own, OWN, FIRST_PERMUTE - permute)
-    source[waits] = found.last[: len(waits)]
+    source[waits] = entries.last[: len(waits)]
 
     shape = (len(round_type), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
@@ -158,14 +160,14 @@ def allocate_inbox(
     num_idle = rounds[reader] - 1 - handed_over
     next_source[_ranges(handed_over + 1, num_idle), np.repeat(owner, num_idle)] = OWN
     next_source[handed_over, owner] = source
-    store_own = np.full(shape, found.num_units, np.int32)
+    store_own = np.full(shape, entries.num_units, np.int32)
     store_own[available[is_own], owner[is_own]] = entry[is_own]
-    store_own[rounds[held], device[held]] = found.first[len(waits) :]
+    store_own[rounds[held], device[held]] = entries.first[len(waits) :]
     next_out = np.full(shape, NOTHING, np.int32)
-    next_out[send_round[held] - 1, device[held]] = found.last[len(waits) :]
-    store_arrival = np.full((*shape, max(map(len, permutes))), found.num_units, np.int32)
+    next_out[send_round[held] - 1, device[held]] = entries.last[len(waits) :]
+    store_arrival = np.full((*shape, max(map(len, permutes))), entries.num_units, np.int32)
     store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
-    return Inbox(next_source, next_out, store_own, store_arrival, found.num_units, found.renumbered)
+    return Inbox(next_source, next_out, store_own, store_arrival, entries.num_units, entries.renumbered)
 
 
 def _previous(table: RoundTable) -> np.ndarray:

@@ -163,7 +163,7 @@ def room_to_meet(
     begins[rounds, device] = begin
     reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
     leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must reach the end of the round
-    partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
+    partner = [compute.placement.partner_of(device) for device in range(compute.num_devices)]
     return np.minimum(leaves, leaves[:, partner]) - np.maximum(reached, reached[:, partner])
 
 
@@ -182,7 +182,7 @@ def park_pages(
     columns = compute.columns
     moves = schedule.columns
     evictions = _first_evictions(schedule)
-    stage, microbatch, home = (each[evictions] for each in (moves.stage, moves.microbatch, moves.device))
+    stage, microbatch, home = (values[evictions] for values in (moves.stage, moves.microbatch, moves.device))
     is_f = columns.is_kind(Kind.F)
     is_b = columns.is_kind(*BACKWARD_KINDS)
     backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
@@ -231,8 +231,8 @@ def _num_pages(
     fractions = [schedule.parked_of(index) * layers for index, layers in enumerate(layers_per_stage)]
     num_turns = int(turn.max(initial=-1)) + 1
     of_turn = {
-        each: np.diff([turn * each.numerator // each.denominator for turn in range(num_turns + 1)])
-        for each in set(fractions)
+        share: np.diff([turn * share.numerator // share.denominator for turn in range(num_turns + 1)])
+        for share in set(fractions)
     }
     return np.stack([of_turn[fraction] for fraction in fractions])[stage, turn]
 

@@ -36,7 +36,9 @@ from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind, Schedule
 
-NO_MICROBATCH = -1  # of a round without the collective
+# In a round without the collective. The program then looks up any microbatch, whose rows nobody reads, and adds no
+# gradient of the embedding (`program.channels.split_head`).
+NO_MICROBATCH = -1
 
 
 class Collective(enum.IntEnum):
@@ -156,7 +158,8 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
 
     first_f = extremes(Kind.F, stage=0)[0]
     last_f = extremes(Kind.F, stage=last)[1]
-    (first_s, last_s), (_, last_t) = extremes(Kind.S, stage=last), extremes(Kind.T, stage=last)
+    first_s, last_s = extremes(Kind.S, stage=last)
+    _, last_t = extremes(Kind.T, stage=last)
     chosen = {
         Collective.LOOKUP: before(first_f),
         Collective.BROADCAST: after(last_f),
@@ -164,11 +167,11 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     }
     lives = [(chosen[Collective.LOOKUP], first_f), (last_f, last_s)]
     if has_backward := bool(columns.is_kind(*BACKWARD_KINDS).any()):
-        turn = extremes(Kind.B, Kind.I, stage=last)[0]
-        end = extremes(Kind.B, Kind.I, stage=0)[1]
+        turn = extremes(*BACKWARD_KINDS, stage=last)[0]
+        end = extremes(*BACKWARD_KINDS, stage=0)[1]
         chosen |= {Collective.REDUCE: after(last_t), Collective.SCATTER: after(end)}
         lives[1:] = [(last_f, turn), (end, chosen[Collective.SCATTER])]
-    start, stop = (np.concatenate(each) for each in zip(*lives, strict=True))
+    start, stop = (np.concatenate(moments) for moments in zip(*lives, strict=True))
     units, num_entries = allocate(start, stop, np.ones_like(start))
     entries = np.array([taken[0] for taken in units]).reshape(len(lives), -1)
     if not has_backward:
@@ -194,8 +197,8 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         ((Kind.F,), last, None, head),
         ((Kind.S,), last, head, None),
         ((Kind.T,), last, head, head),
-        ((Kind.B, Kind.I), last, head, None),
-        ((Kind.B, Kind.I), 0, None, scattered),
+        (BACKWARD_KINDS, last, head, None),
+        (BACKWARD_KINDS, 0, None, scattered),
     ):
         actions = np.flatnonzero(columns.is_kind(*kinds) & (columns.stage == stage))
         for target, of_microbatch in ((entry_in, read), (entry_out, written)):

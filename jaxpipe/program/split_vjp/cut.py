@@ -74,10 +74,10 @@ def cut(
         ...     y = jnp.tanh(x)
         ...     return y.T @ dy, (dy @ kernel.T) * (1 - y * y)  # dkernel, dx
         >>> jaxpr = jax.make_jaxpr(backward)(jnp.ones((3, 3)), jnp.ones((2, 3)), jnp.ones((2, 3))).jaxpr
-        >>> found = cut(jaxpr, [False, True], params=jaxpr.invars[:1], gradients=jaxpr.invars[2:])
-        >>> [equation.primitive.name for equation in found.later]
+        >>> halves = cut(jaxpr, [False, True], params=jaxpr.invars[:1], gradients=jaxpr.invars[2:])
+        >>> [equation.primitive.name for equation in halves.later]
         ['transpose', 'dot_general']
-        >>> [v.aval.shape for v in found.saved], found.saved[0] is jaxpr.invars[2]
+        >>> [v.aval.shape for v in halves.saved], halves.saved[0] is jaxpr.invars[2]
         ([(2, 3), (2, 3)], True)
     """
     wanted = _needed(jaxpr.eqns, [out for out, w in zip(jaxpr.outvars, is_wanted, strict=True) if w])
@@ -129,12 +129,12 @@ def _needed(equations: Sequence[core.JaxprEqn], outs: Iterable[Atom], known: Col
 
 def _after(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[int]:
     """Indices of the equations that depend on `values`."""
-    found = set()
+    dependent = set()
     for i, equation in enumerate(equations):
         if not values.isdisjoint(_vars(equation.invars)):
-            found.add(i)
+            dependent.add(i)
             values.update(equation.outvars)
-    return found
+    return dependent
 
 
 def _products_and_after(
@@ -142,22 +142,22 @@ def _products_and_after(
 ) -> set[int]:
     """Indices of the products that are not `done_now`, and of equations that depend on these or deferred inputs."""
     values = set(deferred)
-    found = set()
+    later = set()
     for i, equation in enumerate(equations):
         depends = not values.isdisjoint(_vars(equation.invars))
         if i not in done_now and (depends or is_product(equation)):
-            found.add(i)
+            later.add(i)
             values.update(equation.outvars)
-    return found
+    return later
 
 
 def _from(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[core.Var]:
     """`values` and all that can be computed from them alone without a product."""
-    found = set(values)
+    known = set(values)
     for equation in equations:
-        if found.issuperset(_vars(equation.invars)) and not is_product(equation) and not equation.effects:
-            found.update(equation.outvars)
-    return found
+        if known.issuperset(_vars(equation.invars)) and not is_product(equation) and not equation.effects:
+            known.update(equation.outvars)
+    return known
 
 
 def is_product(equation: core.JaxprEqn) -> bool:
@@ -228,7 +228,7 @@ class _Sources:
         unit = max(sum(self.cost) >> 28, 1)
         capacity = [max(-(-cost // unit), 1) for cost in self.cost]
         unlimited = sum(capacity) + 1
-        capacity = [unlimited if _is_key(v) else each for v, each in zip(self.base, capacity, strict=True)]
+        capacity = [unlimited if _is_key(v) else num_units for v, num_units in zip(self.base, capacity, strict=True)]
         edges = [(2 * n, 2 * n + 1, capacity[n]) for n in range(num_nodes)]
         edges += [(2 * a + 1, 2 * b, unlimited) for a, b in dict.fromkeys(self.edges)]
         edges += [(source, 2 * n, unlimited) for n in self.roots] + [(2 * n + 1, sink, unlimited) for n in sinks]

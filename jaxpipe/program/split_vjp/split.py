@@ -18,6 +18,7 @@ import jax.extend.core as core
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
 
+PyTree = Any
 Values = dict[core.Var, Any]
 
 _CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -58,10 +59,10 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
             continue
         read = equation.invars
         if equation.primitive.name == "scan":
-            found = _split_scan(equation, is_needed)
-            read = [v for v, used in zip(read, found.reads, strict=True) if used]
-            if not all(found.cut.is_early):
-                split[i] = found
+            halves = _split_scan(equation, is_needed)
+            read = [v for v, used in zip(read, halves.reads, strict=True) if used]
+            if not all(halves.cut.is_early):
+                split[i] = halves
         wanted.update(v for v in read if isinstance(v, core.Var))
     if not split:
         return closed
@@ -117,10 +118,10 @@ class _SplitScan:
             def body(carry: list[Any], of_turn: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
                 values = {**consts, **dict(zip(given, of_turn, strict=True))}
                 values.update(zip([carry_in[k] for k in carried], carry, strict=True))
-                found = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
+                outputs = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
                 num_carried = len(carried)
                 num_outs = len(outs)
-                return found[:num_carried], (found[num_carried:num_outs], found[num_outs:])
+                return outputs[:num_carried], (outputs[num_carried:num_outs], outputs[num_outs:])
 
             first = [init[carry_in[k]] for k in carried]
             turns = {name: params[name] for name in ("length", "reverse", "unroll")}
@@ -156,10 +157,10 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
     deferred = set()
     # A carry deferred in one turn is deferred in the next: deferred inputs grow until no carry is added.
     while True:
-        found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
-        late = {invars[num_consts + k] for k in range(num_carry) if not found.is_early[k]}
+        halves = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
+        late = {invars[num_consts + k] for k in range(num_carry) if not halves.is_early[k]}
         if late <= deferred:
-            return _SplitScan(equation, body, found, reads)
+            return _SplitScan(equation, body, halves, reads)
         deferred |= late
 
 
@@ -201,9 +202,6 @@ def _read(values: Values, atoms: Sequence[Any]) -> list[Any]:
 
 def _put(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> None:
     values.update(zip(equation.outvars, results, strict=True))
-
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -274,9 +272,9 @@ class SplitBackward:
         values = self._values(params, dict(zip(self._residuals, residuals, strict=True)), given)
         values[self.backward.jaxpr.invars[self.num_params + self.num_residuals]] = dy
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if is_early]
-        found = iter(evaluate(self.cut.now, values, [*wanted, *self._deferred]))
-        *grads, dx = [next(found) if is_early else None for is_early in early]
-        return dx, grads, list(found)  # pyright: ignore[reportReturnType]
+        results = iter(evaluate(self.cut.now, values, [*wanted, *self._deferred]))
+        *grads, dx = [next(results) if is_early else None for is_early in early]
+        return dx, grads, list(results)  # pyright: ignore[reportReturnType]
 
     def weight_gradient(
         self, params: PyTree, residuals: Sequence[jax.Array], deferred: Sequence[jax.Array], *given: PyTree
@@ -297,8 +295,8 @@ class SplitBackward:
         values = self._values(params, dict(zip(shared, residuals, strict=True)), given)
         values.update(zip(self._deferred, deferred, strict=True))
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if not is_early]
-        found = iter(evaluate(self.cut.later, values, wanted))
-        return [None if is_early else next(found) for is_early in early[:-1]]
+        results = iter(evaluate(self.cut.later, values, wanted))
+        return [None if is_early else next(results) for is_early in early[:-1]]
 
     @property
     def _residuals(self) -> list[core.Var]:
@@ -333,11 +331,11 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
     closed = without_mixed_scans(closed, is_wanted)
     invars = closed.jaxpr.invars
     of_dy = num_params + num_residuals
-    found = cut(
+    halves = cut(
         closed.jaxpr,
         is_wanted,
         params=invars[:num_params],
         given=invars[of_dy + 1 :],
         gradients=invars[of_dy : of_dy + 1],
     )
-    return SplitBackward(closed, found, num_params, num_residuals)
+    return SplitBackward(closed, halves, num_params, num_residuals)
