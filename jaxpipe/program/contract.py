@@ -30,10 +30,11 @@ class StageFunctions:
 
     Attributes:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
-        layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars, sums of losses of its own
-            over the microbatch's sequences on this device, as of a router that balances its experts. One whose name
-            begins with "measured_" is told, and no part of the run's loss: its layer stops its gradient, but for one of
-            a parameter that a rule moves by it. It may be an array, which is told for each layer: "layer ...".
+        layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars: sums of losses of its own
+            over the microbatch's sequences on this device, as of a router that balances its experts. They are added to
+            the run's loss. Those whose names begin with "measured_" are only reported: the layer stops their gradient
+            itself, but for that of a parameter that a rule moves by it. A measured number may be an array, which is
+            reported for each layer: "layer ...".
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has
@@ -119,6 +120,7 @@ class Losses:
         """The inverse of `joined`, for a tree of its structure."""
         if not self.layers:
             return Losses(joined, {})
+        # A head's own dict was joined under its own names, a single loss under `WORDS`.
         head = {name: joined[name] for name in self.head} if isinstance(self.head, dict) else joined[WORDS]
         return Losses(head, {name: joined[name] for name in self.layers})
 
@@ -220,6 +222,7 @@ def without_derivative(inputs: PyTree) -> PyTree:
     return inputs
 
 
+# Without this rule `jax.grad` of a pipeline would fail deep inside, with a message about reverse mode and while loops.
 @without_derivative.defjvp
 def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
     raise CompileError(

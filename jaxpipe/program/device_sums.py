@@ -46,10 +46,12 @@ def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministi
             for leaf, part in zip(leaves, parts, strict=True)
         ]
 
+    # Over all rows, those that a shorter stage does not use included: their sums are zeros.
     return jax.tree.unflatten(structure, lax.fori_loop(0, leaves[0].shape[1], layer, leaves))
 
 
 def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *, deterministic: bool) -> jax.Array:
+    # The indexed axes are of size one; a Part knows nothing of them.
     own = part.reduce(slice_at(leaf, chunk, i)[0, 0], deterministic=deterministic)
     return with_slice(leaf, own[None, None], chunk, i)
 
@@ -60,6 +62,7 @@ def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
     def cut(leaf: jax.Array, part: Part) -> jax.Array:
         if part.master_dim is None:
             return leaf
+        # + 2: [chunk, layer] stand before the dims of the parameter.
         return lax.slice_in_dim(leaf, 0, part.master_shape[part.master_dim], axis=part.master_dim + 2)
 
     return jax.tree.map(cut, grads, parts)
@@ -91,7 +94,9 @@ def sums_over_devices(
     loss, shared = after_rounds(sums, (loss, grads["shared"]), num_done)
     if not has_grads:
         return loss, grads
+    # What a device has summed for its partner has been sent there, and returns from there.
     owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
+    # The device axis, which `out_specs` splits over `pipe`.
     layers = jax.tree.map(lambda leaf: leaf[None], _reduced_parts(owned, parts["layers"]))
     return loss, {"shared": shared, "layers": layers}
 
@@ -141,6 +146,7 @@ def sum_of_parts(
         sum_over(jnp.where(num_done >= 0, jnp.stack(numbers), 0), axes, deterministic=deterministic)
         for axes, numbers in terms.items()
     ]
+    # Back from the order of groups into that of the leaves.
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
 
 
@@ -162,6 +168,7 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
     """
 
     def sums(grads: PyTree) -> jax.Array:
+        # `sum_of_parts` adds up over the axes that split a parameter alone, so that no copy counts twice.
         squares = [_square(leaf).sum() for leaf in jax.tree.leaves(grads)]
         return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
 

@@ -97,7 +97,9 @@ def check_functions(
         return shapes_on_a_device(mesh, function, *arguments)
 
     x = _one_array(
-        "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
+        # Without random numbers, on which no shape depends; evaluation has none either.
+        "embed",
+        shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch),
     )
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise CompileError(
@@ -119,6 +121,7 @@ def check_functions(
             )
         )
     loss = shapes(functions.head, params["shared"], y, microbatch)
+    # An empty tree would pass every check of its leaves, and train nothing.
     if not jax.tree.leaves(loss) or not _are_sums(loss):
         raise CompileError(
             explain(
@@ -145,6 +148,7 @@ def check_functions(
                 repair="give the layer's loss another name",
             )
         )
+    # Sums are float32 whatever the copies are: bfloat16 would lose what small gradients add to a large sum.
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
     if embed_backward := functions.embed_backward:
         new_sums = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
@@ -199,6 +203,7 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
                     repair="give a float, for example 1 / number of tokens",
                 )
             )
+    # One number for all losses, before structures are compared: a head with one loss has the same structure.
     if given == jax.tree.structure(0):
         return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
     if given != structure:

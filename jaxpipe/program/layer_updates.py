@@ -34,6 +34,7 @@ def update_layers(optimizer: DeviceOptimizer, step: DeviceStep, row: Row, state:
     like = NewValues(
         first(update.masters), optimizer.nodes_of(update, first), update.squares["layers"], jnp.bool_(True)
     )
+    # The third is room for new values that all layers share: made in the loop, it would be filled for each.
     walk = update, state.grads["layers"], jax.tree.map(jnp.zeros_like, like)
     update, layers, _ = lax.fori_loop(0, step.num_layers_of(row), layer, walk)
     return state._replace(of={**state.of, NAME: update}, grads={**state.grads, "layers": layers})
@@ -49,6 +50,7 @@ def _update_layer(
 
     def make(_: NewValues) -> NewValues:
         grads = jax.tree.map(
+            # A Part knows nothing of [chunk, layer], and the optimizer's trees have both: taken off, and put on again.
             lambda leaf, part: part.reduce(slice_at(leaf, *at)[0, 0], deterministic=deterministic)[None, None],
             sums,
             parts,
@@ -70,6 +72,7 @@ def _update_layer(
         lambda tree, layer: {**tree, "layers": _written(tree["layers"], layer["layers"], at)},
         is_last=False,
     )
+    # Made of the new values at hand, not of the array just written: one read less.
     layer = jax.tree.map(lambda leaf: leaf[0, 0], new.masters["layers"])
     copies = jax.tree.map(lambda leaf: leaf[None, None], optimizer.copies(layer, parts))
     update = update._replace(
@@ -87,6 +90,7 @@ def _is_finite(optimizer: DeviceOptimizer, squares: PyTree) -> jax.Array:
     totals = sum_of_parts(
         jax.tree.leaves(squares),
         jax.tree.leaves(optimizer.parts["layers"]),
+        # Other stages are at other layers: over `pipe` nobody would answer.
         beside=("pipe",),
         deterministic=optimizer.deterministic,
     )

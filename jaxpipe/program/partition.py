@@ -67,6 +67,7 @@ class Part:
     @property
     def split_axes(self) -> tuple[str, ...]:
         """The mesh axes whose devices hold different parts of the master copy."""
+        # Stages hold different layers; a shared parameter names `pipe` in `split_dims` if its rows are split over it.
         over_pipe = ("pipe",) if self.stacked else ()
         over_others = tuple(axis for axis, _ in self.split_dims)
         return over_pipe + over_others + (self.copy_axes if self.master_dim is not None else ())
@@ -82,6 +83,7 @@ class Part:
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         """The sharding of the whole parameter, as programs return it: XLA splits no array of size zero."""
+        # A spec that XLA changes would compile a second program for the next step.
         return NamedSharding(mesh, self.spec() if math.prod(self.compute_shape) else P())
 
     def gather(self, held: jax.Array) -> jax.Array:
@@ -94,6 +96,7 @@ class Part:
             return copy
         size = self.master_shape[self.master_dim]
         dim = num_leading + self.master_dim
+        # The index over several axes counts the first as the outermost, as `gather_over` puts the parts together.
         return lax.dynamic_slice_in_dim(copy, lax.axis_index(self.copy_axes) * size, size, dim)
 
     def whole(self, held: jax.Array, *, num_leading: int = 0) -> jax.Array:
@@ -109,6 +112,7 @@ class Part:
         for axis, dim in self.split_dims:
             size = self.compute_shape[dim]
             whole = lax.dynamic_slice_in_dim(whole, lax.axis_index(axis) * size, size, num_leading + dim)
+        # In the reverse order of `whole`: the master's part is a part of what the model's split leaves.
         return self.own(whole, num_leading=num_leading)
 
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
@@ -130,6 +134,7 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     """
     if leaf.shape == param.shape:
         return part
+    # Sums of rows or columns have lost a dim, maybe the one that is split, so they stay whole.
     shape = tuple(leaf.shape[len(STACKED) :] if part.stacked else leaf.shape)
     return Part((), None, (), (), 1, shape, stacked=part.stacked)
 
@@ -172,6 +177,7 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
 def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
     split_dims = _split_dims(name, shape, spec, mesh, allowed=PARAMETER_AXES if stacked else (*PARAMETER_AXES, "pipe"))
+    # From here on sizes are those of one device's compute copy.
     for axis, dim in split_dims:
         shape = (*shape[:dim], shape[dim] // mesh.shape[axis], *shape[dim + 1 :])
     split = [axis for axis, _ in split_dims]

@@ -238,16 +238,19 @@ class Pipeline:
     ) -> tuple[PyTree, PyTree]:
         """Traces one step by `table`: loss, and gradients if it has any."""
         check_jax()
+        # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
         shapes = self._shapes(table, params, batch, random=key is not None)
         rows = table_operands(table, shapes.storage)
         if is_run is not None:
+            # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
             rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
+            # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
             params, num_done = compute_copies(params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs)
             on_device = self.on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, params, num_done)).state
@@ -265,6 +268,7 @@ class Pipeline:
             step,
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
+            # A table of forwards returns no gradients: specs of an empty tree.
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
         )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
 
@@ -277,6 +281,7 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
     """
     if key is None:
         return None
+    # Both forms of a key are in use: a typed one, and its two words.
     is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
     words = jax.random.key_data(key) if is_typed else key
     if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:

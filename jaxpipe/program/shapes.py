@@ -119,8 +119,10 @@ def step_shapes(
         return jax.ShapeDtypeStruct(part.compute_shape, copy_dtype(leaf.dtype, dtype))
 
     def of_one_device(leaf: Any) -> jax.ShapeDtypeStruct:
+        # Every device has all microbatches, and of each its part of the sequences.
         return jax.ShapeDtypeStruct((leaf.shape[1] // num_parts, *leaf.shape[2:]), leaf.dtype)
 
+    # Of a layer's parameter a Part has the shape without [device, chunk, layer].
     of_layers = jax.tree.map(copy, params, parts)
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
@@ -144,6 +146,7 @@ def step_shapes(
         storage=make_storage(table, saved),
         vjp=vjp,
         split=split,
+        # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
         statistics=statistics,
     )
@@ -167,6 +170,7 @@ def residual_shapes(
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
     """
+    # Tracing with shapes returns shapes alone: what is no array leaves by this list.
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
@@ -200,11 +204,13 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     kinds = {"weights": 0, "gradients": 0}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
+        # With two replicas a device computes with its partner's layers, too, of which it has no masters.
         num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
         size = num_rows * math.prod(part.compute_shape)
         is_copied = part.master_dim is not None or copy.dtype != master.dtype or (part.stacked and num_replicas > 1)
         copies = sum(table.copies_of_chunk)
         kept = bool(table.schedule.delays)
+        # Masters have one version of a chunk; copies have as many as delays ask for.
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
         kinds["gradients"] += jnp.dtype(sum_dtype(copy.dtype)).itemsize * size
@@ -253,6 +259,7 @@ def meeting_bytes(shapes: StepShapes) -> int:
     """
     if not shapes.shared_use:
         return 0
+    # Of a parameter that one of both reads the sums are given up as they are, without a copy.
     leaves = map(jax.tree.leaves, (shapes.shared_use.by_both, shapes.parts["shared"]))
     return 4 * sum(
         math.prod(part.master_shape) + (math.prod(part.compute_shape) if by_both else 0)

@@ -79,6 +79,7 @@ class SharedUpdates:
 
         On the last stage it is not that of a parameter which the head reads, too: its batch t-1 is not done yet.
         """
+        # The call that fills has nothing that waits, and computes with what `Stream.begin` has made.
         takes = is_begun & ~is_last_stage()
 
         def taken(by_both: bool, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -106,6 +107,7 @@ class SharedUpdates:
             new = self._collected(use.by_embedding, use.by_head, sums, gives=~is_last_stage())
             before = some_of(use.by_embedding, update.collected)
             by_both = some_of(use.by_embedding, use.by_head)
+            # The head's terms of a tied parameter came in COLLECT_HEAD; of all others the sums are complete with these.
             new = jax.tree.map(lambda both, new, before: before + new if both else new, by_both, new, before)
             return Arrived(with_some(use.by_embedding, update.collected, new))
         # Of this round, so that XLA does not move a collective out of the loop of the rounds.
@@ -133,6 +135,7 @@ class SharedUpdates:
 
     def store(self, meeting: Meeting, row: Row, arrived: Arrived, state: State) -> State:
         """Returns `state` with what `exchange` has brought; the sums that were given up are zeros."""
+        # All calls run this program; the filling one has no such event. The sums are large, so they pass a loop.
         is_here = row.of[NAME].event == meeting
         return cond_in_place(is_here, lambda state: self._stored(meeting, arrived, state), state)
 
@@ -168,6 +171,7 @@ class SharedUpdates:
         deterministic = self.optimizer.deterministic
 
         def collected(by_both: bool, leaf: jax.Array, part: Part) -> jax.Array:
+            # Zeros from devices that give nothing: a sum over devices needs all of them.
             return part.reduce(jnp.where(gives, leaf, 0.0) if by_both else leaf, deterministic=deterministic)
 
         return jax.tree.map(
@@ -191,6 +195,7 @@ class SharedUpdates:
         totals = sum_of_parts(jax.tree.leaves(squares), jax.tree.leaves(parts), deterministic=deterministic)
         num_of_layers = len(jax.tree.leaves(squares["layers"]))  # "layers" come before "shared"
         is_finite = jnp.isfinite(totals[num_of_layers:].sum())
+        # Of the batch that ends; the newest one's sums go on.
         losses = jax.tree.map(lambda leaf: total(leaf[OLDER], (*BATCH_AXES, "pipe")), losses)
         num_left_out = total(num_left_out, ("pipe",)) + (~is_finite).astype(jnp.int32)
         return Measured(losses, totals, num_left_out), is_finite
@@ -223,6 +228,7 @@ class SharedUpdates:
             is_last=not is_head,
         )
         before = some_of(chosen, update.copies["shared"]) if is_head else update.next_copies
+        # They were gathered before it was known whether gradients are finite; if not, the older ones stay.
         copies = cond_in_place(is_finite, lambda _: arrived.copies, before)
         if is_head:
             shared = with_some(chosen, update.copies["shared"], copies)

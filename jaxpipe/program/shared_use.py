@@ -72,9 +72,11 @@ def check_embedding(functions: StageFunctions, mesh: Mesh, shapes: StepShapes, *
 def _is_read(mesh: Mesh, shapes: StepShapes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """A tree like the shared parameters: whether the results of `function` depend on each; it takes them first."""
     shared = shapes.copies["shared"]
+    # Filled while tracing: shapes alone come back from it.
     is_read = []
 
     def trace(shared: PyTree, *arguments: PyTree) -> None:
+        # The other arguments are constants here, so only reads of `shared` are seen.
         jaxpr = jax.make_jaxpr(lambda shared: function(shared, *arguments))(shared).jaxpr
         is_read.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
 

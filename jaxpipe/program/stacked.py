@@ -46,5 +46,6 @@ def with_added(leaf: jax.Array, value: jax.Array, *at: Index) -> jax.Array:
     The sum has the shape of `leaf`: with one layer the slice is all of `leaf`, and XLA adds in place only if there is
     no reshape in between.
     """
+    # Cast to the sum's dtype first: gradients are of the compute dtype, and would round the sum.
     added = slice_at(leaf, *at, shape=value.shape) + value.astype(leaf.dtype)[(None,) * len(at)]
     return with_slice(leaf, added, *at)

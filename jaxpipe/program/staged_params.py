@@ -138,6 +138,7 @@ class StagedLayout:
 
     def __init__(self, placement: Placement, layers_per_stage: Sequence[int]):
         """Places `layers_per_stage[s]` consecutive layers on the holders of stage s."""
+        # One entry more than stages: the last is the number of layers.
         first = np.cumsum([0, *layers_per_stage])
         self.num_layers = sum(layers_per_stage)
         self.num_owned = placement.num_chunks
@@ -147,6 +148,7 @@ class StagedLayout:
         row = np.arange(max(layers_per_stage))
         owned = self.num_held[:, : self.num_owned, None], self.first_layer[:, : self.num_owned, None]
         self.canonical = np.where(row < owned[0], owned[1] + row, -1)
+        # Without a second replica no stage has another holder.
         devices = range(placement.num_devices if placement.num_replicas > 1 else 0)
         self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
         used = np.flatnonzero(self.canonical.ravel() >= 0)
@@ -165,6 +167,7 @@ class StagedLayout:
                         repair="stack the layers' parameters, or set num_layers to their number",
                     )
                 )
+            # An unused row, -1, takes layer 0, and becomes zeros two lines below.
             rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)
             unused = (self.canonical < 0).reshape(self.canonical.shape + (1,) * (leaf.ndim - 1))
             return jnp.where(unused, jnp.zeros_like(rows), rows) if unused.any() else rows
@@ -243,7 +246,10 @@ class Canonical:
         split = self._split_dim(part)
         layer = jnp.asarray(self.layout.canonical)
         if split is None:
+            # Every device has all layers whole, and keeps its own; else the all-to-all below sends each where it
+            # belongs.
             layer = lax.dynamic_index_in_dim(layer, lax.axis_index("pipe"), keepdims=True)
+        # As in `StagedLayout.to_stages`: unused rows take layer 0, and become zeros.
         rows = jnp.take(local_leaf, jnp.maximum(layer, 0), axis=0)
         if (self.layout.canonical < 0).any():
             unused = (layer < 0).reshape(layer.shape + (1,) * (local_leaf.ndim - 1))

@@ -124,6 +124,7 @@ class PageForm:
         """Returns `slots`, the arrays of `pool`, with `arrays` written into `page`, in place."""
         slots = list(slots)
         for (row, start), array in zip(self._places(pool), arrays, strict=True):
+            # Flat, see the module.
             slots[row] = lax.dynamic_update_slice(slots[row], array.reshape(1, -1), (page, start))
         return slots
 
@@ -148,6 +149,7 @@ class PageForm:
 
 def pool_for(num_pages: int, *forms: PageForm) -> Pool:
     """The smallest pool whose pages have room for any one of `forms`."""
+    # Not a set: the order of rows must be the same in every process.
     dtypes = dict.fromkeys(dtype for form in forms for dtype in form.num_elements)
     return Pool(num_pages, tuple((dtype, max(form.num_elements.get(dtype, 0) for form in forms)) for dtype in dtypes))
 
@@ -238,6 +240,7 @@ class Storage:
         return self._read(pools, pages, (self.shared_with_w,))
 
     def _write(self, pools: Pools, pages: jax.Array, places: Iterable[Place], arrays: Sequence[jax.Array]) -> Pools:
+        # A copy of the list, not of the arrays: the caller's stays as it was.
         pools = list(pools)
         for place in places:
             k = place.pool
@@ -247,6 +250,7 @@ class Storage:
 
     def _read(self, pools: Pools, pages: jax.Array, places: Iterable[Place]) -> list[jax.Array]:
         """The arrays of `places`, in the order of their indices."""
+        # Places stand in the order of the page, callers count in that of the residuals.
         arrays: dict[int, jax.Array] = {}
         for place in places:
             k = place.pool
@@ -258,6 +262,7 @@ def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
     """The storage of `table`, whose pages hold `saved`."""
     shared = _select(saved.residuals, saved.shared_with_w)
     only = _select(saved.residuals, saved.only_for_i)
+    # I has read these residuals when it writes; W reads the others, so only these are overwritten.
     in_place = _fitting(saved.deferred, PageForm(only).num_elements)
     rest = tuple(i for i in range(len(saved.deferred)) if i not in in_place)
     shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
@@ -280,6 +285,7 @@ def _select(shapes: Shapes, chosen: Iterable[int]) -> Shapes:
 
 def _fitting(arrays: Shapes, room: dict[Any, int]) -> tuple[int, ...]:
     """Indices of the arrays that together fill `room` (dtype -> elements) best."""
+    # A row has one dtype, so room of one cannot hold another.
     fitting: list[int] = []
     for dtype, free in room.items():
         same = [i for i, like in enumerate(arrays) if like.dtype == dtype]

@@ -51,6 +51,7 @@ class LayerVjp:
         """
         results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
         structure = jax.tree.structure(self.y)
+        # The traced results are y, the residuals, and what of the vjp object is no array.
         y = results[: structure.num_leaves]
         others = results[structure.num_leaves :]
         return jax.tree.unflatten(structure, y), others[: len(self.residuals)]
@@ -68,6 +69,7 @@ class LayerVjp:
         """
         leaves, structure = _residuals(self.vjp)
         values = iter(residuals)
+        # One object serves all layers and actions: a copy is filled, the shapes stay.
         filled = copy.copy(self.vjp)
         filled.opaque_residuals, of_x = jax.tree.unflatten(
             structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
@@ -86,6 +88,7 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerV
         leaves, _ = _residuals(vjp)
         return y, [leaf for leaf in leaves if _is_array(leaf)], vjp
 
+    # Shapes alone: arrays would be kept as long as this object.
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, given))
     params, x, given = like
     traced, (y, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)

@@ -39,6 +39,7 @@ def compute_copies(
         return cast_copy(leaf, dtype)  # before it travels
 
     shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
+    # Layers are gathered in a loop, and on CPUs a collective in a loop must wait for all before it.
     num_done = after(jnp.int32(0), (before, shared))
     if pairs:
         layers, num_done = _gather_both(held["layers"], parts["layers"], cast, pairs, num_done)
@@ -53,6 +54,7 @@ def _gather_layers(layers: PyTree, parts: PyTree, num_done: jax.Array) -> tuple[
     split = [k for k, part in enumerate(parts) if part.master_dim is not None]
     if split:
         # Layer by layer: gathering all layers at once would give pieces that a copy of everything must reorder.
+        # [chunk, layer] become one axis, along which the scan walks.
         rows = [leaves[k].reshape(-1, *leaves[k].shape[2:]) for k in split]
 
         def gathered(num_done: jax.Array, row: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
@@ -87,13 +89,16 @@ def _gather_both(
         chunk = i // num_layers
         row = i % num_layers
         own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf in leaves]
+        # One page, since each permute costs a rendezvous, and a layer has a dozen arrays.
         page = form.write(page, pool, 0, own)
         partners = form.read([lax.ppermute(sent, "pipe", pairs) for sent in page], pool, 0)
+        # The partner's chunks stand behind the own ones, as `StagedLayout` counts them.
         for first, held in ((0, own), (num_chunks, partners)):
             for k, part in enumerate(parts):
                 copies[k] = with_slice(copies[k], part.gather(held[k])[None, None], first + chunk, row)
         return page, copies, after(num_done, partners)
 
+    # Room for the page in all turns: in the carry, so that it is written in place.
     page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
     copies = [
         jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), dtype)

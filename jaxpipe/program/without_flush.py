@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain, first_of
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.table import FILL
 from jaxpipe.mesh import AXES, BATCH_AXES, on_devices
@@ -35,9 +34,9 @@ from jaxpipe.program.shared_updates import SharedUpdates
 from jaxpipe.program.shared_use import check_embedding, trace_shared_use, with_some
 from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
+from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_not_empty
 from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -54,7 +53,6 @@ class Flight(NamedTuple):
     collected: PyTree  # float32: sums of gradients of shared parameters that devices have given up
 
 
-NUM_BATCHES = 2  # batches in flight
 _OF_DEVICES = P(AXES)  # spec of leaves [device of the mesh, ...]
 _BATCHES = P(None, None, BATCH_AXES)  # spec of leaves [batch age, num_microbatches, microbatch size, ...]
 
@@ -72,47 +70,6 @@ def one_batch(schedule: Schedule) -> Schedule:
         for row in schedule.rows
     )
     return Schedule(schedule.name, schedule.placement, size, rows)
-
-
-def _check_delays(schedule: Schedule) -> None:
-    """Raises CompileError for delays, a placement, or a number of batches that the program does not run."""
-    num_devices = schedule.num_devices
-    num_chunks = schedule.placement.num_chunks
-    of_chunk = schedule.delays[::num_devices]
-    is_run = (
-        set(of_chunk) <= {0, 1}
-        and of_chunk[0] == 1
-        and schedule.delays == tuple(delay for delay in of_chunk for _ in range(num_devices))
-        and schedule.placement == looped(num_devices, num_chunks)
-    )
-    if not is_run or schedule.num_batches < NUM_BATCHES:
-        raise CompileError(
-            explain(
-                f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}.",
-                rule="run-of-delay-one: without flush the first D stages have a delay of one, further ones on the same "
-                "devices, D at a time, one or none; and there are two batches or more to cut the program's calls from",
-                repair="use 'pipedream_2bw' or 'wpipe'",
-            )
-        )
-
-
-def _check_not_empty(params: PyTree) -> None:
-    """Raises CompileError for parameters of size zero."""
-    empty = [
-        f"params{jax.tree_util.keystr(path)} {list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if not leaf.size
-    ]
-    if empty:
-        raise CompileError(
-            explain(
-                f"{len(empty)} parameters have no element.",
-                rule="run-of-elements: without flush parameters go from call to call by their parts, of which an empty "
-                "one has none",
-                picture=first_of(empty),
-                repair="leave them out, or use a synchronous schedule, as '1f1b'",
-            )
-        )
 
 
 class Stream:
@@ -137,7 +94,7 @@ class Stream:
             CompileError: the program cannot run its delays.
         """
         check(schedule)
-        _check_delays(schedule)
+        check_delays(schedule)
         assert pipeline.schedule == one_batch(schedule)
         self.schedule = schedule
         self.pipeline = pipeline
@@ -152,7 +109,7 @@ class Stream:
             CompileError: also if a parameter is empty, if the embedding's backward reads the parameters that all
                 stages share, or if embedding and head have different delays and share a parameter.
         """
-        _check_not_empty(params)
+        check_not_empty(params)
         pipeline = self.pipeline
         shapes = pipeline.shapes(params, batch, random=random)
         check_embedding(pipeline.functions, pipeline.mesh, shapes, random=random)

@@ -69,9 +69,11 @@ class ParkedPages(Channel):
         line = row.of[self.name]
 
         def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
+            # Else XLA reads the pool outside of the guard, and copies it to keep that state while it is written.
             index = guarded_index(line.send_page[lane], num_done)
             return [slice_at(leaf, index) for leaf in state.pools[0]]
 
+        # The most of any device: all trace the same lanes, and a device with fewer leaves the last ones out.
         num_sends = self.table.grids[self.name].num_sends[self.table.round_type == round_type]
         pages, num_done = read_lanes(num_sends.max(), line.num_sends, carry.of[self.name], read_page, state.num_done)
         return with_part(carry, self.name, pages, state._replace(num_done=num_done))

@@ -62,6 +62,7 @@ class ReplicaGradients(Channel):
         def add_layer(lane: int, page: Page, sums: PyTree, _: jax.Array) -> PyTree:
             chunk = line.recv_layer[lane, 0]
             layer = line.recv_layer[lane, 1]
+            # A reduced part is smaller than its sum and stands at its beginning, where `with_added` adds.
             values = jax.tree.unflatten(jax.tree.structure(sums), form.read(page, pool_for(1, form), 0))
             return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), sums, values)
 
@@ -77,6 +78,7 @@ class ReplicaGradients(Channel):
         sums = jax.tree.leaves(state.grads["layers"])
 
         def read_layer(lane: int, page: Page, num_done: jax.Array) -> Page:
+            # Else XLA reads the sums outside of the guard, and copies them. One index is enough: both are of one read.
             chunk = guarded_index(line.send_layer[lane, 0], num_done)
             layer = line.send_layer[lane, 1]
             values = [
@@ -84,6 +86,7 @@ class ReplicaGradients(Channel):
             ]
             return form.write(page, pool_for(1, form), 0, values)
 
+        # The most of any device: all trace the same lanes.
         num_sends = self.table.grids[self.name].num_sends[self.table.round_type == round_type]
         grads, num_done = read_lanes(num_sends.max(), line.num_sends, carry.of[self.name], read_layer, state.num_done)
         return with_part(carry, self.name, grads, state._replace(num_done=num_done))

@@ -56,6 +56,7 @@ def _with(state: State, kept: Kept) -> State:
 def _rows(step: DeviceStep, microbatch: jax.Array) -> jax.Array:
     """This device's term of the rows of a microbatch's tokens; of any microbatch for NO_MICROBATCH."""
     assert step.functions.over_pipe
+    # NO_MICROBATCH would index the last one: any will do, since the sum lands in the entry that nobody reads.
     of_microbatch = at_index(step.batch, jnp.maximum(microbatch, 0))
     return step.functions.over_pipe.rows(step.params["shared"], of_microbatch)
 
@@ -88,6 +89,8 @@ class SplitBoundary(Boundary):
         """See `Boundary`; the last stage's is the sum of all devices' T."""
         kept = state.of[NAME]
         line = row.of[NAME]
+        # Other stages have it in their message. A read in a guard, so that no device fetches an entry that it does not
+        # use.
         return cond_in_place(step.is_last(row), lambda _: at_index(kept.entries, line.entry_in), state.message)
 
     def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
@@ -102,6 +105,7 @@ def _left(row: Row, is_wanted: jax.Array, value: jax.Array, state: State) -> Sta
     def write(entries: jax.Array) -> jax.Array:
         return with_index(entries, row.of[NAME].entry_out, value)
 
+    # Entries are as large as several messages: a `lax.cond` would copy all of them for one that is written.
     return _with(state, kept._replace(entries=cond_in_place(is_wanted, write, kept.entries)))
 
 
@@ -183,6 +187,7 @@ class SplitHead(Channel):
 
         def of_stage(of: Of, stage: int) -> jax.Array:
             """The entry of the device that holds `stage`, on all devices."""
+            # A sum with one term that is not zero: a permute has one target for each source, and all devices need it.
             return total(jnp.where(device == placement.device_of(stage, of[0]), entry(of), 0))
 
         ways = {
@@ -194,6 +199,7 @@ class SplitHead(Channel):
             Collective.REDUCE: lambda of: total(entry(of)),
             Collective.SCATTER: lambda of: of_stage(of, 0),
         }
+        # All devices have the same collectives in the same order, from the table: else they would wait for ever.
         here = np.argwhere(plan.of_type(self.table)[round_type]).tolist()
         return {(replica, Collective(which)): ways[Collective(which)]((replica, which)) for replica, which in here}
 
@@ -212,6 +218,7 @@ class SplitHead(Channel):
                 add = partial(_with_embedding, self.step, microbatch, values)
                 shared, num_done = sequenced(
                     microbatch != NO_MICROBATCH,
+                    # `add=add`: the loop's variable would be the last one when the lambda runs.
                     lambda sums, _, add=add: add(sums),
                     state.grads["shared"],
                     state.num_done,

@@ -24,6 +24,7 @@ Atom = core.Var | core.Literal
 # Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
 # saved. It may also repeat primitives that make random keys, which no page can hold.
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
+# These move values and compute none: gathered parameters are had again from their parts.
 _FORM |= {"all_gather", "all_to_all", "gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
 _COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs combine two elements into one
@@ -85,6 +86,7 @@ def cut(
     of_gradients = _after(jaxpr.eqns, set(jaxpr.invars if gradients is None else gradients))
     is_later = _products_and_after(jaxpr.eqns, wanted | (set(range(len(jaxpr.eqns))) - of_gradients), deferred)
     after = {out for i in is_later for out in jaxpr.eqns[i].outvars} | set(deferred)
+    # A literal needs no equation: a gradient that is zero everywhere.
     is_early = [isinstance(out, core.Literal) or out not in after for out in jaxpr.outvars]
     # Their inputs are saved, or computed from saved values, whichever takes fewer bytes.
     of_params = _from(jaxpr.eqns, set(params) | set(jaxpr.constvars))
@@ -120,6 +122,7 @@ def _needed(equations: Sequence[core.JaxprEqn], outs: Iterable[Atom], known: Col
     """Indices of the equations that lead from `known` values to `outs`."""
     values = set(_vars(outs)) - set(known)
     needed = set()
+    # From the end, so that every reader of a value is known before the equation that makes it.
     for i in reversed(range(len(equations))):
         if not values.isdisjoint(equations[i].outvars):
             needed.add(i)
@@ -196,6 +199,7 @@ class _Sources:
                 continue
             read = [self.node[v] for v in _vars(equation.invars) if v in self.node]
             is_form = equation.primitive.name in _FORM or all(map(_is_key, equation.outvars))
+            # It is made of what the second half has anyway.
             if is_form and not read:
                 self.free.update(equation.outvars)
                 continue
@@ -225,11 +229,14 @@ class _Sources:
         num_nodes = len(self.base)
         source = 2 * num_nodes
         sink = 2 * num_nodes + 1
+        # So the sum stays below 2 ** 29, and `unlimited` and all flows within int32.
         unit = max(sum(self.cost) >> 28, 1)
+        # Rounded up, and never 0: a node without capacity would be cut for nothing.
         capacity = [max(-(-cost // unit), 1) for cost in self.cost]
         unlimited = sum(capacity) + 1
         capacity = [unlimited if _is_key(v) else num_units for v, num_units in zip(self.base, capacity, strict=True)]
         edges = [(2 * n, 2 * n + 1, capacity[n]) for n in range(num_nodes)]
+        # `dict.fromkeys` takes doubles out and keeps the order, so that equal cuts are always the same one.
         edges += [(2 * a + 1, 2 * b, unlimited) for a, b in dict.fromkeys(self.edges)]
         edges += [(source, 2 * n, unlimited) for n in self.roots] + [(2 * n + 1, sink, unlimited) for n in sinks]
         rows, columns, values = np.array(edges, dtype=np.int32).T

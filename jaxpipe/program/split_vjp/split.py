@@ -32,6 +32,8 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
         for equation in jaxpr.eqns:
             if equation.primitive.name in _CALLS:
+                # Custom derivatives name it one way, jit and remat the other; some are closed, some take constants
+                # apart.
                 called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
                 is_closed = isinstance(called, core.ClosedJaxpr)
                 inner, inner_consts = (called.jaxpr, called.consts) if is_closed else (called, ())
@@ -103,6 +105,7 @@ class _SplitScan:
         invars = jaxpr.invars
         outvars = jaxpr.outvars
         early = self.cut.is_early
+        # Not strict: `arguments` goes on with the carry and the scanned values, which the lines below take.
         consts = dict(zip([*jaxpr.constvars, *invars[:num_consts]], [*self.body.consts, *arguments], strict=False))
         carry_in = invars[num_consts : num_consts + num_carry]
         xs_in = invars[num_consts + num_carry :]
@@ -130,6 +133,7 @@ class _SplitScan:
                 results[k] = value
             return dict(zip(kept, saved, strict=True))
 
+        # Only what is read is scanned: the others would be sliced in every turn.
         read_now = {v for equation in self.cut.now for v in equation.invars if isinstance(v, core.Var)}
         read_now |= {v for v, e in zip(outvars, early, strict=True) if e and isinstance(v, core.Var)}
         kept = [v for v in self.cut.saved if v not in xs]
@@ -191,6 +195,7 @@ def _traced(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.Clos
 
 def _run(values: Values, equation: core.JaxprEqn) -> None:
     params = equation.primitive.get_bind_params(equation.params)
+    # The settings under which the equation was traced, such as XLA's metadata of a scope.
     with equation.ctx.manager:
         results = equation.primitive.bind(*_read(values, equation.invars), **params)
     _put(values, equation, results if equation.primitive.multiple_results else [results])
@@ -296,6 +301,7 @@ class SplitBackward:
         values.update(zip(self._deferred, deferred, strict=True))
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if not is_early]
         results = iter(evaluate(self.cut.later, values, wanted))
+        # All but the last, which is dx.
         return [None if is_early else next(results) for is_early in early[:-1]]
 
     @property
@@ -330,6 +336,7 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
     is_wanted = [False] * num_params + [True]  # dx alone
     closed = without_mixed_scans(closed, is_wanted)
     invars = closed.jaxpr.invars
+    # Inputs stand as params, residuals, dy and given, each flat.
     of_dy = num_params + num_residuals
     halves = cut(
         closed.jaxpr,
