@@ -138,6 +138,7 @@ class _Rows:
                 for action in leaving:
                     has_left[action] = True
                     actions.remove(action)
+                    # The complement, which is negative: a message that travels, in one list with actions that begin.
                     events.append(~action)
             ready = [
                 action
@@ -226,6 +227,7 @@ class BlockedStep:
         self.places = np.zeros(len(rows.device), int)
         for number, event in enumerate(walk.events):
             if event >= 0:
+                # Even, so that there is a gap, an odd place, between any two events.
                 self.places[event] = 2 * number
 
     def open_gaps(self) -> Iterator[np.ndarray]:
@@ -240,8 +242,10 @@ class BlockedStep:
         num_places = 2 * len(self._walk.events)
         room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
         is_last = np.zeros(room.shape, bool)
+        # The gap before an action is the last one after the action before it on the same device.
         is_last[self.places - 1, compute.columns.device] = True
         is_last |= is_last[:, partner]
+        # Even places are events: nothing else travels there.
         is_last[::2] = False
         for wait in WAITS_FOR_PAGES:
             yield is_last & (room >= -wait * np.mean(self._rows.duration) - CLOSE)
@@ -290,6 +294,7 @@ class _Layout:
         place = self._last[device] + 1
         while place < len(self.round_type) and self.round_type[place]:
             place += 1
+        # Behind the last round one of actions, type 0, is added; else the one at `place` is such.
         self.round_type += [0] * (place == len(self.round_type))
         self._last[device] = place
         return place
@@ -298,6 +303,7 @@ class _Layout:
         """The round in which `source` sends something to `target`. Each sends one message a round."""
         own = self._type_of.setdefault((content, min(source, target), max(source, target)), len(self._type_of) + 1)
         place = self._last[source]
+        # Both must be in one meeting of their pair and content, whose message this way has not been sent.
         if not 0 <= place == self._last[target] or self.round_type[place] != own or self._last_sent[source] == place:
             place = len(self.round_type)
             self.round_type.append(own)

@@ -49,6 +49,7 @@ class Couplings:
         """
         rounds = np.zeros((self.num_body_rounds, self.num_devices, self.num_devices), dtype=int)
         for body_round in range(self.num_body_rounds):
+            # From the farthest round to the nearest, which overwrites the others.
             for later in range(self.num_body_rounds, 0, -1):
                 for pair in self.pairs[(body_round + later) % self.num_body_rounds]:
                     rounds[body_round, *pair] = later
@@ -161,6 +162,7 @@ class RoundConstraints:
         self.device = device
         self.rounds_to_allowed = rounds_to_allowed
         distance = body.min_distance.copy()
+        # To itself a device keeps the order of its row; `min_distance` has 0 there.
         distance[:, range(body.num_devices), range(body.num_devices)] = LOCAL_ROUNDS
         self.distance: list[list[Distance]] = distance.tolist()  # [body round][device][other]
         self.num_body_rounds = body.num_body_rounds
@@ -220,6 +222,7 @@ class RoundConstraints:
                     self._put(raised, was)
                 for sender, _ in messages:
                     self.messages[sender].pop()
+                # As before the call: the caller tries the action again when another one has ended.
                 self.place[self.started.pop()] = -1
                 return False
             changed.append((other, rounds[other]))
@@ -251,6 +254,7 @@ class RoundConstraints:
         device = self.device
         place = self.place
         following = action + 1
+        # `place` is -1 for an action that has not started; the next of the list may be another device's.
         is_last = following == len(device) or device[following] != device[action] or place[following] < 0
         stop = len(self.started) if is_last else place[following] + 1
         # It bounds the actions running when it started, and those started since, up to the next of its device.

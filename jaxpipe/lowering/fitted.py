@@ -62,6 +62,7 @@ def fitted_rounds(
     if not assignment.run(may_wait=may_wait):
         return None
     rounds = np.array(assignment.constraints.rounds)
+    # Nobody reads the messages of other actions, so any later round will do.
     send_round = rounds + 1
     sender, reader = needs.messages_between(columns.device)
     link = columns.device[sender], columns.device[reader]
@@ -114,6 +115,7 @@ class _Assignment:
             if self.has_round(action, now):
                 self.begin(action, now)
             elif may_wait:
+                # Ends that differ by rounding alone count as now: the action would be offered again at once.
                 heappush(self.ready, (min(until for until in self.busy_until if until > now + CLOSE), action))
             else:
                 return False

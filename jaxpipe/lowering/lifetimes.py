@@ -34,6 +34,7 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
     ends = end.tolist()
     counts = sizes.tolist()
     for i in np.lexsort((end, start)).tolist():
+        # Strictly before: both moments of an interval are inclusive.
         while living and living[0][0] < starts[i]:
             for unit in units[heapq.heappop(living)[1]]:
                 heapq.heappush(free, unit)
@@ -107,6 +108,7 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
         >>> placed.first.tolist(), placed.last.tolist(), placed.renumbered.tolist()
         ([1, 1], [0, 0], [[1, 0]])
     """
+    # A unit has one number for the call before, so none may live through a whole call.
     assert ((end // length - start // length) <= 1).all()
     keys = np.stack([device, start % length, end - start], axis=1)
     chosen, index = np.unique(keys, axis=0, return_inverse=True)
@@ -117,6 +119,7 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
     renumbered = np.zeros((num_devices, num_units), int)
     for d in range(num_devices):
         own = (owner == d) & lives_on
+        # What is free at the boundary must have numbers, too: the map is a permutation.
         unused, freed = (np.setdiff1d(np.arange(num_units), taken[own]) for taken in (last, first))
         renumbered[d, last[own]] = first[own]
         renumbered[d, unused] = freed
@@ -129,6 +132,7 @@ def _in_calls(start: np.ndarray, span: np.ndarray, length: int) -> tuple[np.ndar
     num_units = int(lives_on.sum())
     first, last = np.zeros((2, len(start)), int)
     last[lives_on] = np.arange(num_units)
+    # Those of the call before end here, by `length` earlier on this call's clock.
     living = sorted(zip((start + span - length)[lives_on].tolist(), range(num_units), strict=True))
     free: list[int] = []
     for i in range(len(start)):

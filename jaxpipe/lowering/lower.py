@@ -123,6 +123,7 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)
+    # From the first exchange on types are others, so that earlier rounds are not traced with it.
     first = int(exchange.sends.round.min())
     stop = int(exchange.sends.round.max()) + 1
     round_type = np.append(table.round_type, np.full(max(stop - table.num_rounds, 0), table.num_types))
@@ -174,6 +175,7 @@ class Folding:
             *evaluated,
             *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
         ]
+        # The bound of any table: no device waits for a round there.
         asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
@@ -195,6 +197,7 @@ class Folding:
             if not any(is_slow) and (is_good_anywhere or blocking) and is_small and sent <= FEW_SENT:
                 best = table, timed
                 break
+            # A hundredth is within the error of the clock: of candidates that near the smaller program wins.
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
             key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.grids["messages"].num_inbox)
             if least is None or key < least:
@@ -277,6 +280,7 @@ class Folding:
             rounds = rounds + num_positions
             send_round = send_round + num_positions
             stop = num_rounds + num_positions
+            # One body of rounds more in front, in whose first round rows are looked up.
             meets = np.ones(stop + 1, bool) if meets is None else np.append(np.arange(num_positions) == 0, meets)
             num_rounds = stop + int(meets[stop:].argmax()) + 1
             head = plan_collectives(self.compute, rounds, meets[:num_rounds])

@@ -104,6 +104,7 @@ def allocate_pages(
         np.concatenate([life.device for life in lives]),
         np.concatenate([life.start for life in lives]),
         np.concatenate([life.end for life in lives]),
+        # Pages that stay are one interval of several units; each that moves is three of one unit.
         np.concatenate([held.num_layers - num_away, np.ones(3 * len(moves.layer), int)]),
     )
 
@@ -115,6 +116,7 @@ def allocate_pages(
         for round_ in (held.written[i], held.read[i], held.last[i]):
             of_layer[round_, device, layers] = taken
     of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
+    # The place on the host is read by `ParkedPages.grids` alone: no action touches it.
     before, _, after = of_moves
     of_layer[held.written[held.of_moves], moves.home, moves.layer] = before
     for round_ in (held.read, held.last):
@@ -177,6 +179,7 @@ def _held(
 ) -> _Held:
     weight = np.flatnonzero(columns.is_kind(Kind.W))
     last = rounds.copy()  # [A] for a B, its own round; for an I, the round of its W
+    # `writer` of a W is its I, whose residuals live until that W.
     last[writer[weight]] = rounds[weight]
     if span is Span.WEIGHT_GRADIENT:
         actions = writer[weight]
@@ -252,6 +255,7 @@ def peak_slots(
     time = np.concatenate([start, end + 1])
     change = np.concatenate([weights, -weights])
     owner = np.tile(owner, 2)
+    # At equal times what ends comes first, as its change is negative.
     order = np.lexsort((change, time, owner))
     most = int(np.cumsum(change[order]).max(initial=0))
     return most // slot_units if most % slot_units == 0 else most / slot_units

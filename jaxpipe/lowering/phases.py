@@ -36,6 +36,7 @@ def phased_rounds(compute: Schedule) -> MetRounds:
         places[i] = earliest + (TURN.index(columns.kind[i]) - earliest) % len(TURN)
     phase, place = np.divmod(places, PHASE)
     rounds = PHASE_ROUNDS * phase + 1 + place
+    # One turn beyond the last action, in which all may meet for what it leaves.
     num_rounds = PHASE_ROUNDS * (phase.max() + 1) + TURN_ROUNDS
     return MetRounds(
         rounds, PHASE_ROUNDS * (phase + 1), np.arange(num_rounds) % PHASE_ROUNDS == 0, num_positions=TURN_ROUNDS

@@ -85,6 +85,7 @@ def refine(
     """
     pairs, num_messages = _needed_pairs(table)
     kinds = np.zeros(table.num_rounds, dtype=int)
+    # Bits, since several devices do different kinds in one round.
     np.bitwise_or.at(kinds, table.rounds, 1 << table.schedule.columns.kind)
     cells = list(zip(table.round_type.tolist(), pairs, strict=True))
     kinds_of: dict[tuple[int, int], int] = {}
@@ -114,6 +115,7 @@ def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
         for number, sent in enumerate(payloads)
     ]
     (number, *_), pair = np.unique(np.concatenate(keys, axis=1), axis=1, return_inverse=True)
+    # So many bits has each pair: a page counts as several messages.
     size = np.array([sent.size for sent in payloads])[number]
     stop = size.cumsum()
     bits = [(1 << end) - (1 << begin) for begin, end in zip((stop - size).tolist(), stop.tolist(), strict=True)]
@@ -157,6 +159,7 @@ def _merged(
                 offer(a, b, types)
         while heap:
             _, a, b, types = heappop(heap)
+            # Pairs of types that have been merged meanwhile stay in the heap.
             if a not in types or b not in types:
                 continue
             added = types[a].waste(types[b])
@@ -166,6 +169,7 @@ def _merged(
             num_in_excess = num_in_excess - saves(types[a], types[b])
             new = next(numbers)
             types[new] = types.pop(a) | types.pop(b)
+            # All but the last, which is the new one.
             for other in list(types)[:-1]:
                 offer(other, new, types)
 

@@ -140,6 +140,7 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
     else:
         rounds = REMOTE_ROUNDS * lengths[columns.kind[after]]
 
+    # One unknown for each kind on each device.
     variable = columns.kind * compute.num_devices + columns.device
     turn = _turns(compute)
     # offset[after] + period * turn[after] >= offset[before] + period * turn[before] + rounds
@@ -172,6 +173,7 @@ def _least_offsets(before: np.ndarray, after: np.ndarray, least: np.ndarray) -> 
     # Of several bounds between the same two variables only the largest matters.
     edge = before * num_variables + after
     order = np.lexsort((least, edge))
+    # Sorted by edge, then by bound: the last of equal edges is the largest. Cut to the length, for no edges at all.
     last = np.append(np.diff(edge[order]) != 0, True)[: len(order)]
     before = before[order][last]
     after = after[order][last]

@@ -72,6 +72,7 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
     rounds[is_met] = STEP_ROUNDS * inside[is_met] + StepRound.MEET
     steps = np.arange(end.max() + 1 + turn)
     meets = np.repeat(np.array([meeting.at(step) == step for step in steps.tolist()]), STEP_ROUNDS)
+    # `meets` has whole steps so far; of each only the first round.
     meets &= np.arange(len(meets)) % STEP_ROUNDS == StepRound.MEET
     return MetRounds(rounds, STEP_ROUNDS * end, meets, num_positions=STEP_ROUNDS)
 
@@ -120,6 +121,7 @@ def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting:
     place = _ROUND_OF_KIND.tolist()
     start = [0] * len(kind)
     end = [0] * len(kind)
+    # A collective carries one microbatch a round: the next action that needs it waits for the next meeting.
     earliest: dict[tuple[int, Collective | None], int] = {}  # (device, collective) -> of the next action that needs it
     for i in order:
         own = kind[i]
@@ -127,6 +129,7 @@ def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting:
         if position[i]:
             step = end[i - 1]
             if start[i - 1] == end[i - 1] == step:  # an S or T in the same step
+                # An S and then a T fit into one step; a T and then an S, or two S, do not.
                 step += place[kind[i - 1]] >= place[own]
         if message[i] >= 0:
             step = max(step, end[message[i]])

@@ -10,7 +10,6 @@ All that travels between devices, or that all of them meet for, is a `Transfer` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -18,19 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxpipe.lowering.chunks import chunk_of_action, completes_chunk
 from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
 from jaxpipe.lowering.permutes import Permutes
-from jaxpipe.lowering.transfer import Transfer
+from jaxpipe.lowering.transfer import Transfer, total_of
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import (
-    BACKWARD_KINDS,
-    GRADIENT_KINDS,
-    WHOLE_BATCH_KINDS,
-    Kind,
-    Schedule,
-    kinds_that_leave,
-)
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, WHOLE_BATCH_KINDS, Kind, Schedule, kinds_that_leave
 
 # The kind of a device that does nothing in a round. No guard of an action equals it (`program.actions.run`), the replay
 # gives it no time, and pictures leave it blank. As a chunk (`Carry.complete`) it says that no chunk is complete.
@@ -62,6 +55,9 @@ class RoundTable:
         ([0, 2, 5, 7, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3, 2, 3])
         >>> table.permutes["messages"]  # [type][lane] -> pairs
         ((), (((0, 1),),), (((1, 0),),), ())
+        >>> more = lower(build("1f1b", num_devices=2, num_microbatches=4))
+        >>> more.asked("messages").tolist(), more.sent("messages").tolist()  # [source, target]; one is sent in vain
+        ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
 
     Attributes:
         schedule: compute actions alone; of several batches if the table has several calls.
@@ -158,28 +154,12 @@ class RoundTable:
     @cached_property
     def chunk(self) -> np.ndarray:
         """[R, D] chunk of the action; 0 where idle."""
-        placement = self.schedule.placement
-        columns = self.schedule.columns
-        chunks = np.array(
-            [
-                [placement.chunk_of(stage, replica) for stage in range(placement.num_stages)]
-                for replica in range(placement.num_replicas)
-            ]
-        )
-        return self.grid(chunks[columns.replica, columns.stage], otherwise=0)
+        return self.grid(chunk_of_action(self.schedule), otherwise=0)
 
     @cached_property
     def completes(self) -> np.ndarray:
         """[R, D] 1 if the action is the last to add to the gradients of its chunk."""
-        columns = self.schedule.columns
-        adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
-        order = adds[np.argsort(self.rounds[adds], kind="stable")]
-        owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
-        # The first action of each owner from the end is its last.
-        _, first_from_the_end = np.unique(owner[::-1], axis=0, return_index=True)
-        last = np.zeros(len(self.rounds), np.int32)
-        last[order[::-1][first_from_the_end]] = 1
-        return self.grid(last, otherwise=0)
+        return self.grid(completes_chunk(self.schedule, self.rounds), otherwise=0)
 
     @cached_property
     def follows_completion(self) -> np.ndarray:
@@ -277,17 +257,7 @@ class RoundTable:
         return asked
 
     def sent(self, name: str) -> np.ndarray:
-        """[source, target] payloads of a transfer that one step's permutes carry, with or without content.
-
-        Example:
-            A 1F1B of two devices asks for a message up and one down for each microbatch; one round sends in vain.
-
-            >>> from jaxpipe.lowering import lower
-            >>> from jaxpipe.schedules import build
-            >>> table = lower(build("1f1b", num_devices=2, num_microbatches=4))
-            >>> table.asked("messages").tolist(), table.sent("messages").tolist()
-            ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
-        """
+        """[source, target] payloads of a transfer that one step's permutes carry, with or without content."""
         sent = np.zeros((self.schedule.num_devices,) * 2, dtype=int)
         for num_rounds, lanes in zip(self.rounds_of_type.tolist(), self.permutes[name], strict=True):
             for pair in chain.from_iterable(lanes):
@@ -297,7 +267,7 @@ class RoundTable:
     @cached_property
     def buffers(self) -> dict[str, int]:
         """What all transfers store, by unit -> number of these on a device."""
-        return _total([transfer.buffers(self) for transfer in self.kinds_of_traffic])
+        return total_of([transfer.buffers(self) for transfer in self.kinds_of_traffic])
 
     @property
     def known_unit_bytes(self) -> dict[str, int]:
@@ -308,7 +278,7 @@ class RoundTable:
     @cached_property
     def waiting(self) -> dict[str, int]:
         """Of the buffers those that grow with the microbatches where a device holds all of them at once."""
-        return _total([transfer.waiting(self) for transfer in self.kinds_of_traffic])
+        return total_of([transfer.waiting(self) for transfer in self.kinds_of_traffic])
 
     @property
     def has_delays(self) -> bool:
@@ -376,11 +346,3 @@ class RoundTable:
             layers_per_stage=self.layers_per_stage,
             moves=self.page_moves,
         )
-
-
-def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of numbers by name."""
-    totals: dict[str, int] = {}
-    for name, number in chain.from_iterable(count.items() for count in counts):
-        totals[name] = totals.get(name, 0) + number
-    return totals

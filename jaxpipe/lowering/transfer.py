@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -113,3 +114,11 @@ class Transfer(Protocol[Table]):
     def page_moves(self) -> PageMoves:
         """Pages that spend part of their lifetime on another device."""
         return NO_MOVES
+
+
+def total_of(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of numbers by name."""
+    totals: dict[str, int] = {}
+    for name, number in chain.from_iterable(count.items() for count in counts):
+        totals[name] = totals.get(name, 0) + number
+    return totals

@@ -128,6 +128,7 @@ def _laid_out(
         is_it = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
         return rounds[is_it].item()
 
+    # Call 0 begins with the first forward: earlier rounds would belong to no call.
     rounds -= round_of(Kind.F, 0, 0)
     last_forward = round_of(Kind.F, last_stage, batch_size - 1) - per_call
     first_forward = round_of(Kind.F, last_stage, 0)
@@ -165,6 +166,7 @@ def _laid_out(
     # Each meeting takes the best round after those before it; and once more, when all have one.
     meetings: list[tuple[Meeting, int]] = []
     makespan = np.inf
+    # The second time each is placed among all others, not only among those before it.
     for _ in (1, 2):
         for number, meeting in enumerate(meetings_of(schedule)):
             first, last = window.get(meeting, (0, per_call - 1))
@@ -198,6 +200,7 @@ def _with_meetings(
     num_calls = schedule.num_batches + 1  # the last one drains
     per_call = period * schedule.batch_size * schedule.placement.num_chunks
     places = np.array([place for _, place in meetings], int)
+    # Cut to the length, for no meetings at all.
     is_more = np.append(False, np.diff(places) == 0)[: len(places)]
     more = places[is_more]
     call, within = np.divmod(rounds, per_call)

@@ -164,6 +164,7 @@ def allocate_inbox(
     store_own[available[is_own], owner[is_own]] = entry[is_own]
     store_own[rounds[held], device[held]] = entries.first[len(waits) :]
     next_out = np.full(shape, NOTHING, np.int32)
+    # Read at the end of the round before it travels.
     next_out[send_round[held] - 1, device[held]] = entries.last[len(waits) :]
     store_arrival = np.full((*shape, max(map(len, permutes))), entries.num_units, np.int32)
     store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
@@ -206,6 +207,7 @@ def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round
     ends = before + leaves[output]
     is_held = np.zeros(len(output), bool)
     is_held[:-1] = begins[1:] < ends[:-1]
+    # An earlier output may leave after later ones, so the maximum over all before.
     is_held[1:] |= np.maximum.accumulate(ends)[:-1] > begins[1:]
     return np.intersect1d(output[is_held], sender)
 
@@ -225,6 +227,7 @@ def _carrying_permute(
     source: np.ndarray, target: np.ndarray, round_type: np.ndarray, permutes: Permutes, num_devices: int
 ) -> np.ndarray:
     """[M] the permute of its round that carries each message; -1 if source and target are the same device."""
+    # -1 stays where no permute has the pair; messages of this round have one by construction.
     index = np.full((len(permutes), num_devices, num_devices), -1)
     for i, of_round in enumerate(permutes):
         for k, pairs in enumerate(of_round):

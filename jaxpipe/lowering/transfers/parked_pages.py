@@ -98,6 +98,7 @@ class ParkedPages(Transfer[RoundTable]):
         send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
         num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
         before, away, after = table.pages.of_moves
+        # A page is read at the end of the round before it travels, and stored at the end of its own.
         send_page[sends.round - 1, sends.source, sends.lane] = np.concatenate([before, away])
         recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
         np.add.at(num_sends, (sends.round - 1, sends.source), 1)
@@ -159,6 +160,7 @@ def room_to_meet(
     shape = (num_rounds + 1, compute.num_devices)
     done = np.full(shape, -np.inf)
     begins = np.full(shape, np.inf)
+    # An action of round r ends before round r + 1 begins.
     done[rounds + 1, device] = end
     begins[rounds, device] = begin
     reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
@@ -204,6 +206,7 @@ def park_pages(
         )
         is_long_enough = (evict < evict_stop) & (load < load_stop)  # to leave and come back
         i = np.repeat(np.arange(len(own)), np.where(is_long_enough, num_pages[own], 0))
+        # The first layers travel: `allocate_pages` counts on it.
         layer = number_of_equals(i)
         evict_round = open_here[evict[i] + layer % (evict_stop - evict)[i]]
         load_round = open_here[load_stop[i] - 1 - layer % (load_stop - load)[i]]

@@ -72,6 +72,7 @@ class ReplicaGradients(Transfer[RoundTable]):
         num_lanes = table.num_lanes(self.name)
         send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
         num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
+        # Read at the end of the round before they travel.
         send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([self.send_chunk, self.layer], axis=1)
         recv_layer[sends.round, sends.target, sends.lane] = np.stack([self.recv_chunk, self.layer], axis=1)
         np.add.at(num_sends, (sends.round - 1, sends.source), 1)
@@ -138,6 +139,7 @@ def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) 
     last = rounds.max()
     complete = np.full((schedule.num_replicas, schedule.num_stages), last)
     for device, row in enumerate(schedule.rows):
+        # -1 for a SYNC before any action, whose stage has no gradients on this device.
         of_device = [-1, *rounds[first[device] : first[device + 1]].tolist()]
         num_done = 0
         for action in row:
@@ -187,6 +189,7 @@ def _send_rounds(queue: _Queue, num_lanes: int, hidden: list[int], last: int) ->
         if len(rounds) == len(queue):
             return rounds
         waiting = queue[len(rounds) : len(rounds) + num_lanes]
+        # Strictly later than the round that sums over copies, at whose end gradients are read.
         rounds += [r for complete, _, _ in waiting if complete + 1 < r]
     raise AssertionError
 

@@ -73,6 +73,7 @@ class SharedSums(Transfer[RoundTable]):
 
     def num_collectives(self, table: RoundTable) -> np.ndarray:
         """[type] 1 where all devices meet."""
+        # Collectives of one meeting count as one, whatever number of arrays they sum.
         return np.array([int(event is not Meeting.NONE) for event in self.event_of_type(table)])
 
     def grids(self, table: RoundTable) -> SumGrids:

@@ -141,6 +141,7 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     def extremes(*kinds: Kind, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """[microbatch] the first and the last round of the actions of these kinds and this stage."""
         chosen = np.flatnonzero(columns.is_kind(*kinds) & (columns.stage == stage))
+        # Neutral for minimum and maximum.
         first, final = np.full((2, schedule.num_microbatches), [[num_rounds], [-1]])
         np.minimum.at(first, columns.microbatch[chosen], rounds[chosen])
         np.maximum.at(final, columns.microbatch[chosen], rounds[chosen])
@@ -154,6 +155,7 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
 
     def before(first: np.ndarray) -> np.ndarray:
         """[microbatch] the last rounds of collectives before these."""
+        # - 1: `searchsorted` gives the first that is not before.
         return allowed[np.searchsorted(allowed, first) - 1]
 
     first_f = extremes(Kind.F, stage=0)[0]
@@ -174,6 +176,7 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     start, stop = (np.concatenate(moments) for moments in zip(*lives, strict=True))
     units, num_entries = allocate(start, stop, np.ones_like(start))
     entries = np.array([taken[0] for taken in units]).reshape(len(lives), -1)
+    # Nothing is scattered: an entry that nobody reads.
     if not has_backward:
         entries = np.append(entries, np.full((1, entries.shape[1]), num_entries), axis=0)
     embedded, head, scattered = entries
