@@ -300,7 +300,7 @@ class _Layout:
         return place
 
     def meet(self, content: str, source: int, target: int) -> int:
-        """The round in which `source` sends something to `target`. Each sends one message a round."""
+        """The round in which `source` sends something to `target`. A device sends one message a round."""
         own = self._type_of.setdefault((content, min(source, target), max(source, target)), len(self._type_of) + 1)
         place = self._last[source]
         # Both must be in one meeting of their pair and content, whose message this way has not been sent.

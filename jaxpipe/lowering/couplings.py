@@ -257,7 +257,7 @@ class RoundConstraints:
         # `place` is -1 for an action that has not started; the next of the list may be another device's.
         is_last = following == len(device) or device[following] != device[action] or place[following] < 0
         stop = len(self.started) if is_last else place[following] + 1
-        # It bounds the actions running when it started, and those started since, up to the next of its device.
+        # The action bounds those running when it started, and those started since, up to the next of its device.
         bounded = (*self.running[action], *self.started[place[action] + 1 : stop])
         value = rounds[action]
         behind = ((other, value + least[value % self.num_body_rounds]) for other, least in self.messages[action])

@@ -132,7 +132,7 @@ def _in_calls(start: np.ndarray, span: np.ndarray, length: int) -> tuple[np.ndar
     num_units = int(lives_on.sum())
     first, last = np.zeros((2, len(start)), int)
     last[lives_on] = np.arange(num_units)
-    # Those of the call before end here, by `length` earlier on this call's clock.
+    # Intervals of the call before end here, by `length` earlier on this call's clock.
     living = sorted(zip((start + span - length)[lives_on].tolist(), range(num_units), strict=True))
     free: list[int] = []
     for i in range(len(start)):

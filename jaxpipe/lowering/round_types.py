@@ -139,7 +139,7 @@ def _merged(
 ) -> list[RoundType]:
     """Types of the same position merged, those with the least waste first, until the program is small enough.
 
-    They are merged further as long as the waste of all, in messages, is `allowed`.
+    Types are merged further as long as the waste of all, in messages, is `allowed`.
     """
     numbers = count()
     left = [{next(numbers): round_type for round_type in of_position} for of_position in positions]

@@ -23,7 +23,7 @@ REMOTE_ROUNDS = 2  # rounds from an action to the reader of its message on anoth
 def earliest_rounds(compute: Schedule) -> np.ndarray:
     """[A] the earliest round of each action that its row and its inputs allow.
 
-    These are times of the asynchronous clock if every action and every transfer takes one round.
+    The rounds are times of the asynchronous clock if every action and every transfer takes one round.
 
     Example:
         >>> from jaxpipe.schedules import build

@@ -28,7 +28,7 @@ from jaxpipe.schedules.schedule import BACKWARD_KINDS, WHOLE_BATCH_KINDS, Kind, 
 # The kind of a device that does nothing in a round. No guard of an action equals it (`program.actions.run`), the replay
 # gives it no time, and pictures leave it blank. As a chunk (`Carry.complete`) it says that no chunk is complete.
 IDLE = -1
-# The calls of a table of several: the first, one in the middle, the last. They index `RoundTable.calls`, and
+# The calls of a table of several: the first, one in the middle, the last. The three index `RoundTable.calls`, and
 # `program.call_rows` chooses a call's rows by them.
 FILL, STEADY, DRAIN = range(3)
 

@@ -15,7 +15,7 @@ from jaxpipe.schedules.schedule import Action
 
 
 class Rounds(Protocol):
-    """What a transfer that has nothing reads of its table."""
+    """The part of a table that a transfer's defaults read."""
 
     @property
     def round_type(self) -> np.ndarray:
@@ -23,7 +23,7 @@ class Rounds(Protocol):
         ...
 
 
-# The round table, `table.RoundTable`. It has transfers and so imports this file, which therefore cannot import it.
+# The round table, `table.RoundTable`. A table has transfers and so imports this file, which cannot import it in turn.
 Table = TypeVar("Table", bound=Rounds, contravariant=True)
 
 
@@ -96,7 +96,7 @@ class Transfer(Protocol[Table]):
         raise NotImplementedError
 
     def buffers(self, table: Table) -> Mapping[str, int]:
-        """What it stores, by the unit in which bytes are counted -> number of these on a device."""
+        """Unit in which bytes are counted -> number of these that the transfer stores on a device."""
         del table
         return {}
 

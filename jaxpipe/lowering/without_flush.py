@@ -19,7 +19,7 @@ last one drains it, and all others are equal: the program runs the middle one ag
 next call is numbered anew there: a slot that a call fills second is the first one of the next.
 
 Rounds follow time, two for each forward, as many for each microbatch of a batch; one more where two meetings would
-share a round. Those of all calls have the same types. The collectives of a meeting begin with its round, beside an
+share a round. The rounds of all calls have the same types. The collectives of a meeting begin with its round, beside an
 action that is under way.
 """
 

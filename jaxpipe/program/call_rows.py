@@ -29,7 +29,7 @@ class Numbering(NamedTuple):
 
 
 def first_numbering(table: RoundTable) -> Numbering:
-    """That of the first call: each where its number says."""
+    """The numbering of the first call: each slot and entry is where its number says."""
     num_entries = table.grids["messages"].num_inbox + 1  # the last one is for messages that nobody reads
     return Numbering(jnp.arange(table.num_slots), jnp.arange(num_entries))
 

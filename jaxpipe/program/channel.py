@@ -70,12 +70,12 @@ class Channel:
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:
-        """What it carries from round to round, before the first one; `empty` makes storage of a shape and dtype."""
+        """What the channel carries between rounds, before the first one; `empty` makes storage of a shape and dtype."""
         return None
 
     @classmethod
     def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:
-        """What it keeps that actions change in place, before the first round."""
+        """What the channel keeps that actions change in place, before the first round."""
         return None
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> PyTree:
@@ -96,7 +96,7 @@ class Channel:
         return {}
 
     def on_layers(self) -> Sequence[LayerChannel]:
-        """What of it hangs on the loops over layers."""
+        """The parts of the channel that hang on the loops over layers."""
         return ()
 
     def lanes(self, round_type: int) -> Sequence[Sequence[tuple[int, int]]]:

@@ -31,10 +31,10 @@ class StageFunctions:
     Attributes:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
         layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars: sums of losses of its own
-            over the microbatch's sequences on this device, as of a router that balances its experts. They are added to
-            the run's loss. Those whose names begin with "measured_" are only reported: the layer stops their gradient
-            itself, but for that of a parameter that a rule moves by it. A measured number may be an array, which is
-            reported for each layer: "layer ...".
+            over the microbatch's sequences on this device, as of a router that balances its experts. These losses are
+            added to the run's loss. Numbers whose names begin with "measured_" are only reported: the layer stops their
+            gradient itself, but for that of a parameter that a rule moves by it. A measured number may be an array,
+            which is reported for each layer: "layer ...".
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has

@@ -63,8 +63,8 @@ def _update_layer(
         return NewValues(*new, squares, is_finite)
 
     # A guard of its own orders all reads before the in-place writes; otherwise XLA copies every array that is still
-    # read. It is always true, which XLA cannot prove. New values have room that all layers share: an array of its own
-    # would be filled first.
+    # read. The condition is always true, which XLA cannot prove. New values have room that all layers share: an array
+    # of its own would be filled first.
     new = cond_in_place(update.num_left_out >= 0, make, room)
     update = optimizer.put(
         update,

@@ -62,7 +62,7 @@ class StagedOptimizer:
         specs: the PartitionSpecs of its state.
         is_unclipped: a tree like the parameters -> whether clipping leaves each gradient as it is.
         reads_matrices: whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are
-            gathered, and every device computes the update of its stage's whole layer. Else it is elementwise.
+            gathered, and every device computes the update of its stage's whole layer. Else the update is elementwise.
     """
 
     transform: optax.GradientTransformation

@@ -55,9 +55,9 @@ class Pipeline:
 
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
-            over all microbatches and its float32 gradients, staged and sharded as the parameters. Those of complex
-            parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are zeros.
-            `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
+            over all microbatches and its float32 gradients, staged and sharded as the parameters. Gradients of
+            complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
+            zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
             returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
             gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
             step's key; without a key nothing is random.
@@ -65,7 +65,7 @@ class Pipeline:
             forwards, without residuals or gradients, and with nothing random.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
             same program, where `is_run` "round device" is true, and no action in the other rounds, to time
-            actions. Its result has no meaning.
+            actions. The result has no meaning.
         table: the round table that `loss_and_grads` executes.
         layout: layout of the staged parameters.
         layers_per_stage: [stage] number of layers.

@@ -254,8 +254,9 @@ def unit_bytes(shapes: StepShapes) -> dict[str, int]:
 def meeting_bytes(shapes: StepShapes) -> int:
     """Bytes per device of the sums of shared gradients while all devices meet for them, without flush.
 
-    They are the sum of what devices give up and, of a parameter that embedding and head share, what this one gives: a
-    copy, since it may have terms of the next batch beside them. The meeting travels while a layer's backward computes.
+    Counted are the sum of what devices give up and, of a parameter that embedding and head share, what this one gives:
+    a copy, since it may have terms of the next batch beside them. The meeting travels while a layer's backward
+    computes.
     """
     if not shapes.shared_use:
         return 0

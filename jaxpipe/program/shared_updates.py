@@ -228,7 +228,7 @@ class SharedUpdates:
             is_last=not is_head,
         )
         before = some_of(chosen, update.copies["shared"]) if is_head else update.next_copies
-        # They were gathered before it was known whether gradients are finite; if not, the older ones stay.
+        # Copies were gathered before it was known whether gradients are finite; if not, the older ones stay.
         copies = cond_in_place(is_finite, lambda _: arrived.copies, before)
         if is_head:
             shared = with_some(chosen, update.copies["shared"], copies)

@@ -32,8 +32,8 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             sums = add_layer(read.sums, row.chunk, i, grads)
             return Walk(dx, sums, deferred=deferred, num_done=read.num_done + 1)
 
-        # The loop that reads: `once`, so that nothing is written before all is read. It does not carry the pools, which
-        # it would hand on as if it had changed them.
+        # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
+        # which it would hand on as if it had changed them.
         read = once(compute, walk._replace(pools=None), walk.num_done)
         return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], read.deferred))
 

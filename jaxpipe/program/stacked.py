@@ -1,6 +1,6 @@
 """Slices of arrays that hold many layers or pages, read and written in place: sums of gradients, copies of weights.
 
-Indices are never negative here, and `jax.lax` is told so. Else it adds the size to those that are; where XLA moves
+Indices are never negative here, and `jax.lax` is told so. Else JAX adds the size to those that are; where XLA moves
 these additions out of a loop one by one, as with one device, it no longer sees that a sum is read and written at one
 place, and copies the slice.
 """

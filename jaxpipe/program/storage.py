@@ -1,9 +1,9 @@
 """Storage of saved residuals between the actions that write and read them: pages, pools of pages, and places in them.
 
-A page holds all that one layer saves for one microbatch and span, in one row for each dtype. It is the unit of storage
-and of transfer, so it has as few arrays as possible: moving a page moves one slice of each. Rows are flat:
-between a forward and a backward that prefer different orders of dims, XLA would bring a whole array from one order
-into the other.
+A page holds all that one layer saves for one microbatch and span, in one row for each dtype. A page is the unit of
+storage and of transfer, so it has as few arrays as possible: moving a page moves one slice of each. Rows are flat:
+between a forward and a backward that prefer different orders of dims, XLA would bring a whole array from one order into
+the other.
 
 F saves residuals for the backward. If backwards are split, W also reads some of them, and the values that I
 defers to it. A slot, one page a layer, lives from F to the last action that reads it. Deferred values overwrite the

@@ -1,6 +1,6 @@
 """A layer's vjp, cut in two: the residuals that forward must save, and backward from these residuals.
 
-Parameters, the microbatch and the random state are not residuals: backward gets them again. This is the
+Parameters, the microbatch and the random state are not residuals: backward gets them again. This file is the
 one place that touches the vjp object of `jax.vjp`, whose fields differ between JAX versions.
 """
 

@@ -1,7 +1,7 @@
 """The program of a schedule without flush: batches stream through it, one call for each, and it never drains.
 
-What is in flight at the end of a call, on every device, goes into the next: pages, messages, running gradients, the
-compute copies of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls, and draws three. Call
+The carry of call t is the input of call t+1: pages, messages, running gradients, and the compute copies of both
+versions of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls, and draws three. Call
 t works on batch t and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute
 batch t with W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and
 draining calls are the same program with other lines of the table.
@@ -138,7 +138,7 @@ class Stream:
 
         def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
-            # Both in one loop: two, which nothing would order, could meet on CPUs.
+            # Both versions in one loop: the collectives of two loops, which nothing orders, could meet on CPUs.
             both, num_done = compute_copies(_joined(trees), _joined([shapes.parts] * 2), self.pipeline.dtype)
             newest, previous = ({part: both[part][which] for part in both} for which in range(2))
             carry = initial_carry(shapes, newest, num_done)
@@ -168,7 +168,7 @@ class Stream:
     def older(self, flight: Flight, params: PyTree, call_index: jax.Array) -> PyTree:
         """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable.
 
-        Of stages and parameters without delay, of which nobody needs it, W(t).
+        Stages and parameters without delay have W(t) here, since nobody needs their W(t-1).
         """
         parts = self.pipeline.parts(params)
         num_copies = np.array(self.table.copies_of_chunk)
@@ -306,5 +306,5 @@ class Stream:
 
 
 def _joined(pair: Sequence[PyTree]) -> PyTree:
-    """Two trees {"shared", "layers"} as one of both, {"shared": (one, other), "layers": (one, other)}."""
+    """Two trees {"shared", "layers"} as one of pairs, {"shared": (first, second), "layers": (first, second)}."""
     return {part: tuple(tree[part] for tree in pair) for part in ("shared", "layers")}

@@ -228,7 +228,7 @@ def _num_pages(
 ) -> np.ndarray:
     """[E] pages of each eviction of `stage` from `home`, [E] each: `parked` of the layers on average.
 
-    They are whole numbers, from the running sum rounded down.
+    Numbers of pages are whole, from the running sum rounded down.
     """
     turn = number_of_equals(home, stage)
     fractions = [schedule.parked_of(index) * layers for index, layers in enumerate(layers_per_stage)]

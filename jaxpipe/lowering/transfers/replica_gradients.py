@@ -2,7 +2,7 @@
 
 In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
 stage: that part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
-complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. They
+complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. Gradients
 travel in the tail of the step, after the last forward, so that no round with forwards is traced with them.
 """
 

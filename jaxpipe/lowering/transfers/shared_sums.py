@@ -41,7 +41,7 @@ def meetings_of(schedule: Schedule) -> tuple[Meeting, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SumGrids:
-    """What a device's line has besides in a table of several calls."""
+    """A device's line of batches and meetings, in a table of several calls."""
 
     batch_age: (
         np.ndarray

@@ -127,7 +127,8 @@ class HeadGrids(NamedTuple):
 def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) -> SplitHead:
     """The collectives of a schedule with S and T.
 
-    Each comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one of a replica twice.
+    Each collective comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one of a
+    replica twice.
 
     Args:
         schedule: a schedule of compute actions alone.
@@ -186,7 +187,7 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     microbatch = np.full(shape, NO_MICROBATCH)
     entry = np.full(shape, num_entries)
     for collective, of_microbatch in chosen.items():
-        # Else one would be lost, and a program of wrong gradients made.
+        # Two in one round would leave one microbatch out, and gradients would be wrong without a word.
         assert len(np.unique(np.stack([of_microbatch, replica]), axis=1).T) == len(of_microbatch)
         microbatch[of_microbatch, replica, collective] = np.arange(schedule.num_microbatches)
         of = {Collective.LOOKUP: embedded, Collective.SCATTER: scattered}.get(collective, head)

@@ -67,7 +67,7 @@ class Messages(Channel):
         return self.begun(round_type, carry.of[self.name])
 
     def begun(self, round_type: int, waiting: Waiting) -> list[jax.Array]:
-        """The same, of what waits."""
+        """As `begin`, given what waits alone."""
         # Every permute carries the latest output; who gets it is in the pairs.
         return self.send(round_type, [waiting.out] * len(self.lanes(round_type)))
 

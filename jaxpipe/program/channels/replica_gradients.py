@@ -1,6 +1,7 @@
 """Gradients of replicas: those of one layer a lane, from a stage's other holder to its owner, who adds them.
 
-They are read into a buffer at the end of a round, sent in the next one, and added at the end of that one, in place.
+Gradients are read into a buffer at the end of a round, sent in the next one, and added at the end of that one, in
+place.
 """
 
 from __future__ import annotations

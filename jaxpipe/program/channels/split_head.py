@@ -1,8 +1,8 @@
 """The split head: embedding and head whose rows are on all devices of `pipe`; its collectives, and the actions S and T.
 
 Collectives begin with a round, like messages, and what they bring is stored at its end: see
-`jaxpipe.lowering.transfers.split_head` for what they carry. They stand outside of every guard, since all devices take
-part; a device for which a round of this type has no collective sends the last entry, which nobody reads.
+`jaxpipe.lowering.transfers.split_head` for what they carry. Collectives stand outside of every guard, since all devices
+take part; a device for which a round of this type has no collective sends the last entry, which nobody reads.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class _Sources:
                 continue
             read = [self.node[v] for v in _vars(equation.invars) if v in self.node]
             is_form = equation.primitive.name in _FORM or all(map(_is_key, equation.outvars))
-            # It is made of what the second half has anyway.
+            # A value made of what the second half has anyway.
             if is_form and not read:
                 self.free.update(equation.outvars)
                 continue
