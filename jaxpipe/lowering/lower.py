@@ -12,9 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, BlockedStep, blocked_step
+from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
+from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
@@ -219,7 +220,12 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            yield self._with_pages(step.places, step.open_gaps(), lambda *pages: self._blocked_table(step, *pages))
+
+            def blocked_table(moves: PageMoves = NO_MOVES) -> RoundTable:
+                rounds, send_round, round_type, moves = step.in_rounds(moves)
+                return self._table(rounds, send_round, round_type, ParkedPages(moves))
+
+            yield self._with_pages(step.places, step.open_gaps(), blocked_table)
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
@@ -291,7 +297,9 @@ class Folding:
         choices = open_rounds(self.compute, rounds, round_type, lengths)
         collectives = (head,) if head else ()
         return self._with_pages(
-            rounds, choices, lambda *pages: self._table(rounds, send_round, round_type, *pages, *collectives)
+            rounds,
+            choices,
+            lambda *moves: self._table(rounds, send_round, round_type, *map(ParkedPages, moves), *collectives),
         )
 
     def _with_pages(
@@ -304,14 +312,10 @@ class Folding:
         if not self.schedule.has_transfers:
             return table_with()
         tables = [
-            table_with(ParkedPages(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open)))
+            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
             for is_open in choices
         ]
         return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
-
-    def _blocked_table(self, step: BlockedStep, *pages: ParkedPages) -> RoundTable:
-        rounds, send_round, round_type, moves = step.in_rounds(*(parked.moves for parked in pages))
-        return self._table(rounds, send_round, round_type, *(ParkedPages(moves) for _ in pages))
 
     def _table(
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
