@@ -3,7 +3,8 @@
 from jaxpipe.lowering.lower import lower, spmd_makespan
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.replay import Replay, replay
-from jaxpipe.lowering.table import IDLE, RoundTable, Transfer
+from jaxpipe.lowering.table import IDLE, RoundTable
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.lowering.transfers.messages import Inbox
 
 __all__ = ["IDLE", "Inbox", "Pages", "Replay", "RoundTable", "Transfer", "lower", "replay", "spmd_makespan"]

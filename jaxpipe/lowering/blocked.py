@@ -1,10 +1,11 @@
-"""Rounds for devices whose permutes hold both ends up: a message travels where both are between two actions.
+"""Rounds for links without asynchronous permutes: sender and receiver both stop while a message travels.
 
-There two devices meet. A device computes on as long as at most `MOST_UNSENT` of its messages wait. One that could go on
-may wait instead for a neighbour that will soon want to meet it. It chooses by the longest path to the end of the
-step that either choice leaves, as the asynchronous clock knows it. These paths know nothing of later waits; so the walk
-is repeated with paths that are changed at random, and a change is kept if the step does not become longer. On two
-devices that finds the shortest step of all (tests try all), or one little longer.
+A local search over priorities. Two devices meet when both are between two actions. A device computes on as long as at
+most `MOST_UNSENT` of its messages wait. A device that could go on may wait instead for a neighbour that will soon want
+to meet it: the choice is that with the shorter of the longest paths to the end of the step, as the asynchronous clock
+knows them. These paths know nothing of later waits; so the walk is repeated with paths that are changed at random, and
+a change is kept if the step does not become longer. On two devices the search finds the shortest step of all (tests try
+all), or one little longer.
 
 A meeting has a round of its own, in which no device computes, and each pair of devices has a type of round; in the
 rounds of actions no device waits. Pages travel in meetings, too: at times when neither device waits for the other, if
@@ -22,21 +23,23 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.fitted import CLOSE
-from jaxpipe.lowering.pages import NO_MOVES
-from jaxpipe.lowering.transfers.parked_pages import ParkedPages, room_to_meet
+from jaxpipe.lowering.pages import NO_MOVES, PageMoves
+from jaxpipe.lowering.transfers.parked_pages import room_to_meet
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import Schedule
 
 HASTES = (0.0, -0.2, 0.2, -1.0, 1.0)  # forwards: what is added to the path of a device that waits
-FEW_CHANGED, MANY_CHANGED = -2.3, -0.5  # powers of ten: the least and the largest fraction of paths changed at once
-MOST_WALKS, MOST_STEPS = 1_000, 200_000  # walks, and actions that are begun in all of them together
-WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait to exchange pages
+# powers of ten: the least and the largest fraction of paths changed at once
+FEW_CHANGED = -2.3
+MANY_CHANGED = -0.5
+# walks, and actions that are begun in all of them together
+MOST_WALKS = 1_000
+MOST_STEPS = 200_000
+WAITS_FOR_PAGES = (0.0, 0.25, 0.5, 1.0, np.inf)  # of an average action: how long a device may wait for a page
 MOST_UNSENT = 2  # messages that a device holds for others; with one, steps are up to a tenth longer
 FAST_IF_BLOCKING = 1.001  # limit of the makespan over the asynchronous one, without transfers
-
-NOTHING_PARKED = ParkedPages(NO_MOVES)
 
 
 class BlockedRounds(NamedTuple):
@@ -45,7 +48,7 @@ class BlockedRounds(NamedTuple):
     rounds: np.ndarray  # [A] the round of each action
     send_round: np.ndarray  # [A] that of its message, if another device reads it
     round_type: np.ndarray  # [R] 0 where actions run; in rounds of any other type one pair of devices meets
-    parked: ParkedPages  # with the rounds in which they travel
+    moves: PageMoves  # of pages, with the rounds in which they travel
 
 
 def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
@@ -59,16 +62,16 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         One microbatch: device 0 does its F, both meet, device 1 does F and B, they meet, and device 0 does its B.
 
         >>> from jaxpipe.schedules import build
-        >>> found = blocked_step(build("gpipe", num_devices=2, num_microbatches=1), Costs()).in_rounds()
-        >>> found.rounds.tolist(), found.round_type.tolist()  # 0F0 0B0 1F0 1B0
+        >>> step = blocked_step(build("gpipe", num_devices=2, num_microbatches=1), Costs()).in_rounds()
+        >>> step.rounds.tolist(), step.round_type.tolist()  # 0F0 0B0 1F0 1B0
         ([0, 5, 2, 3], [0, 1, 0, 0, 1, 0])
     """
-    rows, timeline = _Rows(compute, costs), simulate(compute, costs)
+    rows = _Rows(compute, costs)
+    timeline = simulate(compute, costs)
     path = (timeline.makespan - timeline.latest_starts).tolist()
     forward = float(np.mean(costs.forward))
-    best, haste = min(
-        ((rows.walk(path, each * forward), each * forward) for each in HASTES), key=lambda found: found[0].makespan
-    )
+    walks = [(rows.walk(path, haste * forward), haste * forward) for haste in HASTES]
+    best, haste = min(walks, key=lambda candidate: candidate[0].makespan)
     # Always the same numbers, so that a schedule always has the same rounds.
     numbers = random.Random(0)
     change = [0.0] * len(path)
@@ -76,10 +79,12 @@ def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
         if best.makespan <= FAST_IF_BLOCKING * timeline.makespan:
             break
         fraction = 10 ** numbers.uniform(FEW_CHANGED, MANY_CHANGED)
-        tried = [numbers.gauss(0.0, forward) if numbers.random() < fraction else each for each in change]
-        found = rows.walk([length + each for length, each in zip(path, tried, strict=True)], haste)
-        if found.makespan <= best.makespan:
-            best, change = found, tried
+        tried = [numbers.gauss(0.0, forward) if numbers.random() < fraction else kept for kept in change]
+        walk = rows.walk([length + added for length, added in zip(path, tried, strict=True)], haste)
+        # Equal ones are taken, too: on a plateau the search goes on elsewhere.
+        if walk.makespan <= best.makespan:
+            best = walk
+            change = tried
     return BlockedStep(rows, best)
 
 
@@ -95,14 +100,18 @@ class _Rows:
     """The rows of a schedule, as lists by action."""
 
     def __init__(self, compute: Schedule, costs: Costs):
-        self.compute, columns = compute, compute.columns
-        self.num_devices, self.device = compute.num_devices, columns.device.tolist()
+        self.compute = compute
+        columns = compute.columns
+        self.num_devices = compute.num_devices
+        self.device = columns.device.tolist()
         self.first = columns.first.tolist()
         self.duration = costs.of_kind(compute.num_stages)[columns.kind, columns.stage].tolist()
         self.sender, self.reader, self.target = ([-1] * len(self.device) for _ in range(3))
         self.partners: list[set[int]] = [set() for _ in range(self.num_devices)]
         for sender, reader in np.transpose(dependencies(compute).messages_between(columns.device)).tolist():
-            self.sender[reader], self.reader[sender], self.target[sender] = sender, reader, self.device[reader]
+            self.sender[reader] = sender
+            self.reader[sender] = reader
+            self.target[sender] = self.device[reader]
             self.partners[self.device[sender]].add(self.device[reader])
             self.partners[self.device[reader]].add(self.device[sender])
 
@@ -114,17 +123,22 @@ class _Rows:
             haste: time that is added to the path of a device that waits.
         """
         # By device: its next action, what it does, and until when; the actions whose messages have not left.
-        following, running = self.first[:-1], [-1] * self.num_devices
-        until, unsent = [0.0] * self.num_devices, [list[int]() for _ in range(self.num_devices)]
+        following = self.first[:-1]
+        running = [-1] * self.num_devices
+        until = [0.0] * self.num_devices
+        unsent = [list[int]() for _ in range(self.num_devices)]
         has_left = [False] * len(self.device)
         ends: list[tuple[float, int]] = []  # heap of (time, device)
-        now, events, start = 0.0, list[int](), [0.0] * len(self.device)
+        now = 0.0
+        events = list[int]()
+        start = [0.0] * len(self.device)
         while True:
             for device, actions in enumerate(unsent):
-                leaving = [each for each in actions if running[device] < 0 and running[self.target[each]] < 0]
+                leaving = [sent for sent in actions if running[device] < 0 and running[self.target[sent]] < 0]
                 for action in leaving:
                     has_left[action] = True
                     actions.remove(action)
+                    # The complement, which is negative: a message that travels, in one list with actions that begin.
                     events.append(~action)
             ready = [
                 action
@@ -135,7 +149,9 @@ class _Rows:
             for action in sorted(ready, key=lambda action: -path[action]):
                 device = self.device[action]
                 if not self._waits(action, now, path, haste, running, until, unsent):
-                    running[device], start[action], until[device] = action, now, now + self.duration[action]
+                    running[device] = action
+                    start[action] = now
+                    until[device] = now + self.duration[action]
                     heappush(ends, (until[device], device))
                     events.append(action)
             if not ends:
@@ -170,18 +186,23 @@ class _Rows:
         unsent: Sequence[list[int]],
     ) -> bool:
         """Whether a device that could begin `action` now waits until a neighbour has ended what it does."""
-        device, end = self.device[action], now + self.duration[action]
+        device = self.device[action]
+        end = now + self.duration[action]
         for other in self.partners[device]:
-            under_way, then = running[other], until[other]
+            under_way = running[other]
+            then = until[other]
             if under_way < 0 or then >= end - CLOSE:
                 continue
-            # The longest path to the end of the step if the two meet only when `action` has ended.
+            # All that the other device holds for others when it has ended what it does.
             of_other = [*unsent[other], under_way] if self.reader[under_way] >= 0 else unsent[other]
-            to_device = [each for each in of_other if self.target[each] == device]
-            to_other = [each for each in unsent[device] if self.target[each] == other]
-            left = max((end + path[self.reader[each]] for each in (*to_device, *to_other)), default=-1.0)
+            to_device = [sent for sent in of_other if self.target[sent] == device]
+            to_other = [sent for sent in unsent[device] if self.target[sent] == other]
+            # The longest path to the end of the step if the two meet only when `action` has ended; -1, less than any
+            # path, if there is nothing between them: then nobody waits.
+            left = max((end + path[self.reader[sent]] for sent in (*to_device, *to_other)), default=-1.0)
             if to_device and len(of_other) >= MOST_UNSENT:  # the neighbour does not go on until they have met
-                after, begin = under_way + 1, then
+                after = under_way + 1
+                begin = then
                 while after < self.first[other + 1] and self.reader[after] < 0:
                     begin += self.duration[after]
                     after += 1
@@ -201,38 +222,43 @@ class BlockedStep:
     """
 
     def __init__(self, rows: _Rows, walk: _Walk):
-        self._rows, self._walk = rows, walk
+        self._rows = rows
+        self._walk = walk
         self.places = np.zeros(len(rows.device), int)
         for number, event in enumerate(walk.events):
             if event >= 0:
+                # Even, so that there is a gap, an odd place, between any two events.
                 self.places[event] = 2 * number
 
     def open_gaps(self) -> Iterator[np.ndarray]:
-        """Whether a device and its partner may exchange pages in a place, [places, D]: several choices.
+        """Whether pages may travel between a device and its partner in a place, [places, D]: several choices.
 
         First in those gaps where neither has to wait; then in those, too, where one waits longer and longer. Of the
         gaps between the same actions of both only the last one counts.
         """
-        compute, start = self._rows.compute, np.array(self._walk.start)
-        partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
+        compute = self._rows.compute
+        start = np.array(self._walk.start)
+        partner = [compute.placement.partner_of(device) for device in range(compute.num_devices)]
         num_places = 2 * len(self._walk.events)
         room = room_to_meet(compute, self.places, start, start + self._rows.duration, num_places)
         is_last = np.zeros(room.shape, bool)
+        # The gap before an action is the last one after the action before it on the same device.
         is_last[self.places - 1, compute.columns.device] = True
         is_last |= is_last[:, partner]
+        # Even places are events: nothing else travels there.
         is_last[::2] = False
         for wait in WAITS_FOR_PAGES:
             yield is_last & (room >= -wait * np.mean(self._rows.duration) - CLOSE)
 
-    def in_rounds(self, parked: ParkedPages = NOTHING_PARKED) -> BlockedRounds:
+    def in_rounds(self, pages: PageMoves = NO_MOVES) -> BlockedRounds:
         """The first rounds that keep the order of each device's events.
 
         Args:
-            parked: pages that travel in gaps: their places instead of rounds.
+            pages: those that travel in gaps: their places instead of rounds.
         """
-        rows, layout = self._rows, _Layout(self._rows.num_devices)
+        rows = self._rows
+        layout = _Layout(self._rows.num_devices)
         rounds, send_round = np.zeros((2, len(rows.device)), int)
-        pages = parked.moves
         ends = np.sort([pages.home, pages.host], axis=0)
         # Each (place, device, device) is a meeting; pages that travel at the same time, and both ways, share it.
         moves = np.concatenate([[pages.leaves, *ends], [pages.returns, *ends]], axis=1)
@@ -249,7 +275,7 @@ class BlockedStep:
             for index in at_place.get(2 * number + 1, ()):
                 met[index] = layout.meet("pages", *meetings[1:, index].tolist())
         left, returned = np.split(met[meeting.ravel()], 2)
-        moved = ParkedPages(replace(pages, leaves=left, returns=returned))
+        moved = replace(pages, leaves=left, returns=returned)
         return BlockedRounds(rounds, send_round, np.array(layout.round_type), moved)
 
 
@@ -258,7 +284,9 @@ class _Layout:
 
     def __init__(self, num_devices: int):
         self.round_type: list[int] = []
-        self._last, self._last_sent = [-1] * num_devices, [-1] * num_devices  # [device] a round
+        # [device] a round
+        self._last = [-1] * num_devices
+        self._last_sent = [-1] * num_devices
         self._type_of: dict[tuple[str, int, int], int] = {}
 
     def acts(self, device: int) -> int:
@@ -266,14 +294,16 @@ class _Layout:
         place = self._last[device] + 1
         while place < len(self.round_type) and self.round_type[place]:
             place += 1
+        # Behind the last round one of actions, type 0, is added; else the one at `place` is such.
         self.round_type += [0] * (place == len(self.round_type))
         self._last[device] = place
         return place
 
     def meet(self, content: str, source: int, target: int) -> int:
-        """The round in which `source` sends something to `target`. Each sends one message a round."""
+        """The round in which `source` sends something to `target`. A device sends one message a round."""
         own = self._type_of.setdefault((content, min(source, target), max(source, target)), len(self._type_of) + 1)
         place = self._last[source]
+        # Both must be in one meeting of their pair and content, whose message this way has not been sent.
         if not 0 <= place == self._last[target] or self.round_type[place] != own or self._last_sent[source] == place:
             place = len(self.round_type)
             self.round_type.append(own)

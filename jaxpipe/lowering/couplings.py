@@ -49,6 +49,7 @@ class Couplings:
         """
         rounds = np.zeros((self.num_body_rounds, self.num_devices, self.num_devices), dtype=int)
         for body_round in range(self.num_body_rounds):
+            # From the farthest round to the nearest, which overwrites the others.
             for later in range(self.num_body_rounds, 0, -1):
                 for pair in self.pairs[(body_round + later) % self.num_body_rounds]:
                     rounds[body_round, *pair] = later
@@ -91,13 +92,13 @@ class Couplings:
 
 def waits_for(permutes: Iterable[Iterable[Pair]], num_devices: int) -> np.ndarray:
     """Whether `device` can end a round with these permutes only after `other` has begun it, [device, other]."""
-    found = np.eye(num_devices, dtype=bool)
+    waits = np.eye(num_devices, dtype=bool)  # a device has begun its own round
     for permute in permutes:  # in sequence: waiting in one permute includes the waits of the one before
         partners = np.eye(num_devices, dtype=bool)
         for source, target in permute:
             partners[source, target] = partners[target, source] = True
-        found = partners @ found
-    return found
+        waits = partners @ waits
+    return waits
 
 
 def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
@@ -117,7 +118,7 @@ def coupled_bodies(compute: Schedule) -> Iterator[Couplings]:
         yield Couplings(compute.num_devices, (up, pairs - up))
     turns = _turns(pairs)
     if 0 < len(turns) <= MAX_TURNS:
-        yield Couplings(compute.num_devices, tuple(each for turn in turns for each in (turn, frozenset[Pair]())))
+        yield Couplings(compute.num_devices, tuple(coupled for turn in turns for coupled in (turn, frozenset[Pair]())))
 
 
 def _turns(pairs: frozenset[Pair]) -> list[frozenset[Pair]]:
@@ -142,9 +143,8 @@ class RoundConstraints:
     """Incremental longest-path solver: the smallest rounds that satisfy all difference constraints.
 
     Actions are added in the order of time in which they start. This order determines the bounds of an action: the
-    latest action of every device when it starts, and the actions whose messages it reads. It bounds in turn
-    the actions that run then. A raised round raises those that it bounds; if this forms a circle, there is no
-    solution.
+    latest action of every device when it starts, and the actions whose messages it reads. The action bounds in turn
+    those that run then. A raised round raises those that it bounds; if the bounds form a circle, there is no solution.
 
     Attributes:
         rounds: [action] round of each action that has started.
@@ -162,6 +162,7 @@ class RoundConstraints:
         self.device = device
         self.rounds_to_allowed = rounds_to_allowed
         distance = body.min_distance.copy()
+        # To itself a device keeps the order of its row; `min_distance` has 0 there.
         distance[:, range(body.num_devices), range(body.num_devices)] = LOCAL_ROUNDS
         self.distance: list[list[Distance]] = distance.tolist()  # [body round][device][other]
         self.num_body_rounds = body.num_body_rounds
@@ -197,7 +198,8 @@ class RoundConstraints:
             >>> constraints.rounds
             [1, 0, 0, 1, 2]
         """
-        rounds, device = self.rounds, self.device[action]
+        rounds = self.rounds
+        device = self.device[action]
         value = max([row[device] for row in self.reach])
         for other, distance in messages:
             value = max(value, rounds[other] + distance[rounds[other] % self.num_body_rounds])
@@ -220,13 +222,15 @@ class RoundConstraints:
                     self._put(raised, was)
                 for sender, _ in messages:
                     self.messages[sender].pop()
+                # As before the call: the caller tries the action again when another one has ended.
                 self.place[self.started.pop()] = -1
                 return False
             changed.append((other, rounds[other]))
             self._put(other, self._allowed(other, value))
             for violation in self._violations(other):
                 heappush(waiting, violation)
-        self.latest[device], self.reach[device] = action, reach
+        self.latest[device] = action
+        self.reach[device] = reach
         return True
 
     def _allowed(self, action: int, value: int) -> int:
@@ -246,11 +250,14 @@ class RoundConstraints:
 
     def _violations(self, action: int) -> list[Violation]:
         """Actions whose round violates a lower bound that `action` imposes."""
-        rounds, device, place = self.rounds, self.device, self.place
+        rounds = self.rounds
+        device = self.device
+        place = self.place
         following = action + 1
+        # `place` is -1 for an action that has not started; the next of the list may be another device's.
         is_last = following == len(device) or device[following] != device[action] or place[following] < 0
         stop = len(self.started) if is_last else place[following] + 1
-        # It bounds the actions running when it started, and those started since, up to the next of its device.
+        # The action bounds those running when it started, and those started since, up to the next of its device.
         bounded = (*self.running[action], *self.started[place[action] + 1 : stop])
         value = rounds[action]
         behind = ((other, value + least[value % self.num_body_rounds]) for other, least in self.messages[action])
@@ -260,5 +267,7 @@ class RoundConstraints:
 
     def _behind(self, actions: Iterable[int], reach: list[int]) -> list[Violation]:
         """Those of `actions` whose round is below what `reach`, [device], asks of their device."""
-        rounds, device, place = self.rounds, self.device, self.place
+        rounds = self.rounds
+        device = self.device
+        place = self.place
         return [(-place[other], other, bound) for other in actions if rounds[other] < (bound := reach[device[other]])]

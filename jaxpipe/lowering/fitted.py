@@ -4,7 +4,7 @@ A device entering a later round synchronizes with its partners on the way, and s
 earlier round (`Couplings.min_distance`). So whenever an action starts, the actions running elsewhere must be in
 late enough rounds, and its own round must be late enough after its predecessor and its message. Each of these is
 a lower bound of one round, given another. The smallest rounds that satisfy all bounds are found action by action, in
-the order of time; each raises earlier ones as far as needed (`RoundConstraints`). If this forms a circle, no rounds
+the order of time; each raises earlier ones as far as needed (`RoundConstraints`). If bounds form a circle, no rounds
 exist, and the action waits until another one has ended.
 
 Actions of similar lengths, such as F, I and W, nearly always fit into few body rounds, for any rows.
@@ -55,12 +55,14 @@ def fitted_rounds(
         [0, 1, 5, 6, 7, 8, 2, 3, 4, 5, 6, 7]
     """
     compute = timeline.schedule
-    columns, needs = compute.columns, dependencies(compute)
+    columns = compute.columns
+    needs = dependencies(compute)
     earliest = (1.0 - slack_fraction) * timeline.start + slack_fraction * timeline.latest_starts
     assignment = _Assignment(compute, body, needs.message, earliest, timeline.end - timeline.start)
     if not assignment.run(may_wait=may_wait):
         return None
     rounds = np.array(assignment.constraints.rounds)
+    # Nobody reads the messages of other actions, so any later round will do.
     send_round = rounds + 1
     sender, reader = needs.messages_between(columns.device)
     link = columns.device[sender], columns.device[reader]
@@ -76,9 +78,12 @@ class _Assignment:
     ):
         columns = compute.columns
         devices = range(compute.num_devices)
-        self.device, self.message = columns.device.tolist(), message.tolist()
-        self.first, self.stop = columns.first[:-1].tolist(), columns.first[1:].tolist()
-        self.earliest, self.duration = earliest.tolist(), duration.tolist()
+        self.device = columns.device.tolist()
+        self.message = message.tolist()
+        self.first = columns.first[:-1].tolist()
+        self.stop = columns.first[1:].tolist()
+        self.earliest = earliest.tolist()
+        self.duration = duration.tolist()
         self.is_weight = columns.is_kind(Kind.W).tolist()
         self.readers: list[list[int]] = [[] for _ in self.device]
         for reader, sender in enumerate(self.message):
@@ -91,7 +96,8 @@ class _Assignment:
         # A W, which no device waits for, takes a round with permutes: it hides the messages of others.
         to_allowed = np.where(columns.is_kind(Kind.W)[:, None], body.rounds_to_rendezvous, 0)
         self.constraints = RoundConstraints(self.device, to_allowed.tolist(), body)
-        self.to_sent, self.to_read = by_link(body.rounds_to_send), by_link(body.rounds_to_send + LOCAL_ROUNDS)
+        self.to_sent = by_link(body.rounds_to_send)
+        self.to_read = by_link(body.rounds_to_send + LOCAL_ROUNDS)
 
         self.latest = self.constraints.latest
         self.busy_until = [0.0 for _ in devices]  # [device] when its latest action ends
@@ -109,6 +115,7 @@ class _Assignment:
             if self.has_round(action, now):
                 self.begin(action, now)
             elif may_wait:
+                # Ends that differ by rounding alone count as now: the action would be offered again at once.
                 heappush(self.ready, (min(until for until in self.busy_until if until > now + CLOSE), action))
             else:
                 return False
@@ -116,7 +123,8 @@ class _Assignment:
 
     def has_round(self, action: int, now: float) -> bool:
         """Whether a round exists for `action` after everything started and before everything still running."""
-        device, sender = self.device[action], self.message[action]
+        device = self.device[action]
+        sender = self.message[action]
         messages: list[tuple[int, Distance]] = []
         if sender >= 0 and self.device[sender] != device:
             messages.append((sender, self.to_read[self.device[sender]][device]))
@@ -135,14 +143,16 @@ class _Assignment:
             self.unsent[device] = None if elsewhere is None else (action, self.to_sent[device][elsewhere])
         if action + 1 < self.stop[device]:
             following.add(action + 1)
-        for each in sorted(following):
-            self.offer(each)
+        for follower in sorted(following):
+            self.offer(follower)
 
     def offer(self, action: int) -> None:
         """Makes `action` ready if it is the next one of its device and its message has been sent."""
-        device, sender = self.device[action], self.message[action]
+        device = self.device[action]
+        sender = self.message[action]
         latest = self.latest[device]
         is_next = action == (latest + 1 if latest >= 0 else self.first[device])
-        after, read = self.end[latest], self.end[sender]
+        after = self.end[latest]
+        read = self.end[sender]
         if is_next and after is not None and read is not None:
             heappush(self.ready, (max(after, read, self.earliest[action]), action))

@@ -30,8 +30,11 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
     free: list[int] = []
     living: list[tuple[int, int]] = []  # heap of (end, interval)
     num_units = 0
-    starts, ends, counts = start.tolist(), end.tolist(), sizes.tolist()
+    starts = start.tolist()
+    ends = end.tolist()
+    counts = sizes.tolist()
     for i in np.lexsort((end, start)).tolist():
+        # Strictly before: both moments of an interval are inclusive.
         while living and living[0][0] < starts[i]:
             for unit in units[heapq.heappop(living)[1]]:
                 heapq.heappush(free, unit)
@@ -85,11 +88,10 @@ def place(device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
 
 
 def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, num_devices: int, length: int) -> Places:
-    """The same for intervals that repeat in each call of a run, so that all calls have the same numbers.
+    """Like `place`, for intervals that repeat every call and may end in the next one.
 
-    An interval may end in the call after its own. Units change hands: an interval that begins anew in every call may
-    have another unit in each of them. So the units that live from a call into the next one are numbered anew there, and
-    each device needs no more units than live at its worst moment.
+    Units that live across the boundary of two calls are numbered anew there, so that every call uses the same numbers;
+    and each device needs no more units than live at its worst moment.
 
     Args:
         device: [intervals] of each.
@@ -98,26 +100,29 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
         length: moments of a call.
 
     Example:
-        In each call of 4 moments an interval begins that is longer than a call. It takes unit 1, which is called 0 in
-        the next call; what was 0 has become free, and is called 1.
+        In each call of 4 moments an interval begins that is longer than a call. The interval takes unit 1, which is
+        called 0 in the next call; what was 0 has become free, and is called 1.
 
         >>> start, end = np.array([5, 9]), np.array([10, 14])
         >>> placed = place_in_calls(np.zeros(2, int), start, end, num_devices=1, length=4)
         >>> placed.first.tolist(), placed.last.tolist(), placed.renumbered.tolist()
         ([1, 1], [0, 0], [[1, 0]])
     """
+    # A unit has one number for the call before, so none may live through a whole call.
     assert ((end // length - start // length) <= 1).all()
     keys = np.stack([device, start % length, end - start], axis=1)
     chosen, index = np.unique(keys, axis=0, return_inverse=True)
     owner, starts, spans = chosen.T
     of_device = [_in_calls(starts[owner == d], spans[owner == d], length) for d in range(num_devices)]
-    first, last, lives_on = (np.concatenate([each[i] for each in of_device]) for i in range(3))
-    num_units = max(each[3] for each in of_device)
+    first, last, lives_on = (np.concatenate([units[i] for units in of_device]) for i in range(3))
+    num_units = max(units[3] for units in of_device)
     renumbered = np.zeros((num_devices, num_units), int)
     for d in range(num_devices):
         own = (owner == d) & lives_on
+        # What is free at the boundary must have numbers, too: the map is a permutation.
         unused, freed = (np.setdiff1d(np.arange(num_units), taken[own]) for taken in (last, first))
-        renumbered[d, last[own]], renumbered[d, unused] = first[own], freed
+        renumbered[d, last[own]] = first[own]
+        renumbered[d, unused] = freed
     return Places(first[index], last[index], num_units, renumbered)
 
 
@@ -127,13 +132,15 @@ def _in_calls(start: np.ndarray, span: np.ndarray, length: int) -> tuple[np.ndar
     num_units = int(lives_on.sum())
     first, last = np.zeros((2, len(start)), int)
     last[lives_on] = np.arange(num_units)
+    # Intervals of the call before end here, by `length` earlier on this call's clock.
     living = sorted(zip((start + span - length)[lives_on].tolist(), range(num_units), strict=True))
     free: list[int] = []
     for i in range(len(start)):
         while living and living[0][0] < start[i]:
             heapq.heappush(free, heapq.heappop(living)[1])
         if not free:
-            free, num_units = [num_units], num_units + 1
+            free = [num_units]
+            num_units = num_units + 1
         first[i] = heapq.heappop(free)
         if not lives_on[i]:
             last[i] = first[i]

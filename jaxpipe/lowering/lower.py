@@ -15,6 +15,7 @@ import numpy as np
 from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
+from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
@@ -29,7 +30,8 @@ from jaxpipe.lowering.rounds import (
     periodic_rounds,
 )
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
-from jaxpipe.lowering.table import RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
@@ -41,7 +43,7 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule, kinds_that_leave
 
 # Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
-LEFT_BY_ACTIONS: tuple[Transfer, ...] = (MESSAGES,)
+LEFT_BY_ACTIONS: tuple[Transfer[RoundTable], ...] = (MESSAGES,)
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
 # and either of them longer; the last costs have a transfer of a tenth of a forward.
@@ -69,18 +71,18 @@ def lower(
     costs: Costs | None = None,
     blocking: bool = False,
 ) -> RoundTable:
-    """Lowers a schedule to its round table; one without flush to that of its calls, whose rounds follow from its rows.
+    """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
 
     Args:
         schedule: a schedule that keeps the rules, or one of forwards alone.
         layers_per_stage: [stage] layers, each with its own residual pages; by default one per stage.
         rolled: whether rounds share loop bodies; False, for debugging, makes a program that grows with N.
-        costs: expected costs of actions. They matter for schedules with EVICT and LOAD, whose paired
-            devices meet in rounds and do not wait for each other only if rounds follow time; and for
-            schedules without a fold that is fast at all costs, such as most with split backwards. By default a
-            backward takes two forwards, an I and a W one each.
-        blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU it
-            travels while they compute.
+        costs: expected costs of actions; by default a backward takes two forwards, an I and a W one each. Costs matter
+            for schedules with EVICT and LOAD, whose paired devices meet in rounds and do not wait for each other only
+            if rounds follow time; and for schedules without a fold that is fast at all costs, such as most with split
+            backwards.
+        blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU a
+            permute travels while both compute.
 
     Example:
         1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F and B twice each.
@@ -122,7 +124,9 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)
-    first, stop = int(exchange.sends.round.min()), int(exchange.sends.round.max()) + 1
+    # From the first exchange on types are others, so that earlier rounds are not traced with it.
+    first = int(exchange.sends.round.min())
+    stop = int(exchange.sends.round.max()) + 1
     round_type = np.append(table.round_type, np.full(max(stop - table.num_rounds, 0), table.num_types))
     round_type[first:] += table.num_types
     _, round_type = np.unique(round_type, return_inverse=True)
@@ -150,25 +154,34 @@ class Folding:
         return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
 
     def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
-        """The first candidate that is fast at all costs tried and sends little in vain, or else the best at `costs`.
+        """The table of the candidate that comes first in this order; a candidate that passes all ends the search.
 
-        The best is one that is fast at `costs` without transfers, if any is; among these one that is fast with them.
-        Of fast ones it is one that is good at all costs, if any is, and then the one that sends least; of slow ones,
-        the fastest. Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
+        1. within `FAST` of the asynchronous clock at `costs` without transfers,
+        2. and with each of `TRANSFERS`; of candidates that are not, the fastest;
+        3. within `GOOD_ENOUGH_RATIOS` at all other costs;
+        4. few traced actions;
+        5. few messages sent in vain;
+        6. few entries of the inbox.
+
+        Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
         """
         # Costs of evaluation first, then the expected costs with each of the transfers.
-        evaluated, limits = EVALUATION_COSTS, GOOD_ENOUGH_RATIOS
+        evaluated = EVALUATION_COSTS
+        limits = GOOD_ENOUGH_RATIOS
         if self.schedule.has_transfers:
-            evaluated, limits = (costs,), GOOD_ENOUGH_RATIOS[:1]
+            evaluated = (costs,)
+            limits = GOOD_ENOUGH_RATIOS[:1]
         forward = float(np.mean(costs.forward))
         all_costs = [
             *evaluated,
             *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
         ]
-        asynchronous = np.array([simulate(self.compute, each).makespan for each in all_costs])
+        # The bound of any table: no device waits for a round there.
+        asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
 
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
-        best, least = None, None  # the best candidate, and as timed
+        best = None  # (candidate, the same as timed)
+        least = None  # its key: less is better, in the order above
         for table in self.candidates(costs, blocking=blocking):
             timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
@@ -180,14 +193,17 @@ class Folding:
             else:
                 slowest = float(expected[1])
                 is_slow = (bool(expected[0] > FAST[0]), bool((expected > FAST).any()))
-            is_small, sent = timed.num_traced_actions <= MAX_TRACED_ACTIONS, timed.sent_over_asked
+            is_small = timed.num_traced_actions <= MAX_TRACED_ACTIONS
+            sent = timed.sent_over_asked
             if not any(is_slow) and (is_good_anywhere or blocking) and is_small and sent <= FEW_SENT:
                 best = table, timed
                 break
+            # A hundredth is within the error of the clock: of candidates that near the smaller program wins.
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
             key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.grids["messages"].num_inbox)
             if least is None or key < least:
-                best, least = (table, timed), key
+                best = (table, timed)
+                least = key
         assert best is not None
         table, timed = best
         return timed if is_timed_whole else refine(with_exchange(table, self.schedule))
@@ -204,7 +220,12 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            yield self._with_pages(step.places, step.open_gaps(), lambda *pages: self._table(*step.in_rounds(*pages)))
+
+            def blocked_table(moves: PageMoves = NO_MOVES) -> RoundTable:
+                rounds, send_round, round_type, moves = step.in_rounds(moves)
+                return self._table(rounds, send_round, round_type, ParkedPages(moves))
+
+            yield self._with_pages(step.places, step.open_gaps(), blocked_table)
             return
         for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
             for period in range(1, MAX_PERIOD + 1):
@@ -262,7 +283,10 @@ class Folding:
         head: SplitHead | None = None
         if self.compute.has_head_actions:
             # Rows of the embedding are looked up before the first action; what the last one leaves is added after it.
-            rounds, send_round, stop = rounds + num_positions, send_round + num_positions, num_rounds + num_positions
+            rounds = rounds + num_positions
+            send_round = send_round + num_positions
+            stop = num_rounds + num_positions
+            # One body of rounds more in front, in whose first round rows are looked up.
             meets = np.ones(stop + 1, bool) if meets is None else np.append(np.arange(num_positions) == 0, meets)
             num_rounds = stop + int(meets[stop:].argmax()) + 1
             head = plan_collectives(self.compute, rounds, meets[:num_rounds])
@@ -273,7 +297,9 @@ class Folding:
         choices = open_rounds(self.compute, rounds, round_type, lengths)
         collectives = (head,) if head else ()
         return self._with_pages(
-            rounds, choices, lambda *pages: self._table(rounds, send_round, round_type, *pages, *collectives)
+            rounds,
+            choices,
+            lambda *moves: self._table(rounds, send_round, round_type, *map(ParkedPages, moves), *collectives),
         )
 
     def _with_pages(
@@ -286,14 +312,14 @@ class Folding:
         if not self.schedule.has_transfers:
             return table_with()
         tables = [
-            table_with(ParkedPages(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open)))
+            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
             for is_open in choices
         ]
         return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
 
     def _table(
-        self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer
+        self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
     ) -> RoundTable:
         columns = self.compute.columns
-        left = [each for each in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(each.name)).any()]
+        left = [transfer for transfer in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(transfer.name)).any()]
         return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, (*left, *traffic))

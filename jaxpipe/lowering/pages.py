@@ -104,16 +104,19 @@ def allocate_pages(
         np.concatenate([life.device for life in lives]),
         np.concatenate([life.start for life in lives]),
         np.concatenate([life.end for life in lives]),
+        # Pages that stay are one interval of several units; each that moves is three of one unit.
         np.concatenate([held.num_layers - num_away, np.ones(3 * len(moves.layer), int)]),
     )
 
     # Layers that stay; the first layers of a (stage, microbatch) are those that move.
     num_held = len(held.device)
     for i, taken in enumerate(units[:num_held]):
-        layers, device = slice(num_away[i], num_away[i] + len(taken)), held.device[i]
+        layers = slice(num_away[i], num_away[i] + len(taken))
+        device = held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
             of_layer[round_, device, layers] = taken
     of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
+    # The place on the host is read by `ParkedPages.grids` alone: no action touches it.
     before, _, after = of_moves
     of_layer[held.written[held.of_moves], moves.home, moves.layer] = before
     for round_ in (held.read, held.last):
@@ -136,7 +139,8 @@ def pages_in_calls(
         grid: (values [A], otherwise=) -> [R, D].
         placed: devices, first and last rounds of intervals -> their units.
     """
-    columns, num_layers = schedule.columns, max(layers_per_stage)
+    columns = schedule.columns
+    num_layers = max(layers_per_stage)
     backward = np.flatnonzero(columns.kind == Kind.B)
     forward = writer[backward]
     places = placed(columns.device[backward], rounds[forward], rounds[backward])
@@ -175,6 +179,7 @@ def _held(
 ) -> _Held:
     weight = np.flatnonzero(columns.is_kind(Kind.W))
     last = rounds.copy()  # [A] for a B, its own round; for an I, the round of its W
+    # `writer` of a W is its I, whose residuals live until that W.
     last[writer[weight]] = rounds[weight]
     if span is Span.WEIGHT_GRADIENT:
         actions = writer[weight]
@@ -212,10 +217,13 @@ def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
         in_transit: whether a travelling page counts on both devices until the end of its round; in the pool
             it is on neither meanwhile, but in send and receive buffers.
     """
-    moves, written, last = held.moves, 2 * held.written, 2 * held.last
+    moves = held.moves
+    written = 2 * held.written
+    last = 2 * held.last
     # Half rounds from the start of the transfer's round to the last moment at the source, the first at the target.
     source, target = (1, 0) if in_transit else (-1, 1)
-    leaves, returns = 2 * moves.leaves, 2 * moves.returns
+    leaves = 2 * moves.leaves
+    returns = 2 * moves.returns
     return (
         _Life(held.device, written, last),
         _Life(moves.home, written[held.of_moves], leaves + source),
@@ -237,14 +245,17 @@ def peak_slots(
     Args: as those of `allocate_pages`.
     """
     held = _held(schedule.columns, Span.SLOT, writer, rounds, layers_per_stage, moves)
-    one = lcm(*layers_per_stage)  # units of a slot, such that every page is a whole number of units
-    of_page = one // held.num_layers
+    slot_units = lcm(*layers_per_stage)  # such that every page is a whole number of units
+    of_page = slot_units // held.num_layers
     stays = (held.num_layers - held.num_away) * of_page
     weights = np.concatenate([stays, *[of_page[held.of_moves]] * 3])
     lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
     # A running sum over all devices in sequence: each device frees all its pages by its end.
-    time, change, owner = np.concatenate([start, end + 1]), np.concatenate([weights, -weights]), np.tile(owner, 2)
+    time = np.concatenate([start, end + 1])
+    change = np.concatenate([weights, -weights])
+    owner = np.tile(owner, 2)
+    # At equal times what ends comes first, as its change is negative.
     order = np.lexsort((change, time, owner))
     most = int(np.cumsum(change[order]).max(initial=0))
-    return most // one if most % one == 0 else most / one
+    return most // slot_units if most % slot_units == 0 else most / slot_units

@@ -27,6 +27,7 @@ def permutes_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
         (((1, 0), (2, 1)), ((0, 1), (1, 2)))
     """
     permutes: list[list[Pair]] = []
+    # Sorted: a set has no order, and every process must get the same permutes.
     for source, target in sorted(pairs, key=lambda pair: (pair[1] - pair[0], pair)):
         for permute in permutes:
             if all(source != s and target != t for s, t in permute):
@@ -91,6 +92,7 @@ def number_of_equals(*keys: np.ndarray) -> np.ndarray:
     """
     order = np.lexsort(keys)
     changes = [np.diff(key[order]) != 0 for key in keys]
+    # Cut to the length, for no entries at all.
     is_first = np.append(True, np.logical_or.reduce(changes))[: len(order)]
     rank = np.arange(len(order))
     number = np.empty(len(order), dtype=int)

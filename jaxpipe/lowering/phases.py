@@ -25,7 +25,8 @@ def phased_rounds(compute: Schedule) -> MetRounds:
     Args:
         compute: a schedule of compute actions alone, with S and T, and whole backwards.
     """
-    columns, needs = compute.columns, dependencies(compute)
+    columns = compute.columns
+    needs = dependencies(compute)
     places = np.zeros(len(columns.kind), int)  # counted over all turns
     for i in execution_order(compute, needs)[0]:
         earliest = places[i - 1] + 1 if columns.position[i] else 0
@@ -35,6 +36,7 @@ def phased_rounds(compute: Schedule) -> MetRounds:
         places[i] = earliest + (TURN.index(columns.kind[i]) - earliest) % len(TURN)
     phase, place = np.divmod(places, PHASE)
     rounds = PHASE_ROUNDS * phase + 1 + place
+    # One turn beyond the last action, in which all may meet for what it leaves.
     num_rounds = PHASE_ROUNDS * (phase.max() + 1) + TURN_ROUNDS
     return MetRounds(
         rounds, PHASE_ROUNDS * (phase + 1), np.arange(num_rounds) % PHASE_ROUNDS == 0, num_positions=TURN_ROUNDS

@@ -62,6 +62,7 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
     """[R, costs, D] start and end of every round."""
     schedule = table.schedule
     durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
+    # IDLE is -1 and has indexed the last kind: an idle device takes no time.
     durations *= (table.kind != IDLE)[:, None, :]
     for transfer in table.kinds_of_traffic:
         durations += np.stack([np.broadcast_to(transfer.exposed(table, c), table.kind.shape) for c in costs], axis=1)
@@ -77,9 +78,11 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
             of_round += [_rendezvous(pairs, times) for pairs in lanes]
             of_round += [_meeting(times)] * num_meetings
 
-    starts, ends = np.empty_like(durations), np.empty_like(durations)
+    starts = np.empty_like(durations)
+    ends = np.empty_like(durations)
     now = np.zeros(durations.shape[1:])
     for r, round_type in enumerate(table.round_type.tolist()):
+        # Permutes begin with the round, one after the other on each device.
         starts[r] = transferred = now
         for partner, transfer in of_type[round_type]:
             transferred = (transferred[:, partner] + transfer).max(axis=1)
@@ -98,8 +101,11 @@ def _rendezvous(pairs: tuple[Pair, ...], links: np.ndarray) -> tuple[np.ndarray,
     partner = np.tile(np.arange(num_devices), (3, 1))
     transfer = np.zeros((num_costs, 3, num_devices))
     for source, target in pairs:
-        partner[1, source], transfer[:, 1, source] = target, links[:, source, target]
-        partner[2, target], transfer[:, 2, target] = source, links[:, source, target]
+        partner[1, source] = target
+        transfer[:, 1, source] = links[:, source, target]
+        partner[2, target] = source
+        transfer[:, 2, target] = links[:, source, target]
+    # Row 0 is the device itself, which waits for the longer of send and receive.
     transfer[:, 0] = transfer.max(axis=1)
     return partner, transfer
 

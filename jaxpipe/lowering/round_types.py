@@ -85,6 +85,7 @@ def refine(
     """
     pairs, num_messages = _needed_pairs(table)
     kinds = np.zeros(table.num_rounds, dtype=int)
+    # Bits, since several devices do different kinds in one round.
     np.bitwise_or.at(kinds, table.rounds, 1 << table.schedule.columns.kind)
     cells = list(zip(table.round_type.tolist(), pairs, strict=True))
     kinds_of: dict[tuple[int, int], int] = {}
@@ -94,12 +95,12 @@ def refine(
     for cell, num_rounds in Counter(cells).most_common():
         positions[cell[0]].append(RoundType(cell[1], kinds_of[cell], num_rounds, (cell,)))
     types = _merged(
-        [_few(found) for found in positions],
+        [_few(of_position) for of_position in positions],
         max_types=max(max_types, table.num_types),
         max_traced_actions=max(max_traced_actions, table.num_traced_actions),
         allowed=SMALL_WASTE * num_messages,
     )
-    type_of = {cell: index for index, found in enumerate(types) for cell in found.members}
+    type_of = {cell: index for index, round_type in enumerate(types) for cell in round_type.members}
     return replace(table, round_type=_in_turn(np.array([type_of[cell] for cell in cells])))
 
 
@@ -114,6 +115,7 @@ def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
         for number, sent in enumerate(payloads)
     ]
     (number, *_), pair = np.unique(np.concatenate(keys, axis=1), axis=1, return_inverse=True)
+    # So many bits has each pair: a page counts as several messages.
     size = np.array([sent.size for sent in payloads])[number]
     stop = size.cumsum()
     bits = [(1 << end) - (1 << begin) for begin, end in zip((stop - size).tolist(), stop.tolist(), strict=True)]
@@ -127,7 +129,8 @@ def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
 
 def _few(types: list[RoundType]) -> list[RoundType]:
     """At most `MAX_COMPARED` of `types`, which are sorted by their number of rounds: the last ones become one."""
-    few, rest = types[: MAX_COMPARED - 1], types[MAX_COMPARED - 1 :]
+    few = types[: MAX_COMPARED - 1]
+    rest = types[MAX_COMPARED - 1 :]
     return [*few, reduce(or_, rest)] if rest else few
 
 
@@ -136,10 +139,10 @@ def _merged(
 ) -> list[RoundType]:
     """Types of the same position merged, those with the least waste first, until the program is small enough.
 
-    They are merged further as long as the waste of all, in messages, is `allowed`.
+    Types are merged further as long as the waste of all, in messages, is `allowed`.
     """
     numbers = count()
-    left = [{next(numbers): each for each in found} for found in positions]
+    left = [{next(numbers): round_type for round_type in of_position} for of_position in positions]
     waste = 0
 
     def merge(saves: Callable[[RoundType, RoundType], int], *, num_in_excess: int) -> None:
@@ -156,21 +159,24 @@ def _merged(
                 offer(a, b, types)
         while heap:
             _, a, b, types = heappop(heap)
+            # Pairs of types that have been merged meanwhile stay in the heap.
             if a not in types or b not in types:
                 continue
             added = types[a].waste(types[b])
             if num_in_excess <= 0 and waste + added > allowed:
                 return
-            waste, num_in_excess = waste + added, num_in_excess - saves(types[a], types[b])
+            waste = waste + added
+            num_in_excess = num_in_excess - saves(types[a], types[b])
             new = next(numbers)
             types[new] = types.pop(a) | types.pop(b)
+            # All but the last, which is the new one.
             for other in list(types)[:-1]:
                 offer(other, new, types)
 
-    num_traced = sum(each.kinds.bit_count() for each in chain.from_iterable(positions))
+    num_traced = sum(round_type.kinds.bit_count() for round_type in chain.from_iterable(positions))
     merge(lambda a, b: (a.kinds & b.kinds).bit_count(), num_in_excess=num_traced - max_traced_actions)
     merge(lambda a, b: 1, num_in_excess=sum(map(len, left)) - max_types)
-    of_number = {number: each for types in left for number, each in types.items()}
+    of_number = {number: round_type for types in left for number, round_type in types.items()}
     return [of_number[number] for number in sorted(of_number)]
 
 
@@ -182,10 +188,11 @@ def _in_turn(types: np.ndarray) -> np.ndarray:
         [0, 1, 2, 0, 1, 2]
     """
     follows = Counter(zip(types[:-1].tolist(), types[1:].tolist(), strict=True))
-    left, order = set(types.tolist()), [int(types[0])]
+    left = set(types.tolist())
+    order = [int(types[0])]
     left.remove(order[0])
     while left:
-        order.append(max(left, key=lambda each: (follows[order[-1], each], -each)))
+        order.append(max(left, key=lambda index: (follows[order[-1], index], -index)))
         left.remove(order[-1])
     number = np.empty(len(order), dtype=int)
     number[order] = np.arange(len(order))

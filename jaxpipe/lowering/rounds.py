@@ -23,7 +23,7 @@ REMOTE_ROUNDS = 2  # rounds from an action to the reader of its message on anoth
 def earliest_rounds(compute: Schedule) -> np.ndarray:
     """[A] the earliest round of each action that its row and its inputs allow.
 
-    These are times of the asynchronous clock if every action and every transfer takes one round.
+    The rounds are times of the asynchronous clock if every action and every transfer takes one round.
 
     Example:
         >>> from jaxpipe.schedules import build
@@ -43,11 +43,14 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
         period: number of rounds.
         remote: rounds from an action to the one on another device that reads its message.
     """
-    columns, needs = compute.columns, dependencies(compute)
+    columns = compute.columns
+    needs = dependencies(compute)
     message = needs.message
     in_order = np.argsort(simulate(compute, Costs(backward=1.0)).start, kind="stable").tolist()
     distance = np.where(columns.device[message] == columns.device, LOCAL_ROUNDS, remote).tolist()
-    position, message, residue = columns.position.tolist(), message.tolist(), residue.tolist()
+    position = columns.position.tolist()
+    message = message.tolist()
+    residue = residue.tolist()
     rounds = [0] * len(position)
     for i in in_order:
         earliest = rounds[i - 1] + LOCAL_ROUNDS if position[i] else 0
@@ -85,7 +88,8 @@ def checkerboard_rounds(compute: Schedule) -> np.ndarray:
     follows the one before it in its row, and the sender of its message, by a slot or more. From the closed forms of
     Chimera and BitPipe this gives their slots.
     """
-    columns, message = compute.columns, dependencies(compute).message
+    columns = compute.columns
+    message = dependencies(compute).message
     reader = np.flatnonzero(message >= 0)
     ends = np.sort([columns.device[message[reader]], columns.device[reader]], axis=0)
     link = np.full(len(message), -1)  # of the action's own message: (d, d+1) is d, (D-1, 0) is D-1
@@ -136,7 +140,9 @@ def periodic_rounds(compute: Schedule, period: int, *, lengths: np.ndarray | Non
     else:
         rounds = REMOTE_ROUNDS * lengths[columns.kind[after]]
 
-    variable, turn = columns.kind * compute.num_devices + columns.device, _turns(compute)
+    # One unknown for each kind on each device.
+    variable = columns.kind * compute.num_devices + columns.device
+    turn = _turns(compute)
     # offset[after] + period * turn[after] >= offset[before] + period * turn[before] + rounds
     least = rounds + period * (turn[before] - turn[after])
     offset = _least_offsets(variable[before], variable[after], least)
@@ -167,8 +173,11 @@ def _least_offsets(before: np.ndarray, after: np.ndarray, least: np.ndarray) -> 
     # Of several bounds between the same two variables only the largest matters.
     edge = before * num_variables + after
     order = np.lexsort((least, edge))
+    # Sorted by edge, then by bound: the last of equal edges is the largest. Cut to the length, for no edges at all.
     last = np.append(np.diff(edge[order]) != 0, True)[: len(order)]
-    before, after, least = before[order][last], after[order][last], least[order][last]
+    before = before[order][last]
+    after = after[order][last]
+    least = least[order][last]
     # Bellman-Ford: longest paths have as many edges as there are variables at most, or a circle has a positive length.
     offset = np.zeros(num_variables, dtype=int)
     for _ in range(len(np.unique(np.concatenate([before, after]))) + 1):
@@ -203,5 +212,6 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
     """
     lengths = np.minimum(lengths, LONGEST)
     timeline = simulate(compute, costs_of_lengths(lengths))
-    start, end = timeline.start.astype(int), timeline.end.astype(int)
+    start = timeline.start.astype(int)
+    end = timeline.end.astype(int)
     return LOCKSTEP_ROUNDS * start + lengths[compute.columns.kind], LOCKSTEP_ROUNDS * end

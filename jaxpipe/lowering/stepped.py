@@ -7,6 +7,7 @@ of action at a time.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,17 @@ from jaxpipe.lowering.transfers.split_head import Collective
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies, execution_order
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, HEAD_KINDS, Kind, Schedule
 
-STEP_ROUNDS = 4  # of a step: one in which devices meet and longer actions run, one for S, one for T, one for the others
+
+class StepRound(enum.IntEnum):
+    """The rounds of a step, in turn."""
+
+    MEET = 0  # messages and collectives travel; an action of several steps that is under way takes this round
+    S = 1
+    T = 2
+    OTHERS = 3  # actions of one step, and longer ones in whose time nobody meets
+
+
+STEP_ROUNDS = len(StepRound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +51,12 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
         compute: a schedule of compute actions alone, with S and T.
         lengths: [kinds] lengths of actions, in forwards.
         together: whether all collectives of a turn (one F of a device with its backward) are in one round, once there
-            are backwards. It is needed where an action takes more than two steps, since it can be in one round alone.
+            are backwards. An action of more than two steps needs this, since it can take one round of meetings alone.
     """
-    columns, needs = compute.columns, dependencies(compute)
-    last, turn = compute.num_stages - 1, int(lengths[np.unique(columns.kind)].sum())
+    columns = compute.columns
+    needs = dependencies(compute)
+    last = compute.num_stages - 1
+    turn = int(lengths[np.unique(columns.kind)].sum())
     meeting = _Meetings(turn)
     if together:
         alone = _steps(compute, needs, lengths, meeting)
@@ -53,13 +66,14 @@ def stepped_rounds(compute: Schedule, lengths: np.ndarray, *, together: bool) ->
         meeting = _Meetings(turn, int(residues.argmax()), int(backwards.min(initial=alone.max())))
     start = _steps(compute, needs, lengths, meeting)
     end = start + lengths[columns.kind]
-    rounds = STEP_ROUNDS * start + _PLACE[columns.kind]
+    rounds = STEP_ROUNDS * start + _ROUND_OF_KIND[columns.kind]
     inside = np.array([meeting.at(step) for step in (start + 1).tolist()])  # the first step in which others meet
     is_met = inside < end
-    rounds[is_met] = STEP_ROUNDS * inside[is_met]
+    rounds[is_met] = STEP_ROUNDS * inside[is_met] + StepRound.MEET
     steps = np.arange(end.max() + 1 + turn)
     meets = np.repeat(np.array([meeting.at(step) == step for step in steps.tolist()]), STEP_ROUNDS)
-    meets &= np.arange(len(meets)) % STEP_ROUNDS == 0
+    # `meets` has whole steps so far; of each only the first round.
+    meets &= np.arange(len(meets)) % STEP_ROUNDS == StepRound.MEET
     return MetRounds(rounds, STEP_ROUNDS * end, meets, num_positions=STEP_ROUNDS)
 
 
@@ -74,8 +88,8 @@ _OF_END: dict[int, Collective] = {
     Kind.B: Collective.SCATTER,
     Kind.I: Collective.SCATTER,
 }
-_PLACE = np.full(len(Kind), STEP_ROUNDS - 1)
-_PLACE[[Kind.S, Kind.T]] = 1, 2
+_ROUND_OF_KIND = np.full(len(Kind), StepRound.OTHERS)
+_ROUND_OF_KIND[[Kind.S, Kind.T]] = StepRound.S, StepRound.T
 
 
 @dataclass(frozen=True)
@@ -95,14 +109,19 @@ class _Meetings:
 
 def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting: _Meetings) -> np.ndarray:
     """[A] the earliest step of each action in which no collective is in the round of the same one before."""
-    columns, last = compute.columns, compute.num_stages - 1
+    columns = compute.columns
+    last = compute.num_stages - 1
     order, _ = execution_order(compute, needs)
     kind, position, device, stage = (
-        each.tolist() for each in (columns.kind, columns.position, columns.device, columns.stage)
+        values.tolist() for values in (columns.kind, columns.position, columns.device, columns.stage)
     )
-    message, all_of, length = needs.message.tolist(), needs.all_of.tolist(), lengths.tolist()
-    place = _PLACE.tolist()
-    start, end = [0] * len(kind), [0] * len(kind)
+    message = needs.message.tolist()
+    all_of = needs.all_of.tolist()
+    length = lengths.tolist()
+    place = _ROUND_OF_KIND.tolist()
+    start = [0] * len(kind)
+    end = [0] * len(kind)
+    # A collective carries one microbatch a round: the next action that needs it waits for the next meeting.
     earliest: dict[tuple[int, Collective | None], int] = {}  # (device, collective) -> of the next action that needs it
     for i in order:
         own = kind[i]
@@ -110,17 +129,19 @@ def _steps(compute: Schedule, needs: Dependencies, lengths: np.ndarray, meeting:
         if position[i]:
             step = end[i - 1]
             if start[i - 1] == end[i - 1] == step:  # an S or T in the same step
+                # An S and then a T fit into one step; a T and then an S, or two S, do not.
                 step += place[kind[i - 1]] >= place[own]
         if message[i] >= 0:
             step = max(step, end[message[i]])
-        if met := [each for each in all_of[i] if each >= 0]:
-            # What an S or T has found leaves with the next step.
-            step = max(step, meeting.at(max(end[each] + (kind[each] in HEAD_KINDS) for each in met)))
+        if met := [sender for sender in all_of[i] if sender >= 0]:
+            # What an S or T has computed leaves with the next step.
+            step = max(step, meeting.at(max(end[sender] + (kind[sender] in HEAD_KINDS) for sender in met)))
         at_start = _OF_START.get(own) if own in HEAD_KINDS or stage[i] == 0 else None
         at_end = _OF_END.get(own) if stage[i] == (last if own == Kind.F else 0) else None
         for collective in (at_start, at_end):
             step = max(step, earliest.get((device[i], collective), 0))
-        start[i], end[i] = step, step + length[own]
+        start[i] = step
+        end[i] = step + length[own]
         for collective, after in ((at_start, step + 1), (at_end, end[i])):
             if collective is not None:
                 earliest[device[i], collective] = meeting.at(after)

@@ -1,139 +1,63 @@
 """The round table: everything that the SPMD program executes, as integers known before tracing.
 
-R rounds, D devices, A actions. Every round has a type, and the program one loop body for each type: its permutes, and
-the kinds of action that any device does in it. The grids hold each device's part in each round. Both ends of a message
-read the same table, so no tags travel. Grids and storage follow from the fields and are made when first used.
+Every round has a type, and the program one loop body for each type: its permutes, and the kinds of action that any
+device does in it. The grids hold each device's part in each round. Both ends of a message read the same table, so no
+tags travel. Grids and storage follow from the fields and are made when first used.
 
 All that travels between devices, or that all of them meet for, is a `Transfer` of the table; each kind has a file in
-`jaxpipe.lowering.transfers`, and a channel of the same name in `jaxpipe.program.channels`. For example, the rounds of a
-1F1B of two devices and two microbatches; `>` and `<` are messages, which travel in the round after their action:
-
-    round      0    1    2    3    4    5    6
-    device 0   F0 > F1 >   .    B0        B1
-    device 1        F0   < B0   F1 <  B1 <
+`jaxpipe.lowering.transfers`, and a channel of the same name in `jaxpipe.program.channels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
+from jaxpipe.lowering.chunks import chunk_of_action, completes_chunk
 from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
 from jaxpipe.lowering.permutes import Permutes
-from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.lowering.transfer import Transfer, total_of
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import (
-    BACKWARD_KINDS,
-    GRADIENT_KINDS,
-    WHOLE_BATCH_KINDS,
-    Action,
-    Kind,
-    Schedule,
-    kinds_that_leave,
-)
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, WHOLE_BATCH_KINDS, Kind, Schedule, kinds_that_leave
 
-IDLE = -1  # the kind of a device that does nothing in a round
-FILL, STEADY, DRAIN = range(3)  # the calls of a table of several: the first, one in the middle, the last
-
-
-class Payloads(NamedTuple):
-    """What a schedule asks a transfer to carry: M payloads, each in one round; and their size, in messages.
-
-    Payloads of one lane, source and target need the same pair of a permute. A collective over all devices has a lane
-    of its own, and no source or target.
-    """
-
-    round: np.ndarray  # [M]
-    source: np.ndarray  # [M]
-    target: np.ndarray  # [M]
-    lane: np.ndarray  # [M]
-    size: int
-
-
-class Transfer(Protocol):
-    """One kind of traffic of a table: its permutes and collectives, what a device reads in its row, its buffers.
-
-    A transfer begins with a round and ends with it, behind the round's action. Integers alone: `jaxpipe.program` has
-    the channel of the same name, which carries arrays. A subclass overrides what it has; by default there is nothing.
-
-    Attributes:
-        name: the name of the transfer, and of its channel.
-        unit: the unit of its payloads between two devices, in which bytes are counted; empty if it has none.
-        unit_bytes: bytes of that unit if they do not depend on the model.
-        kind_of_bytes: what reports call the bytes of its buffers.
-    """
-
-    name: ClassVar[str]
-    unit: ClassVar[str] = ""
-    unit_bytes: ClassVar[int | None] = None
-    kind_of_bytes: ClassVar[str] = "transit"
-
-    def payloads(self, table: RoundTable) -> Payloads:
-        """All that a step asks for."""
-        raise NotImplementedError
-
-    def permutes(self, table: RoundTable) -> Permutes:
-        """[type][lane] -> (source, target) pairs; () for a type of rounds in which nothing travels."""
-        return ((),) * table.num_types
-
-    def num_collectives(self, table: RoundTable) -> np.ndarray:
-        """[type] collectives over all devices that each of its rounds runs."""
-        return np.zeros(table.num_types, int)
-
-    def works_in(self, table: RoundTable) -> np.ndarray:
-        """[R] whether any device prepares or stores something of it in the round, beside what travels."""
-        return np.zeros(table.num_rounds, bool)
-
-    def duration(self, links: np.ndarray, costs: Costs, layers_per_stage: tuple[int, ...]) -> np.ndarray:
-        """[source, target] time of a payload, given that of a message.
-
-        Args:
-            links: [source, target] time of a message.
-            costs: the costs whose links these are.
-            layers_per_stage: [stage] layers.
-        """
-        del costs, layers_per_stage
-        return links
-
-    def exposed(self, table: RoundTable, costs: Costs) -> np.ndarray | float:
-        """[R, D] time by which it makes actions longer, where it hangs on their loops over layers and is not hidden."""
-        del table, costs
-        return 0.0
-
-    def grids(self, table: RoundTable) -> Any:
-        """What a device reads in its row: a NamedTuple or dataclass of integers, [R, D, ...]."""
-        raise NotImplementedError
-
-    def buffers(self, table: RoundTable) -> Mapping[str, int]:
-        """What it stores, by the unit in which bytes are counted -> number of these on a device."""
-        del table
-        return {}
-
-    def waiting(self, table: RoundTable) -> Mapping[str, int]:
-        """Of the buffers those that grow with the microbatches of a schedule that holds all of them at once."""
-        del table
-        return {}
-
-    def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
-        """(round, device, action) of the schedule's actions that it carries out, for pictures of a device's rounds."""
-        del table
-        return set()
-
-    @property
-    def page_moves(self) -> PageMoves:
-        """Pages that spend part of their lifetime on another device."""
-        return NO_MOVES
+# The kind of a device that does nothing in a round. No guard of an action equals it (`program.actions.run`), the replay
+# gives it no time, and pictures leave it blank. As a chunk (`Carry.complete`) it says that no chunk is complete.
+IDLE = -1
+# The calls of a table of several: the first, one in the middle, the last. The three index `RoundTable.calls`, and
+# `program.call_rows` chooses a call's rows by them.
+FILL, STEADY, DRAIN = range(3)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundTable:
     """A schedule with a round for every action, and a type for every round.
+
+    Axes here and in all of `lowering`: A actions, in the order of `schedule.columns`, one device after the other; R
+    rounds; D devices; M payloads of a transfer. Two devices, two microbatches: A is 8, R is 8, D is 2, and of messages
+    M is 4. `0>1` is a message from device 0 to device 1, which travels in the round after its action.
+
+        round          0     1     2     3     4     5     6     7
+        type           0     1     0     1     2     3     2     3
+        device 0      F0     .    F1     .     .    B0     .    B1
+        device 1       .     .    F0    B0    F1    B1     .     .
+        messages       .   0>1     .   0>1   1>0     .   1>0     .
+
+    Example:
+        >>> from jaxpipe.lowering import lower
+        >>> from jaxpipe.schedules import build
+        >>> table = lower(build("1f1b", num_devices=2, num_microbatches=2))
+        >>> table.rounds.tolist(), table.round_type.tolist()  # 0F0 0F1 0B0 0B1 1F0 1B0 1F1 1B1
+        ([0, 2, 5, 7, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3, 2, 3])
+        >>> table.permutes["messages"]  # [type][lane] -> pairs
+        ((), (((0, 1),),), (((1, 0),),), ())
+        >>> more = lower(build("1f1b", num_devices=2, num_microbatches=4))
+        >>> more.asked("messages").tolist(), more.sent("messages").tolist()  # [source, target]; one is sent in vain
+        ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
 
     Attributes:
         schedule: compute actions alone; of several batches if the table has several calls.
@@ -151,7 +75,7 @@ class RoundTable:
     rounds: np.ndarray
     send_round: np.ndarray
     round_type: np.ndarray
-    kinds_of_traffic: tuple[Transfer, ...]
+    kinds_of_traffic: tuple[Transfer[RoundTable], ...]
     num_calls: int = 1
 
     # ---- Rounds ----
@@ -181,7 +105,8 @@ class RoundTable:
     @property
     def copies_of_chunk(self) -> tuple[int, ...]:
         """[chunk] versions of its weights that a device computes with."""
-        placement, delays = self.schedule.placement, self.schedule.delays
+        placement = self.schedule.placement
+        delays = self.schedule.delays
         if not delays:
             return (1,) * placement.num_chunks
         return tuple(1 + delays[stage] for _, stage in placement.stages_of[0])
@@ -222,33 +147,19 @@ class RoundTable:
     @cached_property
     def microbatch(self) -> np.ndarray:
         """[R, D] microbatch of the action, counted in its batch; 0 where idle, and for an action of a whole batch."""
-        columns, size = self.schedule.columns, self.schedule.batch_size
+        columns = self.schedule.columns
+        size = self.schedule.batch_size
         return self.grid(np.where(columns.is_kind(*WHOLE_BATCH_KINDS), 0, columns.microbatch % size), otherwise=0)
 
     @cached_property
     def chunk(self) -> np.ndarray:
         """[R, D] chunk of the action; 0 where idle."""
-        placement, columns = self.schedule.placement, self.schedule.columns
-        chunks = np.array(
-            [
-                [placement.chunk_of(stage, replica) for stage in range(placement.num_stages)]
-                for replica in range(placement.num_replicas)
-            ]
-        )
-        return self.grid(chunks[columns.replica, columns.stage], otherwise=0)
+        return self.grid(chunk_of_action(self.schedule), otherwise=0)
 
     @cached_property
     def completes(self) -> np.ndarray:
         """[R, D] 1 if the action is the last to add to the gradients of its chunk."""
-        columns = self.schedule.columns
-        adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
-        order = adds[np.argsort(self.rounds[adds], kind="stable")]
-        owner = np.stack([columns.replica[order], columns.stage[order]], axis=1)
-        # The first action of each owner from the end is its last.
-        _, first_from_the_end = np.unique(owner[::-1], axis=0, return_index=True)
-        last = np.zeros(len(self.rounds), np.int32)
-        last[order[::-1][first_from_the_end]] = 1
-        return self.grid(last, otherwise=0)
+        return self.grid(completes_chunk(self.schedule, self.rounds), otherwise=0)
 
     @cached_property
     def follows_completion(self) -> np.ndarray:
@@ -273,7 +184,7 @@ class RoundTable:
     # ---- What travels between devices ----
 
     @cached_property
-    def transfers(self) -> dict[str, Transfer]:
+    def transfers(self) -> dict[str, Transfer[RoundTable]]:
         """All that travels, by name."""
         return {transfer.name: transfer for transfer in self.kinds_of_traffic}
 
@@ -317,7 +228,8 @@ class RoundTable:
 
     def between(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The sender and the reader of each of the M payloads of a transfer between two devices, [M] and [M]."""
-        sender, device = self.sender(name), self.schedule.columns.device
+        sender = self.sender(name)
+        device = self.schedule.columns.device
         reader = np.flatnonzero((sender >= 0) & (device[sender] != device))
         return sender[reader], reader
 
@@ -345,17 +257,7 @@ class RoundTable:
         return asked
 
     def sent(self, name: str) -> np.ndarray:
-        """[source, target] payloads of a transfer that one step's permutes carry, with or without content.
-
-        Example:
-            A 1F1B of two devices asks for a message up and one down for each microbatch; one round sends in vain.
-
-            >>> from jaxpipe.lowering import lower
-            >>> from jaxpipe.schedules import build
-            >>> table = lower(build("1f1b", num_devices=2, num_microbatches=4))
-            >>> table.asked("messages").tolist(), table.sent("messages").tolist()
-            ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
-        """
+        """[source, target] payloads of a transfer that one step's permutes carry, with or without content."""
         sent = np.zeros((self.schedule.num_devices,) * 2, dtype=int)
         for num_rounds, lanes in zip(self.rounds_of_type.tolist(), self.permutes[name], strict=True):
             for pair in chain.from_iterable(lanes):
@@ -365,7 +267,7 @@ class RoundTable:
     @cached_property
     def buffers(self) -> dict[str, int]:
         """What all transfers store, by unit -> number of these on a device."""
-        return _total([transfer.buffers(self) for transfer in self.kinds_of_traffic])
+        return total_of([transfer.buffers(self) for transfer in self.kinds_of_traffic])
 
     @property
     def known_unit_bytes(self) -> dict[str, int]:
@@ -375,8 +277,8 @@ class RoundTable:
 
     @cached_property
     def waiting(self) -> dict[str, int]:
-        """Of these, those that grow with the microbatches where a device holds all of them at once."""
-        return _total([transfer.waiting(self) for transfer in self.kinds_of_traffic])
+        """Of the buffers those that grow with the microbatches where a device holds all of them at once."""
+        return total_of([transfer.waiting(self) for transfer in self.kinds_of_traffic])
 
     @property
     def has_delays(self) -> bool:
@@ -391,21 +293,6 @@ class RoundTable:
 
     # ---- Storage ----
 
-    @property
-    def previous(self) -> np.ndarray:
-        """[A] round of the action before each on its device, with several calls in one in the middle; -1 for none."""
-        if self.num_calls == 1:
-            return np.where(self.schedule.columns.position > 0, np.roll(self.rounds, 1), -1)
-        device, length = self.schedule.columns.device, self.rounds_per_call
-        previous = np.zeros(len(device), int)
-        for d in range(self.schedule.num_devices):
-            of_device = np.flatnonzero(device == d)
-            busy = np.flatnonzero(self.kind[self.calls[STEADY], d] >= 0)
-            before = np.concatenate([[busy[-1] - length], busy])  # the last round of a call precedes the next call
-            at = self.rounds[of_device] % length
-            previous[of_device] = self.rounds[of_device] - at + before[np.searchsorted(busy, at)]
-        return previous
-
     def placed(self, device: np.ndarray, start: np.ndarray, end: np.ndarray) -> Places:
         """Units of storage for intervals of rounds, both ends inclusive; several calls number them anew in each."""
         if self.num_calls == 1:
@@ -415,7 +302,8 @@ class RoundTable:
     @cached_property
     def page_moves(self) -> PageMoves:
         """Pages that spend part of their lifetime on another device, whichever transfer moves them."""
-        return next((each.page_moves for each in self.kinds_of_traffic if len(each.page_moves.layer)), NO_MOVES)
+        moves = (transfer.page_moves for transfer in self.kinds_of_traffic)
+        return next((move for move in moves if len(move.layer)), NO_MOVES)
 
     @cached_property
     def pages(self) -> Pages:
@@ -444,7 +332,7 @@ class RoundTable:
 
     @cached_property
     def num_slots(self) -> float:
-        """The most slots that any device holds at once: its own, parked ones and those in transit.
+        """The most slots that any device holds at once: its own, those of its partner and those in transit.
 
         A slot holds the residuals of one (stage, microbatch). A page in transit counts on both devices, for the whole
         round. Several calls number their slots alike.
@@ -458,11 +346,3 @@ class RoundTable:
             layers_per_stage=self.layers_per_stage,
             moves=self.page_moves,
         )
-
-
-def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of numbers by name."""
-    totals: dict[str, int] = {}
-    for name, number in chain.from_iterable(count.items() for count in counts):
-        totals[name] = totals.get(name, 0) + number
-    return totals

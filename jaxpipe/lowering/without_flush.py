@@ -19,7 +19,7 @@ last one drains it, and all others are equal: the program runs the middle one ag
 next call is numbered anew there: a slot that a call fills second is the first one of the next.
 
 Rounds follow time, two for each forward, as many for each microbatch of a batch; one more where two meetings would
-share a round. Those of all calls have the same types. The collectives of a meeting begin with its round, beside an
+share a round. The rounds of all calls have the same types. The collectives of a meeting begin with its round, beside an
 action that is under way.
 """
 
@@ -128,6 +128,7 @@ def _laid_out(
         is_it = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
         return rounds[is_it].item()
 
+    # Call 0 begins with the first forward: earlier rounds would belong to no call.
     rounds -= round_of(Kind.F, 0, 0)
     last_forward = round_of(Kind.F, last_stage, batch_size - 1) - per_call
     first_forward = round_of(Kind.F, last_stage, 0)
@@ -141,16 +142,18 @@ def _laid_out(
 
     def shortest(tables: Iterable[RoundTable]) -> tuple[int, float]:
         """Place of the first of the shortest tables, and its makespan."""
-        best, least = 0, np.inf
+        best = 0
+        least = np.inf
         for place, table in enumerate(tables):
             makespan = replay(table, costs, blocking=blocking).makespan
             if makespan < least * (1 - _TOLERANCE):
-                best, least = place, makespan
+                best = place
+                least = makespan
             if least <= asynchronous * (1 + _TOLERANCE):
                 break
         return best, least
 
-    # Where a device exchanges messages in the middle of its backwards, these take the round of that exchange.
+    # Where a device sends and receives messages in the middle of its backwards, these take the round of the messages.
     choices = [0, *range(1, REMOTE_ROUNDS * (int(lengths[Kind.B]) - 1), REMOTE_ROUNDS)]
     chosen, without = shortest(table_with([], num_rounds) for num_rounds in choices)
     ahead = choices[chosen]
@@ -163,6 +166,7 @@ def _laid_out(
     # Each meeting takes the best round after those before it; and once more, when all have one.
     meetings: list[tuple[Meeting, int]] = []
     makespan = np.inf
+    # The second time each is placed among all others, not only among those before it.
     for _ in (1, 2):
         for number, meeting in enumerate(meetings_of(schedule)):
             first, last = window.get(meeting, (0, per_call - 1))
@@ -196,6 +200,7 @@ def _with_meetings(
     num_calls = schedule.num_batches + 1  # the last one drains
     per_call = period * schedule.batch_size * schedule.placement.num_chunks
     places = np.array([place for _, place in meetings], int)
+    # Cut to the length, for no meetings at all.
     is_more = np.append(False, np.diff(places) == 0)[: len(places)]
     more = places[is_more]
     call, within = np.divmod(rounds, per_call)

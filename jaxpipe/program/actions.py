@@ -40,12 +40,19 @@ def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:
     """F: the layers of a stage, whose residuals are saved for its backward."""
-    functions, microbatch, vjp, boundary = step.functions, step.microbatch(row), step.shapes.vjp, step.boundary
+    functions = step.functions
+    microbatch = step.microbatch(row)
+    vjp = step.shapes.vjp
+    boundary = step.boundary
+    # One program for all devices: those of other stages skip the embedding at run time, and take what has arrived.
     x = cond_in_place(row.stage == 0, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
     def layer(i: jax.Array, walk: Walk) -> Walk:
+        # The index in the model, not in the stage: a layer's random numbers do not depend on how layers are divided.
         place = step.first_layer[row.chunk] + i
-        random, pools = step.random_at(row, place), walk.pools
+        random = step.random_at(row, place)
+        pools = walk.pools
+        # A table of forwards alone saves nothing, so the layer runs as it is.
         if vjp is None:
             results = functions.layer(step.layer_params(row, i), walk.passed, microbatch, random)
         else:
@@ -62,16 +69,20 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
 
 def backward(step: DeviceStep, row: Row, state: State) -> State:
     """B: the whole backward of a stage."""
-    vjp, boundary = step.shapes.vjp, step.boundary
+    vjp = step.shapes.vjp
+    boundary = step.boundary
     assert vjp
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
         i, params, given = step.last_first(row, turn)
         residuals = step.shapes.storage.read_residuals(state.pools, row.pages[:, i])
+        # A layer with losses returns them beside x, so the gradient of its result is a pair; that of a loss is its
+        # factor.
         result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
         d_params, dx = vjp.backward(params, residuals, result, *given)
         return Walk(dx, add_layer(walk.sums, row.chunk, i, jax.tree.leaves(d_params)))
 
+    # The sums pass through the loop, where XLA adds in place; the pools, which are only read, stay outside.
     walk = Walk(boundary.output_gradient(step, row, state), state.grads["layers"])
     walk, state = step.over_layers(Kind.B, row, layer, walk, state)
     state = state._replace(grads={**state.grads, "layers": walk.sums})

@@ -29,14 +29,15 @@ class Numbering(NamedTuple):
 
 
 def first_numbering(table: RoundTable) -> Numbering:
-    """That of the first call: each where its number says."""
+    """The numbering of the first call: each slot and entry is where its number says."""
     num_entries = table.grids["messages"].num_inbox + 1  # the last one is for messages that nobody reads
     return Numbering(jnp.arange(table.num_slots), jnp.arange(num_entries))
 
 
 def renumbered(table: RoundTable) -> Numbering:
     """[device, number] the number before of each slot and entry in the next call."""
-    inbox, pages = table.grids["messages"], table.pages
+    inbox = table.grids["messages"]
+    pages = table.pages
     assert pages.renumbered is not None
     assert inbox.renumbered is not None
     nobody = np.full((len(inbox.renumbered), 1), inbox.num_inbox)  # the last entry, which nobody reads, stays it
@@ -54,11 +55,14 @@ def rows_of_call(table: RoundTable, storage: Storage, call_type: jax.Array, call
         table_operands(table, storage),
     )
     num_copies = np.array(table.copies_of_chunk)
+    # The copies of all chunks lie one after the other, the versions of a chunk side by side.
     first = jnp.asarray(np.cumsum(num_copies) - num_copies)[rows.chunk]
     num = jnp.asarray(num_copies)[rows.chunk]
     line = rows.of[NAME]
     return rows._replace(
+        # num - 1 is the delay d, and call_index - batch_age the batch b; `%` of a negative number is not negative.
         copied_chunk=first + (call_index - line.batch_age - (num - 1)) % num,
+        # The call that fills has no older batch: all devices meet, and nothing is stored.
         of={**rows.of, NAME: line._replace(event=jnp.where(call_type == FILL, Meeting.NONE, line.event))},
     )
 
@@ -75,5 +79,7 @@ def placed(storage: Storage, numbering: Numbering, rows: Row) -> Row:
         store_arrival=numbering.entries[line.store_arrival],
     )
     return rows._replace(
-        pages=numbering.slots[rows.pages // size] * size + rows.pages % size, of={**rows.of, "messages": line}
+        # A slot's pages stay together, so only the slot has a new number.
+        pages=numbering.slots[rows.pages // size] * size + rows.pages % size,
+        of={**rows.of, "messages": line},
     )

@@ -70,12 +70,12 @@ class Channel:
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:
-        """What it carries from round to round, before the first one; `empty` makes storage of a shape and dtype."""
+        """What the channel carries between rounds, before the first one; `empty` makes storage of a shape and dtype."""
         return None
 
     @classmethod
     def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:
-        """What it keeps that actions change in place, before the first round."""
+        """What the channel keeps that actions change in place, before the first round."""
         return None
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> PyTree:
@@ -96,7 +96,7 @@ class Channel:
         return {}
 
     def on_layers(self) -> Sequence[LayerChannel]:
-        """What of it hangs on the loops over layers."""
+        """The parts of the channel that hang on the loops over layers."""
         return ()
 
     def lanes(self, round_type: int) -> Sequence[Sequence[tuple[int, int]]]:
@@ -112,6 +112,8 @@ class Channel:
                 jax.named_scope(scope(self.name, round_type, lane)),
                 set_xla_metadata(_xla_gpu_collective_stream="p2p"),
             ):
+                # `pairs=pairs`: a lambda would look the name up when it runs, and all lanes had the pairs of the last
+                # one.
                 arrived.append(
                     jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, "pipe", pairs), payloads[lane])
                 )
@@ -140,6 +142,8 @@ def store_lanes(
         num_done: number of accesses to storage so far.
     """
     for lane, payload in enumerate(payloads):
+        # Lanes are filled from the first on, so a number says which are used. In sequence, since all write into one
+        # storage.
         target, num_done = sequenced(num_wanted > lane, partial(store_lane, lane, payload), target, num_done)
     return target, num_done
 
@@ -162,6 +166,7 @@ def read_lanes(
     """
     buffers = list(send_buffer)
     for lane in range(num_lanes):
+        # A device that sends less keeps what the buffer had: it travels too, and nobody stores it.
         buffers[lane], num_done = sequenced(num_wanted > lane, partial(read_lane, lane), buffers[lane], num_done)
     return buffers, num_done
 

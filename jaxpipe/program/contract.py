@@ -14,12 +14,10 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.errors import CompileError, explain
-from jaxpipe.mesh import AXES, BATCH_AXES, MEASURED, Randomness, num_batch_parts, on_devices, with_losses
-from jaxpipe.program.dtypes import sum_dtype
+from jaxpipe.mesh import AXES, MEASURED, Randomness
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -32,10 +30,11 @@ class StageFunctions:
 
     Attributes:
         embed: (shared, microbatch, random) -> x. Runs inside the first stage's forward.
-        layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars, sums of losses of its own
-            over the microbatch's sequences on this device, as of a router that balances its experts. One whose name
-            begins with "measured_" is told, and no part of the run's loss: its layer stops its gradient, but for one of
-            a parameter that a rule moves by it. It may be an array, which is told for each layer: "layer ...".
+        layer: (layer_params, x, microbatch, random) -> x, or x and a dict of float32 scalars: sums of losses of its own
+            over the microbatch's sequences on this device, as of a router that balances its experts. These losses are
+            added to the run's loss. Numbers whose names begin with "measured_" are only reported: the layer stops their
+            gradient itself, but for that of a parameter that a rule moves by it. A measured number may be an array,
+            which is reported for each layer: "layer ...".
         head: (shared, x, microbatch) -> float32 scalar, the *sum* of the microbatch's losses, or a pytree of such
             sums, one for each kind of loss. Runs, with its backward, inside the last stage's forward.
         embed_backward: (shared, microbatch, random, dx, sums) -> sums: adds the gradients of `embed`, whose result has
@@ -121,6 +120,7 @@ class Losses:
         """The inverse of `joined`, for a tree of its structure."""
         if not self.layers:
             return Losses(joined, {})
+        # A head's own dict was joined under its own names, a single loss under `WORDS`.
         head = {name: joined[name] for name in self.head} if isinstance(self.head, dict) else joined[WORDS]
         return Losses(head, {name: joined[name] for name in self.layers})
 
@@ -216,54 +216,13 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
             )
 
 
-def check_inputs(
-    schedule: Schedule, mesh: jax.sharding.Mesh, staged_shape: tuple[int, ...], params: PyTree, batch: PyTree
-) -> None:
-    """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
-
-    Args:
-        schedule: schedule of the program.
-        mesh: mesh of the program.
-        staged_shape: [device, chunk, layer], the first dims of every layer parameter.
-        params: staged parameters, or their shapes.
-        batch: the batch, or its shapes.
-    """
-    if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
-        raise CompileError(
-            explain(
-                f"params is {type(params).__name__} {sorted(params) if isinstance(params, dict) else ''}.",
-                rule="params: a dictionary with 'shared' and 'layers'",
-                repair="put embedding and head under 'shared', the stacked layers under 'layers'",
-            )
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"]):
-        if leaf.shape[:3] != staged_shape:
-            raise CompileError(
-                explain(
-                    f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
-                    rule=f"staged-layers: it begins with [device, chunk, layer] = {staged_shape}",
-                    repair="pass the parameters through pipeline.to_stages first",
-                )
-            )
-    num_parts = num_batch_parts(mesh)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_parts:
-            raise CompileError(
-                explain(
-                    f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
-                    rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
-                    f"the size a multiple of {' x '.join(BATCH_AXES)}={num_parts}",
-                    repair="reshape the global batch to [num_microbatches, -1, ...]",
-                )
-            )
-
-
 @jax.custom_jvp
 def without_derivative(inputs: PyTree) -> PyTree:
     """Returns `inputs`, through which nothing is differentiated: the program makes its gradients itself."""
     return inputs
 
 
+# Without this rule `jax.grad` of a pipeline would fail deep inside, with a message about reverse mode and while loops.
 @without_derivative.defjvp
 def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
     raise CompileError(
@@ -273,153 +232,3 @@ def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
             repair="loss, grads = pipeline.loss_and_grads(params, batch, scale) in place of jax.grad(pipeline.loss)",
         )
     )
-
-
-def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
-    """The shapes that `function` returns on one device, given those of its arguments; it may use the mesh's axes."""
-    return jax.eval_shape(on_devices(function, mesh=mesh, in_specs=P(), out_specs=P()), *arguments)
-
-
-def check_functions(
-    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
-) -> tuple[jax.ShapeDtypeStruct, Losses]:
-    """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
-
-    Args:
-        functions: functions of the model.
-        mesh: the mesh, whose axes they may use.
-        params: shapes {"shared", "layer"} on one device.
-        microbatch: shapes of one microbatch on one device.
-
-    Raises:
-        CompileError: the functions break the contract.
-    """
-
-    def shapes(function: Callable, *arguments: PyTree) -> Any:
-        return shapes_on_a_device(mesh, function, *arguments)
-
-    x = _one_array(
-        "embed", shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch)
-    )
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise CompileError(
-            explain(
-                f"embed returns {x.dtype}{list(x.shape)}.",
-                rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
-                repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
-            )
-        )
-    found = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
-    y, of_layer = with_losses(found)
-    y = _one_array("layer", y)
-    if (x.shape, x.dtype) != (y.shape, y.dtype):
-        raise CompileError(
-            explain(
-                f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
-                rule="same-shape: every layer returns the shape and dtype that embed returns",
-                repair="cast or reshape inside embed or layer",
-            )
-        )
-    loss = shapes(functions.head, params["shared"], y, microbatch)
-    if not jax.tree.leaves(loss) or not _are_sums(loss):
-        raise CompileError(
-            explain(
-                f"head returns {loss}.",
-                rule="loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind",
-                repair="sum, do not average, and cast to float32",
-            )
-        )
-    if not _are_sums({name: loss for name, loss in of_layer.items() if not _is_told_by_layer(name, loss)}):
-        raise CompileError(
-            explain(
-                f"layer returns {found}.",
-                rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name; "
-                f"one whose name begins with {MEASURED!r} may be an array",
-                repair="sum, do not average, and cast to float32; leave the dict out where there are none",
-            )
-        )
-    both = set(of_layer) & set(loss if isinstance(loss, dict) else (WORDS,))
-    if both:
-        raise CompileError(
-            explain(
-                f"layer and head both return a loss {min(both)!r}.",
-                rule=f"loss-names: losses of layers have names of their own; a head's only one counts as {WORDS!r}",
-                repair="give the layer's loss another name",
-            )
-        )
-    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
-    if embed_backward := functions.embed_backward:
-        found = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
-        _check_backward("embed_backward", found, sums, "the sums")
-    if head_backward := functions.head_backward:
-        found = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
-        _check_backward("head_backward", found, (loss, y, sums), "(losses, gradient of x, sums)")
-    return x, Losses(loss, of_layer)
-
-
-def _are_sums(losses: PyTree) -> bool:
-    return all(getattr(leaf, "shape", None) == () and leaf.dtype == "float32" for leaf in jax.tree.leaves(losses))
-
-
-def _is_told_by_layer(name: str, loss: Any) -> bool:
-    return name.startswith(MEASURED) and getattr(loss, "shape", ()) != () and loss.dtype == "float32"
-
-
-def _check_backward(name: str, found: PyTree, expected: PyTree, what: str) -> None:
-    """Raises CompileError unless `found` has the structure, shapes and dtypes of `expected`."""
-    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (found, expected)]
-    if described[0] != described[1]:
-        raise CompileError(
-            explain(
-                f"{name} returns {described[0]}.",
-                rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
-                picture=f"expected {described[1]}",
-                repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
-            )
-        )
-
-
-def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ()) -> PyTree:
-    """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
-
-    Args:
-        losses: their shapes.
-        scale: the factors.
-        shape: of each factor; [batch age] where a call has several batches.
-
-    Raises:
-        CompileError: `scale` has another structure, or a factor is no real number.
-    """
-    structure, found = jax.tree.structure(losses), jax.tree.structure(scale)
-    for path, factor in jax.tree_util.tree_leaves_with_path(scale):
-        if jnp.shape(factor) != shape or jnp.iscomplexobj(factor):
-            raise CompileError(
-                explain(
-                    f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",
-                    rule="loss-factor: a loss is multiplied by one real number",
-                    repair="give a float, for example 1 / number of tokens",
-                )
-            )
-    if found == jax.tree.structure(0):
-        return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
-    if found != structure:
-        raise CompileError(
-            explain(
-                f"scale is {found}, and head returns {structure}.",
-                rule="loss-scale: scale is one number for all losses, or one for each loss that head returns",
-                repair="give a pytree of numbers with the structure of head's result, or one number",
-            )
-        )
-    return jax.tree.map(lambda factor: jnp.asarray(factor, jnp.float32), scale)
-
-
-def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
-    if not hasattr(value, "shape"):
-        raise CompileError(
-            explain(
-                f"{name} returns {type(value).__name__}.",
-                rule="one-array: the message from stage to stage is one array",
-                repair="return one array; put what all layers read into the batch, which every layer gets",
-            )
-        )
-    return value

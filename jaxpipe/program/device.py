@@ -14,8 +14,8 @@ from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import BATCH_AXES, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
+from jaxpipe.program.device_sums import reduce_chunk
 from jaxpipe.program.in_place import after, guarded_index, sequenced
-from jaxpipe.program.partition import reduce_chunk
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
 from jaxpipe.program.staged_params import StagedLayout
@@ -157,13 +157,15 @@ class DeviceStep:
         # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
         # every element that needs it; so the length is known to it only for several layers.
         is_known = len(set(layers_per_stage)) == 1 and layers_per_stage[0] > 1
-        device, microbatch_size = lax.axis_index("pipe"), jax.tree.leaves(batch)[0].shape[1]
+        device = lax.axis_index("pipe")
+        microbatch_size = jax.tree.leaves(batch)[0].shape[1]
         return cls(
             functions=functions,
             shapes=shapes,
             params=params,
             batch=batch,
             scale=shapes.losses.apart(scale),
+            # Sequences are numbered over all devices, so that masks do not depend on how the batch is split.
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(layout.first_layer)[device],
             num_layers=jnp.asarray(layout.num_held)[device],
@@ -180,6 +182,7 @@ class DeviceStep:
         def reduce(grads: PyTree, _: jax.Array) -> PyTree:
             return reduce_chunk(grads, self.shapes.parts["layers"], chunk, deterministic=self.deterministic)
 
+        # Ordered like an access to storage: on CPUs its collectives would else meet others that stand in loops.
         layers, num_done = sequenced(chunk != IDLE, reduce, state.grads["layers"], state.num_done)
         return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
 
@@ -203,6 +206,7 @@ class DeviceStep:
 
     def layer_params(self, row: Row, layer: jax.Array) -> PyTree:
         """The compute copies of a layer of the stage in `row`."""
+        # Without flush several versions of the weights are there, and the row says which; else a chunk has one.
         chunk = row.chunk if row.copied_chunk is None else row.copied_chunk
         return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], self.params["layers"])
 
@@ -221,6 +225,7 @@ class DeviceStep:
             walk: before the first layer.
         """
         channels = [channel for channel in self.layer_channels if kind in channel.kinds]
+        # Nothing hangs on most loops: the walk is all that they carry.
         if not channels:
             return lax.fori_loop(0, self.num_layers_of(row), layer, walk), state
 
@@ -229,7 +234,9 @@ class DeviceStep:
             arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
             if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
                 num_done = after(state.num_done, arrived)
-                turn, walk = guarded_index(turn, num_done), _waiting(walk, num_done)
+                # What indexes by the turn waits, too: parameters, residuals and random numbers of the layer.
+                turn = guarded_index(turn, num_done)
+                walk = _waiting(walk, num_done)
             walk = layer(turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
@@ -249,6 +256,7 @@ class DeviceStep:
 
     def last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
+        # Turn 0 is the last layer: backward walks from the output to the input.
         i = self.num_layers_of(row) - 1 - turn
         random = self.random_at(row, self.first_layer[row.chunk] + i)
         return i, self.layer_params(row, i), (self.microbatch(row), random)
@@ -286,6 +294,7 @@ def add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequenc
         chunk, layer: indices of the layer.
         grads: [leaf] gradients of the layer; None adds nothing.
     """
+    # I leaves the gradients of products to W, and W finds those of biases and norms done: None in either.
     leaves, structure = jax.tree.flatten(totals)
     added = [total if d is None else with_added(total, d, chunk, layer) for total, d in zip(leaves, grads, strict=True)]
     return jax.tree.unflatten(structure, added)

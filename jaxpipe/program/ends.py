@@ -31,7 +31,8 @@ class WholeBoundary(Boundary):
         self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
     ) -> tuple[PyTree, State]:
         """See `Boundary`; the message of the last stage is the gradient of its output."""
-        functions, shared = step.functions, step.params["shared"]
+        functions = step.functions
+        shared = step.params["shared"]
 
         def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
             y, loss, sums = walk
@@ -40,6 +41,8 @@ class WholeBoundary(Boundary):
             value, dy, sums = head_backward(functions, shared, y, microbatch, step.scale.head, sums)
             return dy, add_scaled(loss, step.scale.head, value), sums
 
+        # All devices trace the head, the last stage runs it. The sums pass through the guard: they are as large as the
+        # table of the vocabulary, and a `lax.cond` would copy them.
         message, head, sums = cond_in_place(step.is_last(row), turn_around, (y, head, state.grads["shared"]))
         return head, state._replace(message=message, grads={**state.grads, "shared": sums})
 
@@ -49,11 +52,13 @@ class WholeBoundary(Boundary):
 
     def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
         """See `Boundary`."""
-        shared, microbatch = step.params["shared"], step.microbatch(row)
+        shared = step.params["shared"]
+        microbatch = step.microbatch(row)
 
         def embed(sums: PyTree) -> PyTree:
             return embed_backward(step.functions, shared, microbatch, step.random_at(row, EMBEDDING), dx, sums)
 
+        # As with the head: these sums are large, and only the first stage adds to them.
         sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
         return state._replace(message=dx, grads={**state.grads, "shared": sums})
 
@@ -76,6 +81,7 @@ def embed_backward(
     """
     if functions.embed_backward:
         return functions.embed_backward(shared, microbatch, random, dx, sums)
+    # The forward runs again: it is a lookup, and its residuals would wait for the whole of the pipeline.
     _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
     return added(sums, vjp(dx)[0])
 
@@ -94,5 +100,6 @@ def head_backward(
     if functions.head_backward:
         return functions.head_backward(shared, x, microbatch, scale, sums)
     losses, vjp = jax.vjp(lambda shared, x: functions.head(shared, x, microbatch), shared, x)
+    # The cotangent of a loss is its factor, so gradients come out scaled and need no second pass.
     d_shared, dx = vjp(scale)
     return losses, dx, added(sums, d_shared)

@@ -34,13 +34,15 @@ Carry = TypeVar("Carry")
 def cond_in_place(wanted: jax.Array, action: Callable[[Carry], Carry], carry: Carry) -> Carry:
     """Returns `action(carry)` if `wanted`, else `carry`, without a copy of either.
 
-    It is a loop of zero or one turns, not a conditional: XLA copies big buffers that pass a `lax.cond` or
+    The guard is a loop of zero or one turns, not a conditional: XLA copies big buffers that pass a `lax.cond` or
     `lax.switch` beside their branch, and updates those that pass a `while` in place.
     """
 
     def body(state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        # False: the loop ends after one turn.
         return jnp.zeros((), bool), action(state[1])
 
+    # Not `lax.cond`, beside whose branches XLA copies what they change: see the module.
     return lax.while_loop(lambda state: state[0], body, (wanted, carry))[1]
 
 
@@ -71,10 +73,12 @@ def sequenced(
 def after(num_done: jax.Array, values: PyTree) -> jax.Array:
     """Returns `num_done`, which now depends on every array in `values`; what waits for it waits for them.
 
-    It reads one number of each. A barrier would not do: XLA takes barriers out before it orders what it executes.
+    One number of each is read. A barrier would not do: XLA takes barriers out before it orders what it executes.
     """
     for value in jax.tree.leaves(values):
+        # Keys have no arithmetic; their words do.
         value = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+        # An empty array has no number to read, and there is nothing to wait for.
         if value.size:
             first = jnp.real(value).ravel()[:1].astype(jnp.float32)
             # At least 2 ** 30, which `num_done` never reaches: the smaller of both is `num_done`, and XLA cannot know.
@@ -86,10 +90,11 @@ def after(num_done: jax.Array, values: PyTree) -> jax.Array:
 def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) -> Carry:
     """Returns `action(carry)`, all of which ends before anything else uses what it returns.
 
-    It is a loop of one turn, as `num_done` is never negative. The compiler cannot know that: of a loop of one turn at
-    most it moves nothing out; out of this one and those around it, what does not change in them, as tables of
-    rotations do not from layer to layer.
+    A loop that always runs once, since `num_done` is never negative, which XLA cannot prove. XLA hoists what does not
+    change, such as tables of rotations, only out of loops that may run more than once: out of this one and those around
+    it, so that tables are computed once and not for every layer.
     """
+    # The bound is 1, as `num_done` is never negative; a constant 1 would be inlined.
     return lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
 
 
@@ -104,4 +109,5 @@ def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
 
 def of_round(row: PyTree, values: Carry) -> tuple[PyTree, Carry]:
     """Returns both; `values` now depend on the `row` of the round, so that XLA computes with them in its loop."""
+    # The row is new in every turn of the loop, and so is what leaves the barrier with it. Nothing is computed.
     return lax.optimization_barrier((row, values))

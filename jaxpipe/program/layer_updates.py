@@ -15,9 +15,9 @@ from jax import lax
 
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.device_sums import sum_of_parts
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.optimizer_step import NAME, DeviceOptimizer, NewValues, UpdateState, squares_of
-from jaxpipe.program.partition import sum_of_parts
 from jaxpipe.program.stacked import slice_at, with_slice
 
 PyTree = Any
@@ -34,6 +34,7 @@ def update_layers(optimizer: DeviceOptimizer, step: DeviceStep, row: Row, state:
     like = NewValues(
         first(update.masters), optimizer.nodes_of(update, first), update.squares["layers"], jnp.bool_(True)
     )
+    # The third is room for new values that all layers share: made in the loop, it would be filled for each.
     walk = update, state.grads["layers"], jax.tree.map(jnp.zeros_like, like)
     update, layers, _ = lax.fori_loop(0, step.num_layers_of(row), layer, walk)
     return state._replace(of={**state.of, NAME: update}, grads={**state.grads, "layers": layers})
@@ -43,11 +44,13 @@ def _update_layer(
     optimizer: DeviceOptimizer, row: Row, i: jax.Array, update: UpdateState, sums: PyTree, room: NewValues
 ) -> tuple[UpdateState, PyTree, NewValues]:
     """What updates change, and the running sums, after layer `i`; and the room for new values, for the next layer."""
-    parts, deterministic = optimizer.parts["layers"], optimizer.deterministic
+    parts = optimizer.parts["layers"]
+    deterministic = optimizer.deterministic
     at = row.chunk, i
 
     def make(_: NewValues) -> NewValues:
         grads = jax.tree.map(
+            # A Part knows nothing of [chunk, layer], and the optimizer's trees have both: taken off, and put on again.
             lambda leaf, part: part.reduce(slice_at(leaf, *at)[0, 0], deterministic=deterministic)[None, None],
             sums,
             parts,
@@ -60,8 +63,8 @@ def _update_layer(
         return NewValues(*new, squares, is_finite)
 
     # A guard of its own orders all reads before the in-place writes; otherwise XLA copies every array that is still
-    # read. It is always true, which XLA cannot prove. New values have room that all layers share: an array of its own
-    # would be filled first.
+    # read. The condition is always true, which XLA cannot prove. New values have room that all layers share: an array
+    # of its own would be filled first.
     new = cond_in_place(update.num_left_out >= 0, make, room)
     update = optimizer.put(
         update,
@@ -69,6 +72,7 @@ def _update_layer(
         lambda tree, layer: {**tree, "layers": _written(tree["layers"], layer["layers"], at)},
         is_last=False,
     )
+    # Made of the new values at hand, not of the array just written: one read less.
     layer = jax.tree.map(lambda leaf: leaf[0, 0], new.masters["layers"])
     copies = jax.tree.map(lambda leaf: leaf[None, None], optimizer.copies(layer, parts))
     update = update._replace(
@@ -86,6 +90,7 @@ def _is_finite(optimizer: DeviceOptimizer, squares: PyTree) -> jax.Array:
     totals = sum_of_parts(
         jax.tree.leaves(squares),
         jax.tree.leaves(optimizer.parts["layers"]),
+        # Other stages are at other layers: over `pipe` nobody would answer.
         beside=("pipe",),
         deterministic=optimizer.deterministic,
     )

@@ -62,7 +62,7 @@ class StagedOptimizer:
         specs: the PartitionSpecs of its state.
         is_unclipped: a tree like the parameters -> whether clipping leaves each gradient as it is.
         reads_matrices: whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are
-            gathered, and every device computes the update of its stage's whole layer. Else it is elementwise.
+            gathered, and every device computes the update of its stage's whole layer. Else the update is elementwise.
     """
 
     transform: optax.GradientTransformation
@@ -139,7 +139,9 @@ class DeviceOptimizer:
             structure: how the nodes stand in the state.
         """
         is_unclipped = self.optimizer.is_unclipped(grads)
+        # Chosen in Python: `is_whole` is known when the program is traced, and then nothing is multiplied.
         grads = jax.tree.map(lambda leaf, is_whole: leaf if is_whole else self.shrink * leaf, grads, is_unclipped)
+        # Without layers there is no matrix to gather: what all stages share is updated by its parts.
         gathers = self.optimizer.reads_matrices and bool(grads["layers"])
         if gathers:
             grads, masters, nodes = (self._over_parts(Part.whole, tree) for tree in (grads, masters, nodes))
@@ -160,6 +162,7 @@ class DeviceOptimizer:
         """
         nodes, is_staged, structure = self.nodes(update)
         nodes = [
+            # Counts are not like the parameters: they advance once a batch, though a step is made for every layer.
             put(node, new_node) if staged else (new_node if is_last else node)
             for node, new_node, staged in zip(nodes, new.nodes, is_staged, strict=True)
         ]
@@ -182,6 +185,7 @@ class DeviceOptimizer:
 
     def copies(self, masters: PyTree, parts: PyTree) -> PyTree:
         """Compute copies of shared parameters, or of one layer's, gathered from the devices' parts."""
+        # Cast before it travels: half the bytes in bfloat16.
         return jax.tree.map(lambda leaf, part: part.gather(cast_copy(leaf, self.dtype)), masters, parts)
 
     def _over_parts(self, function: Callable[..., jax.Array], tree: PyTree) -> PyTree:
@@ -191,6 +195,7 @@ class DeviceOptimizer:
             if not (isinstance(node, dict) and node.keys() == {"shared", "layers"}):
                 return node
             layers = jax.tree.map(
+                # A masked leaf belongs to another group of parameters, and has no array.
                 lambda leaf, part: leaf if is_masked(leaf) else function(part, leaf, num_leading=2),
                 node["layers"],
                 self.parts["layers"],

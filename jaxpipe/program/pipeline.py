@@ -29,16 +29,18 @@ from jaxpipe.program.contract import (
     check_dtype,
     check_jax,
     check_mesh,
-    scale_of_each,
     without_derivative,
 )
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.device_sums import square_sums, sums_over_devices
 from jaxpipe.program.ends import WholeBoundary
-from jaxpipe.program.partition import compute_copies, partition, square_sums, sums_over_devices
+from jaxpipe.program.function_shapes import scale_of_each
+from jaxpipe.program.partition import partition
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.program.start import initial_carry, table_operands
+from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -53,9 +55,9 @@ class Pipeline:
 
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
-            over all microbatches and its float32 gradients, staged and sharded as the parameters. Those of complex
-            parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are zeros.
-            `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
+            over all microbatches and its float32 gradients, staged and sharded as the parameters. Gradients of
+            complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
+            zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
             returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
             gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
             step's key; without a key nothing is random.
@@ -63,7 +65,7 @@ class Pipeline:
             forwards, without residuals or gradients, and with nothing random.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
             same program, where `is_run` "round device" is true, and no action in the other rounds, to time
-            actions. Its result has no meaning.
+            actions. The result has no meaning.
         table: the round table that `loss_and_grads` executes.
         layout: layout of the staged parameters.
         layers_per_stage: [stage] number of layers.
@@ -114,10 +116,15 @@ class Pipeline:
         check(schedule)
         check_actions(schedule, functions)
         check_mesh(schedule, mesh, functions)
-        self.schedule, self.mesh, self.functions = schedule, mesh, functions
+        self.schedule = schedule
+        self.mesh = mesh
+        self.functions = functions
         self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
-        self.dtype, self.split_masters, self.deterministic, self.rolled = dtype, split_masters, deterministic, rolled
+        self.dtype = dtype
+        self.split_masters = split_masters
+        self.deterministic = deterministic
+        self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)
 
@@ -231,16 +238,19 @@ class Pipeline:
     ) -> tuple[PyTree, PyTree]:
         """Traces one step by `table`: loss, and gradients if it has any."""
         check_jax()
+        # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
         shapes = self._shapes(table, params, batch, random=key is not None)
         rows = table_operands(table, shapes.storage)
         if is_run is not None:
+            # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
             rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
         def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
             # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
+            # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
             params, num_done = compute_copies(params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs)
             on_device = self.on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, params, num_done)).state
@@ -258,6 +268,7 @@ class Pipeline:
             step,
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
+            # A table of forwards returns no gradients: specs of an empty tree.
             out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
         )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
 
@@ -270,6 +281,7 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
     """
     if key is None:
         return None
+    # Both forms of a key are in use: a typed one, and its two words.
     is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
     words = jax.random.key_data(key) if is_typed else key
     if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:

@@ -29,6 +29,7 @@ from jaxpipe.program.in_place import after, of_round
 from jaxpipe.schedules.schedule import Kind
 
 PyTree = Any
+# Behind the loop of the last round, where no loop goes on and the one around them stops.
 END = -1  # stands behind the loop of the last round
 
 
@@ -54,11 +55,14 @@ def run_rounds(
     assert isinstance(messages, Messages)  # every table has them, and first
     types = range(table.num_types)
     light = [index for index in types if has_messages_alone(table, index, sums=step.sums_when_complete)]
+    # Rounds of messages alone are many and small: one loop for all of their types keeps the program small.
     loops = [[index] for index in types if index not in light] + [light] * bool(light)
     place = {index: (loop, branch) for loop, members in enumerate(loops) for branch, index in enumerate(members)}
     round_type = table.round_type if round_type is None else round_type
+    # One entry more than rounds: the conditions read it when the last round is done.
     loop_of, branch_of = np.array([*(place[index] for index in round_type.tolist()), (END, 0)], np.int32).T
-    loop_of, branch_of = jnp.asarray(loop_of), jnp.asarray(branch_of)
+    loop_of = jnp.asarray(loop_of)
+    branch_of = jnp.asarray(branch_of)
 
     def run_loop(walk: tuple[jax.Array, Carry], loop: int) -> tuple[jax.Array, Carry]:
         def body(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
@@ -66,6 +70,7 @@ def run_rounds(
             row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
             if loops[loop] is light:
                 return r + 1, _round_of_messages(messages, light, branch_of[r], row, carry)
+            # A loop's members are one type, unless it is that of the rounds of messages.
             return r + 1, _round(channels, loops[loop][0], step, row, carry)
 
         return lax.while_loop(lambda walk: loop_of[walk[0]] == loop, body, walk)
@@ -123,6 +128,7 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
     state = carry.state
     if step.in_turn:
         state = state._replace(num_done=after(state.num_done, arrived))
+    # Sorted, so that every process traces the same program: a set has no order.
     for kind in sorted(table.kinds[round_type], reverse=True):
         state = actions.run(step, Kind(kind), row, state)
     if step.sums_when_complete and table.follows_completion[round_type]:
@@ -137,4 +143,5 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
         carry = channel.store(round_type, row, arrived[channel.name], carry)
     for channel in channels:
         carry = channel.read(round_type, row, carry)
+    # A round late: then the action's message has left, and nobody waits behind the sums.
     return carry._replace(complete=jnp.where(row.completes == 1, row.chunk, IDLE))

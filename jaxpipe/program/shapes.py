@@ -18,13 +18,15 @@ import numpy as np
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness, num_batch_parts
-from jaxpipe.program.contract import Losses, StageFunctions, check_functions, check_inputs, shapes_on_a_device
+from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
-from jaxpipe.program.partition import Part, layer_form, partition
+from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
+from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
+from jaxpipe.program.weight_copies import layer_form
 
 PyTree = Any
 
@@ -68,8 +70,8 @@ class StepShapes:
         """Shapes of the losses of a step: of layers one sum, or, of an array, one for each layer."""
         num_layers = sum(self.table.layers_per_stage)
 
-        def of_all(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((num_layers, *one.shape) if one.shape else (), one.dtype)
+        def of_all(of_layer: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_layers, *of_layer.shape) if of_layer.shape else (), of_layer.dtype)
 
         return Losses(self.losses.head, jax.tree.map(of_all, self.losses.layers)).joined
 
@@ -117,16 +119,18 @@ def step_shapes(
         return jax.ShapeDtypeStruct(part.compute_shape, copy_dtype(leaf.dtype, dtype))
 
     def of_one_device(leaf: Any) -> jax.ShapeDtypeStruct:
+        # Every device has all microbatches, and of each its part of the sequences.
         return jax.ShapeDtypeStruct((leaf.shape[1] // num_parts, *leaf.shape[2:]), leaf.dtype)
 
+    # Of a layer's parameter a Part has the shape without [device, chunk, layer].
     of_layers = jax.tree.map(copy, params, parts)
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
-    kept = statistics = ()
-    if ends := functions.over_pipe:
-        kept, statistics = shapes_on_a_device(mesh, ends.statistics, copies["shared"], message, microbatch)
-    saved, vjp, split = SavedResiduals(()), None, None
+    kept, statistics = head_shapes(functions, mesh, copies["shared"], message, microbatch)
+    saved = SavedResiduals(())
+    vjp = None
+    split = None
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
         by_parts = table.schedule.has_split_backward
@@ -142,6 +146,7 @@ def step_shapes(
         storage=make_storage(table, saved),
         vjp=vjp,
         split=split,
+        # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
         statistics=statistics,
     )
@@ -165,14 +170,15 @@ def residual_shapes(
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
     """
-    found: list[tuple[LayerVjp, SplitBackward | None]] = []
+    # Tracing with shapes returns shapes alone: what is no array leaves by this list.
+    traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
         vjp = trace_vjp(functions.layer, params, x, *given)
-        found.append((vjp, split_vjp(vjp) if split_backward else None))
+        traced.append((vjp, split_vjp(vjp) if split_backward else None))
 
     shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes
-    ((vjp, split),) = found
+    ((vjp, split),) = traced
     saved = (
         SavedResiduals(vjp.residuals, split.shared_with_w, split.deferred) if split else SavedResiduals(vjp.residuals)
     )
@@ -186,27 +192,32 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     """Bytes per device by kind, held while the rounds run; the temporaries of a layer come on top.
 
     Returns:
-        pages: residuals, own and parked, and inputs deferred to W; left: deferred inputs of one layer before they are
-            in their page; transit: pages and gradients on their way between two devices, each held twice; weights:
-            compute copies of the parameters, if they are not the masters themselves; gradients: float32 running sums;
-            messages: those that wait, the current one, the one sent and one for each permute in flight; head: entries
-            and slots of one that is split over `pipe`.
+        pages: residuals and inputs deferred to W, those of the partner included; left: inputs of one layer that I
+            leaves for W, before they are copied to their page; transit: pages and gradients on their way between two
+            devices, each held twice; weights: compute copies of the parameters, if they are not the masters
+            themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and
+            one for each permute in flight; head: entries and slots of one that is split over `pipe`.
     """
-    table, storage, num_replicas = shapes.table, shapes.storage, shapes.table.schedule.num_replicas
+    table = shapes.table
+    storage = shapes.storage
+    num_replicas = shapes.table.schedule.num_replicas
     kinds = {"weights": 0, "gradients": 0}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
+        # With two replicas a device computes with its partner's layers, too, of which it has no masters.
         num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
         size = num_rows * math.prod(part.compute_shape)
         is_copied = part.master_dim is not None or copy.dtype != master.dtype or (part.stacked and num_replicas > 1)
-        copies, kept = sum(table.copies_of_chunk), bool(table.schedule.delays)
+        copies = sum(table.copies_of_chunk)
+        kept = bool(table.schedule.delays)
+        # Masters have one version of a chunk; copies have as many as delays ask for.
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
         kinds["gradients"] += jnp.dtype(sum_dtype(copy.dtype)).itemsize * size
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
     if shapes.shared_use:  # copies for the next batch
-        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.delayed(shapes.copies["shared"]))))
+        kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.with_delay(shapes.copies["shared"]))))
     return {
         "pages": storage.num_bytes,
         "left": sum(map(_num_bytes, storage.saved.deferred)),
@@ -218,7 +229,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
 
 def buffer_bytes(shapes: StepShapes) -> dict[str, int]:
     """Bytes per device of what the transfers of the table store, by their kind of bytes."""
-    table, of_unit = shapes.table, unit_bytes(shapes)
+    table = shapes.table
+    of_unit = unit_bytes(shapes)
     totals: dict[str, int] = {}
     for transfer in table.kinds_of_traffic:
         for unit, number in transfer.buffers(table).items():
@@ -242,11 +254,13 @@ def unit_bytes(shapes: StepShapes) -> dict[str, int]:
 def meeting_bytes(shapes: StepShapes) -> int:
     """Bytes per device of the sums of shared gradients while all devices meet for them, without flush.
 
-    They are the sum of what devices give up and, of a parameter that embedding and head share, what this one gives: a
-    copy, since it may have terms of the next batch beside them. The meeting travels while a layer's backward computes.
+    Counted are the sum of what devices give up and, of a parameter that embedding and head share, what this one gives:
+    a copy, since it may have terms of the next batch beside them. The meeting travels while a layer's backward
+    computes.
     """
     if not shapes.shared_use:
         return 0
+    # Of a parameter that one of both reads the sums are given up as they are, without a copy.
     leaves = map(jax.tree.leaves, (shapes.shared_use.by_both, shapes.parts["shared"]))
     return 4 * sum(
         math.prod(part.master_shape) + (math.prod(part.compute_shape) if by_both else 0)
@@ -259,7 +273,8 @@ def link_bytes(shapes: StepShapes) -> tuple[np.ndarray, np.ndarray]:
 
     Each device of the other mesh axes sends as many.
     """
-    table, of_unit = shapes.table, unit_bytes(shapes)
+    table = shapes.table
+    of_unit = unit_bytes(shapes)
     total = np.zeros((2, *(table.schedule.num_devices,) * 2), dtype=int)
     for name, transfer in table.transfers.items():
         if transfer.unit:

@@ -35,6 +35,7 @@ from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.mesh import BATCH_AXES
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
+from jaxpipe.program.device_sums import sum_of_parts
 from jaxpipe.program.in_place import cond_in_place, of_round
 from jaxpipe.program.optimizer_step import (
     NAME,
@@ -45,7 +46,7 @@ from jaxpipe.program.optimizer_step import (
     UpdateState,
     squares_of,
 )
-from jaxpipe.program.partition import Part, sum_of_parts
+from jaxpipe.program.partition import Part
 from jaxpipe.program.shared_use import SharedUse, shared_of, some_of, with_some
 
 PyTree = Any
@@ -78,6 +79,7 @@ class SharedUpdates:
 
         On the last stage it is not that of a parameter which the head reads, too: its batch t-1 is not done yet.
         """
+        # The call that fills has nothing that waits, and computes with what `Stream.begin` has made.
         takes = is_begun & ~is_last_stage()
 
         def taken(by_both: bool, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -96,7 +98,8 @@ class SharedUpdates:
 
         In a call without the meeting nobody gives anything, and nothing is stored.
         """
-        update, sums = state.of[NAME], state.grads["shared"]
+        update = state.of[NAME]
+        sums = state.grads["shared"]
         use = self.use
         if meeting is Meeting.COLLECT_HEAD:
             return Arrived(self._collected(use.by_head, use.by_embedding, sums, gives=is_last_stage()))
@@ -104,6 +107,7 @@ class SharedUpdates:
             new = self._collected(use.by_embedding, use.by_head, sums, gives=~is_last_stage())
             before = some_of(use.by_embedding, update.collected)
             by_both = some_of(use.by_embedding, use.by_head)
+            # The head's terms of a tied parameter came in COLLECT_HEAD; of all others the sums are complete with these.
             new = jax.tree.map(lambda both, new, before: before + new if both else new, by_both, new, before)
             return Arrived(with_some(use.by_embedding, update.collected, new))
         # Of this round, so that XLA does not move a collective out of the loop of the rounds.
@@ -111,13 +115,15 @@ class SharedUpdates:
             row, (state.loss, update.collected, update.squares, update.num_left_out)
         )
         if meeting is Meeting.UPDATE_HEAD:
-            measured, is_finite = None, self._is_head_finite(collected)
+            measured = None
+            is_finite = self._is_head_finite(collected)
         else:
             measured, is_finite = self._measured(loss, squares, num_left_out)
         # The copies travel while all learn whether they are to be used.
         chosen = self._updated_in(meeting)
         choose = partial(shared_of, chosen)
-        nodes, (_, _, structure) = self.optimizer.nodes_of(update, choose), self.optimizer.nodes(update)
+        nodes = self.optimizer.nodes_of(update, choose)
+        _, _, structure = self.optimizer.nodes(update)
         masters, _ = self.optimizer.apply(choose({"shared": collected}), choose(update.masters), nodes, structure)
         parts = some_of(chosen, self.optimizer.parts["shared"])
         return Arrived(
@@ -129,11 +135,14 @@ class SharedUpdates:
 
     def store(self, meeting: Meeting, row: Row, arrived: Arrived, state: State) -> State:
         """Returns `state` with what `exchange` has brought; the sums that were given up are zeros."""
+        # All calls run this program; the filling one has no such event. The sums are large, so they pass a loop.
         is_here = row.of[NAME].event == meeting
         return cond_in_place(is_here, lambda state: self._stored(meeting, arrived, state), state)
 
     def _stored(self, meeting: Meeting, arrived: Arrived, state: State) -> State:
-        update, shared, use = state.of[NAME], state.grads["shared"], self.use
+        update = state.of[NAME]
+        shared = state.grads["shared"]
+        use = self.use
         if meeting is Meeting.COLLECT_HEAD:
             collected = with_some(use.by_head, update.collected, arrived.collected)
             takes = jax.tree.map(operator.and_, use.by_head, use.has_delay)
@@ -162,6 +171,7 @@ class SharedUpdates:
         deterministic = self.optimizer.deterministic
 
         def collected(by_both: bool, leaf: jax.Array, part: Part) -> jax.Array:
+            # Zeros from devices that give nothing: a sum over devices needs all of them.
             return part.reduce(jnp.where(gives, leaf, 0.0) if by_both else leaf, deterministic=deterministic)
 
         return jax.tree.map(
@@ -170,7 +180,8 @@ class SharedUpdates:
 
     def _is_head_finite(self, collected: PyTree) -> jax.Array:
         chosen = self.use.is_updated_first
-        squares, parts = some_of(chosen, squares_of(collected)), some_of(chosen, self.optimizer.parts["shared"])
+        squares = some_of(chosen, squares_of(collected))
+        parts = some_of(chosen, self.optimizer.parts["shared"])
         totals = sum_of_parts(
             jax.tree.leaves(squares), jax.tree.leaves(parts), deterministic=self.optimizer.deterministic
         )
@@ -178,11 +189,13 @@ class SharedUpdates:
 
     def _measured(self, losses: PyTree, squares: PyTree, num_left_out: jax.Array) -> tuple[Measured, jax.Array]:
         """What the batch that ends has measured, and whether the gradients of all that is shared are finite."""
-        parts, deterministic = self.optimizer.parts, self.optimizer.deterministic
+        parts = self.optimizer.parts
+        deterministic = self.optimizer.deterministic
         total = partial(sum_over, deterministic=deterministic)
         totals = sum_of_parts(jax.tree.leaves(squares), jax.tree.leaves(parts), deterministic=deterministic)
         num_of_layers = len(jax.tree.leaves(squares["layers"]))  # "layers" come before "shared"
         is_finite = jnp.isfinite(totals[num_of_layers:].sum())
+        # Of the batch that ends; the newest one's sums go on.
         losses = jax.tree.map(lambda leaf: total(leaf[OLDER], (*BATCH_AXES, "pipe")), losses)
         num_left_out = total(num_left_out, ("pipe",)) + (~is_finite).astype(jnp.int32)
         return Measured(losses, totals, num_left_out), is_finite
@@ -195,8 +208,10 @@ class SharedUpdates:
 
     def _with_shared(self, meeting: Meeting, arrived: Arrived, update: UpdateState) -> UpdateState:
         """`update` after the update of what all stages share in this meeting, if its gradients are finite."""
-        is_head, chosen = meeting is Meeting.UPDATE_HEAD, self._updated_in(meeting)
-        choose, is_finite = partial(shared_of, chosen), arrived.is_finite
+        is_head = meeting is Meeting.UPDATE_HEAD
+        chosen = self._updated_in(meeting)
+        choose = partial(shared_of, chosen)
+        is_finite = arrived.is_finite
         grads = choose({"shared": update.collected})
 
         def make(walk: tuple[PyTree, list[PyTree]]) -> tuple[PyTree, list[PyTree]]:
@@ -213,6 +228,7 @@ class SharedUpdates:
             is_last=not is_head,
         )
         before = some_of(chosen, update.copies["shared"]) if is_head else update.next_copies
+        # Copies were gathered before it was known whether gradients are finite; if not, the older ones stay.
         copies = cond_in_place(is_finite, lambda _: arrived.copies, before)
         if is_head:
             shared = with_some(chosen, update.copies["shared"], copies)

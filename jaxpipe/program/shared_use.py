@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 
 from jaxpipe.errors import CompileError, explain
 from jaxpipe.mesh import Randomness
-from jaxpipe.program.contract import StageFunctions, shapes_on_a_device
+from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
+from jaxpipe.program.function_shapes import shapes_on_a_device
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.schedules.schedule import Schedule
@@ -43,8 +44,8 @@ class SharedUse(NamedTuple):
         """Whether new compute copies of each wait for their batch."""
         return jax.tree.map(operator.not_, self.is_updated_first)
 
-    def delayed(self, shared: PyTree) -> PyTree:
-        """Those of a tree like the shared parameters that have a delay."""
+    def with_delay(self, shared: PyTree) -> PyTree:
+        """A tree like the shared parameters, with those that have a delay alone."""
         return some_of(self.has_delay, shared)
 
 
@@ -70,9 +71,12 @@ def check_embedding(functions: StageFunctions, mesh: Mesh, shapes: StepShapes, *
 
 def _is_read(mesh: Mesh, shapes: StepShapes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """A tree like the shared parameters: whether the results of `function` depend on each; it takes them first."""
-    shared, is_read = shapes.copies["shared"], []
+    shared = shapes.copies["shared"]
+    # Filled while tracing: shapes alone come back from it.
+    is_read = []
 
     def trace(shared: PyTree, *arguments: PyTree) -> None:
+        # The other arguments are constants here, so only reads of `shared` are seen.
         jaxpr = jax.make_jaxpr(lambda shared: function(shared, *arguments))(shared).jaxpr
         is_read.extend(needed_inputs(jaxpr, [True] * len(jaxpr.outvars)))
 

@@ -16,7 +16,8 @@ from jaxpipe.schedules.schedule import Kind
 
 def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
     """I: the gradient of the stage's input, and what W needs beside the residuals."""
-    split, storage = step.shapes.split, step.shapes.storage
+    split = step.shapes.split
+    storage = step.shapes.storage
     assert split
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
@@ -31,6 +32,8 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             sums = add_layer(read.sums, row.chunk, i, grads)
             return Walk(dx, sums, deferred=deferred, num_done=read.num_done + 1)
 
+        # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
+        # which it would hand on as if it had changed them.
         read = once(compute, walk._replace(pools=None), walk.num_done)
         return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], read.deferred))
 
@@ -38,6 +41,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
         step.boundary.output_gradient(step, row, state),
         state.grads["layers"],
         state.pools,
+        # Room that all layers share: I's loop writes it, the pool is written from it.
         deferred=[jnp.zeros(like.shape, like.dtype) for like in storage.saved.deferred],
         num_done=state.num_done,
     )
@@ -48,12 +52,14 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
 
 def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
     """W: the gradients of the stage's weights that I has left."""
-    split, storage = step.shapes.split, step.shapes.storage
+    split = step.shapes.split
+    storage = step.shapes.storage
     assert split
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
         i, params, given = step.last_first(row, turn)
         pages = row.pages[:, i]
+        # From the state, which W does not change: no guard is needed, as nothing is written beside it.
         shared = storage.read_shared_with_w(state.pools, pages)
         deferred = storage.read_deferred(state.pools, pages)
         grads = split.weight_gradient(params, shared, deferred, step.layer_scale, *given)

@@ -15,8 +15,8 @@ PyTree = Any
 class SplitEnds:
     """Embedding and head whose parameters are split over `pipe` too: every device has a part of each.
 
-    Their specs name `pipe` beside the axis that splits kernels. All devices call these functions with the same
-    microbatch, between collectives:
+    The specs of their parameters name `pipe` beside the axis that splits kernels. All devices call these functions with
+    the same microbatch, between collectives:
 
     Attributes:
         rows: (shared, microbatch) -> this device's term of an array of the shape and dtype of x; it may use that axis.
@@ -40,4 +40,4 @@ class SplitEnds:
     @classmethod
     def of(cls, ends: Any) -> SplitEnds | None:
         """The functions of an object that has them as attributes; None of None."""
-        return ends and cls(**{each.name: getattr(ends, each.name) for each in fields(cls)})
+        return ends and cls(**{field.name: getattr(ends, field.name) for field in fields(cls)})

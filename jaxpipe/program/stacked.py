@@ -1,6 +1,6 @@
 """Slices of arrays that hold many layers or pages, read and written in place: sums of gradients, copies of weights.
 
-Indices are never negative here, and `jax.lax` is told so. Else it adds the size to those that are; where XLA moves
+Indices are never negative here, and `jax.lax` is told so. Else JAX adds the size to those that are; where XLA moves
 these additions out of a loop one by one, as with one device, it no longer sees that a sum is read and written at one
 place, and copies the slice.
 """
@@ -46,5 +46,6 @@ def with_added(leaf: jax.Array, value: jax.Array, *at: Index) -> jax.Array:
     The sum has the shape of `leaf`: with one layer the slice is all of `leaf`, and XLA adds in place only if there is
     no reshape in between.
     """
+    # Cast to the sum's dtype first: gradients are of the compute dtype, and would round the sum.
     added = slice_at(leaf, *at, shape=value.shape) + value.astype(leaf.dtype)[(None,) * len(at)]
     return with_slice(leaf, added, *at)

@@ -64,7 +64,8 @@ def balanced_split(
                 + f", or use at most {num_layers} stages" * (num_layers > 0),
             )
         )
-    counts, extra = [1] * num_stages, [0.0] * num_stages
+    counts = [1] * num_stages
+    extra = [0.0] * num_stages
     extra[0] += embedding_layers
     extra[-1] += head_layers
     stages = sorted(range(num_stages), key=lambda stage: -min(stage + 0.5, num_stages - 1 - stage))
@@ -137,14 +138,17 @@ class StagedLayout:
 
     def __init__(self, placement: Placement, layers_per_stage: Sequence[int]):
         """Places `layers_per_stage[s]` consecutive layers on the holders of stage s."""
+        # One entry more than stages: the last is the number of layers.
         first = np.cumsum([0, *layers_per_stage])
-        self.num_layers, self.num_owned = sum(layers_per_stage), placement.num_chunks
+        self.num_layers = sum(layers_per_stage)
+        self.num_owned = placement.num_chunks
         held = placement.stages_of
         self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
         self.first_layer = np.array([[first[stage] for _, stage in chunks] for chunks in held], np.int32)
         row = np.arange(max(layers_per_stage))
         owned = self.num_held[:, : self.num_owned, None], self.first_layer[:, : self.num_owned, None]
         self.canonical = np.where(row < owned[0], owned[1] + row, -1)
+        # Without a second replica no stage has another holder.
         devices = range(placement.num_devices if placement.num_replicas > 1 else 0)
         self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
         used = np.flatnonzero(self.canonical.ravel() >= 0)
@@ -163,6 +167,7 @@ class StagedLayout:
                         repair="stack the layers' parameters, or set num_layers to their number",
                     )
                 )
+            # An unused row, -1, takes layer 0, and becomes zeros two lines below.
             rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)
             unused = (self.canonical < 0).reshape(self.canonical.shape + (1,) * (leaf.ndim - 1))
             return jnp.where(unused, jnp.zeros_like(rows), rows) if unused.any() else rows
@@ -238,9 +243,13 @@ class Canonical:
 
     def layers_on_stages(self, local_leaf: jax.Array, part: Part) -> jax.Array:
         """This device's part of the staged form, inside `shard_map`."""
-        split, layer = self._split_dim(part), jnp.asarray(self.layout.canonical)
+        split = self._split_dim(part)
+        layer = jnp.asarray(self.layout.canonical)
         if split is None:
+            # Every device has all layers whole, and keeps its own; else the all-to-all below sends each where it
+            # belongs.
             layer = lax.dynamic_index_in_dim(layer, lax.axis_index("pipe"), keepdims=True)
+        # As in `StagedLayout.to_stages`: unused rows take layer 0, and become zeros.
         rows = jnp.take(local_leaf, jnp.maximum(layer, 0), axis=0)
         if (self.layout.canonical < 0).any():
             unused = (layer < 0).reshape(layer.shape + (1,) * (local_leaf.ndim - 1))
@@ -260,7 +269,8 @@ class Canonical:
 @lru_cache(_NUM_CACHED)
 def _program(form: Canonical, parts: tuple[Part, ...], *, staged: bool) -> Callable[[list[jax.Array]], list[jax.Array]]:
     """The jitted function from canonical to staged arrays, or the other way round."""
-    of_staged, of_canonical = [part.spec() for part in parts], [form.sharding(part).spec for part in parts]
+    of_staged = [part.spec() for part in parts]
+    of_canonical = [form.sharding(part).spec for part in parts]
     into, out = (of_canonical, of_staged) if staged else (of_staged, of_canonical)
     convert = form.layers_on_stages if staged else form.layers_in_order
 

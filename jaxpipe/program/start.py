@@ -31,6 +31,7 @@ def table_operands(table: RoundTable, storage: Storage) -> Row:
         # Which copy a chunk has depends on the call, which the step adds.
         copied_chunk=table.chunk if table.num_calls > 1 else None,
     )
+    # Devices first, since `shard_map` splits the first axis; int32, as all that the program counts.
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
 
 
@@ -42,7 +43,9 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         params: the device's compute copies; gradient sums have their shapes.
         num_done: int32, which waits for what made `params`.
     """
-    table, names = shapes.table, shapes.table.transfers
+    table = shapes.table
+    names = shapes.table.transfers
+    # Forwards alone sum no gradients: an empty tree traces nothing.
     sums = params if table.has_backward else {"shared": (), "layers": ()}
     state = State(
         message=empty(shapes.message.shape, shapes.message.dtype),
@@ -50,6 +53,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype(leaf.dtype)), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,
+        # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )
     return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names}, complete=jnp.int32(IDLE))

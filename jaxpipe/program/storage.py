@@ -1,9 +1,9 @@
 """Storage of saved residuals between the actions that write and read them: pages, pools of pages, and places in them.
 
-A page holds all that one layer saves for one microbatch and span, in one row for each dtype. It is the unit of storage
-and of transfer, so it has as few arrays as possible: moving a page moves one slice of each. Rows are flat:
-between a forward and a backward that prefer different orders of dims, XLA would bring a whole array from one order
-into the other.
+A page holds all that one layer saves for one microbatch and span, in one row for each dtype. A page is the unit of
+storage and of transfer, so it has as few arrays as possible: moving a page moves one slice of each. Rows are flat:
+between a forward and a backward that prefer different orders of dims, XLA would bring a whole array from one order into
+the other.
 
 F saves residuals for the backward. If backwards are split, W also reads some of them, and the values that I
 defers to it. A slot, one page a layer, lives from F to the last action that reads it. Deferred values overwrite the
@@ -124,6 +124,7 @@ class PageForm:
         """Returns `slots`, the arrays of `pool`, with `arrays` written into `page`, in place."""
         slots = list(slots)
         for (row, start), array in zip(self._places(pool), arrays, strict=True):
+            # Flat, see the module.
             slots[row] = lax.dynamic_update_slice(slots[row], array.reshape(1, -1), (page, start))
         return slots
 
@@ -148,6 +149,7 @@ class PageForm:
 
 def pool_for(num_pages: int, *forms: PageForm) -> Pool:
     """The smallest pool whose pages have room for any one of `forms`."""
+    # Not a set: the order of rows must be the same in every process.
     dtypes = dict.fromkeys(dtype for form in forms for dtype in form.num_elements)
     return Pool(num_pages, tuple((dtype, max(form.num_elements.get(dtype, 0) for form in forms)) for dtype in dtypes))
 
@@ -238,30 +240,36 @@ class Storage:
         return self._read(pools, pages, (self.shared_with_w,))
 
     def _write(self, pools: Pools, pages: jax.Array, places: Iterable[Place], arrays: Sequence[jax.Array]) -> Pools:
+        # A copy of the list, not of the arrays: the caller's stays as it was.
         pools = list(pools)
         for place in places:
-            k, chosen = place.pool, [arrays[i] for i in place.chosen]
+            k = place.pool
+            chosen = [arrays[i] for i in place.chosen]
             pools[k] = place.form.write(pools[k], self.pools[k], pages[k], chosen)
         return pools
 
     def _read(self, pools: Pools, pages: jax.Array, places: Iterable[Place]) -> list[jax.Array]:
         """The arrays of `places`, in the order of their indices."""
-        found: dict[int, jax.Array] = {}
+        # Places stand in the order of the page, callers count in that of the residuals.
+        arrays: dict[int, jax.Array] = {}
         for place in places:
             k = place.pool
-            found.update(zip(place.chosen, place.form.read(pools[k], self.pools[k], pages[k]), strict=True))
-        return [found[i] for i in sorted(found)]
+            arrays.update(zip(place.chosen, place.form.read(pools[k], self.pools[k], pages[k]), strict=True))
+        return [arrays[i] for i in sorted(arrays)]
 
 
 def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
     """The storage of `table`, whose pages hold `saved`."""
-    shared, only = _select(saved.residuals, saved.shared_with_w), _select(saved.residuals, saved.only_for_i)
+    shared = _select(saved.residuals, saved.shared_with_w)
+    only = _select(saved.residuals, saved.only_for_i)
+    # I has read these residuals when it writes; W reads the others, so only these are overwritten.
     in_place = _fitting(saved.deferred, PageForm(only).num_elements)
     rest = tuple(i for i in range(len(saved.deferred)) if i not in in_place)
     shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
     only_for_i = Place(saved.only_for_i, 0, PageForm(only, preceding=shared))
     deferred = [Place(in_place, 0, PageForm(_select(saved.deferred, in_place), preceding=shared))]
-    pools, grids = [pool_for(table.pages.num_pages, shared_with_w.form, only_for_i.form)], [table.pages]
+    pools = [pool_for(table.pages.num_pages, shared_with_w.form, only_for_i.form)]
+    grids = [table.pages]
     if rest:
         deferred.append(Place(rest, 1, PageForm(_select(saved.deferred, rest))))
         pools.append(pool_for(table.weight_gradient_pages.num_pages, deferred[1].form))
@@ -277,6 +285,7 @@ def _select(shapes: Shapes, chosen: Iterable[int]) -> Shapes:
 
 def _fitting(arrays: Shapes, room: dict[Any, int]) -> tuple[int, ...]:
     """Indices of the arrays that together fill `room` (dtype -> elements) best."""
+    # A row has one dtype, so room of one cannot hold another.
     fitting: list[int] = []
     for dtype, free in room.items():
         same = [i for i, like in enumerate(arrays) if like.dtype == dtype]

@@ -1,6 +1,6 @@
 """A layer's vjp, cut in two: the residuals that forward must save, and backward from these residuals.
 
-Parameters, the microbatch and the random state are not residuals: backward gets them again. This is the
+Parameters, the microbatch and the random state are not residuals: backward gets them again. This file is the
 one place that touches the vjp object of `jax.vjp`, whose fields differ between JAX versions.
 """
 
@@ -49,11 +49,11 @@ class LayerVjp:
             x: input of the layer.
             given: the microbatch and the random state, which need no gradients.
         """
-        found, structure = (
-            core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given))),
-            jax.tree.structure(self.y),
-        )
-        y, others = found[: structure.num_leaves], found[structure.num_leaves :]
+        results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
+        structure = jax.tree.structure(self.y)
+        # The traced results are y, the residuals, and what of the vjp object is no array.
+        y = results[: structure.num_leaves]
+        others = results[structure.num_leaves :]
         return jax.tree.unflatten(structure, y), others[: len(self.residuals)]
 
     def backward(
@@ -69,6 +69,7 @@ class LayerVjp:
         """
         leaves, structure = _residuals(self.vjp)
         values = iter(residuals)
+        # One object serves all layers and actions: a copy is filled, the shapes stay.
         filled = copy.copy(self.vjp)
         filled.opaque_residuals, of_x = jax.tree.unflatten(
             structure, [next(values) if _is_array(leaf) else leaf for leaf in leaves]
@@ -87,6 +88,7 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerV
         leaves, _ = _residuals(vjp)
         return y, [leaf for leaf in leaves if _is_array(leaf)], vjp
 
+    # Shapes alone: arrays would be kept as long as this object.
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, given))
     params, x, given = like
     traced, (y, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)

@@ -1,7 +1,7 @@
 """The program of a schedule without flush: batches stream through it, one call for each, and it never drains.
 
-What is in flight at the end of a call, on every device, goes into the next: pages, messages, running gradients, the
-compute copies of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls, and draws three. Call
+The carry of call t is the input of call t+1: pages, messages, running gradients, and the compute copies of both
+versions of the weights. `jaxpipe.lowering.without_flush` says how rows are cut into calls, and draws three. Call
 t works on batch t and ends batch t-1, whose UPDATEs make W(t) = W(t-1) - lr g(t-1). Stages with a delay of one compute
 batch t with W(t-1), and have compute copies of two versions; those without do it with W(t), and have one. Filling and
 draining calls are the same program with other lines of the table.
@@ -18,17 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain, first_of
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.table import FILL
 from jaxpipe.mesh import AXES, BATCH_AXES, on_devices
 from jaxpipe.program.call_rows import Numbering, first_numbering, placed, renumbered, rows_of_call
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channels.shared_sums import in_its_batch
-from jaxpipe.program.contract import scale_of_each
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.function_shapes import scale_of_each
 from jaxpipe.program.optimizer_step import NAME, OLDER, DeviceOptimizer, Measured, StagedOptimizer, UpdateState
-from jaxpipe.program.partition import compute_copies
 from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
@@ -36,8 +34,9 @@ from jaxpipe.program.shared_updates import SharedUpdates
 from jaxpipe.program.shared_use import check_embedding, trace_shared_use, with_some
 from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
+from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_not_empty
+from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -54,7 +53,6 @@ class Flight(NamedTuple):
     collected: PyTree  # float32: sums of gradients of shared parameters that devices have given up
 
 
-NUM_BATCHES = 2  # batches in flight
 _OF_DEVICES = P(AXES)  # spec of leaves [device of the mesh, ...]
 _BATCHES = P(None, None, BATCH_AXES)  # spec of leaves [batch age, num_microbatches, microbatch size, ...]
 
@@ -72,46 +70,6 @@ def one_batch(schedule: Schedule) -> Schedule:
         for row in schedule.rows
     )
     return Schedule(schedule.name, schedule.placement, size, rows)
-
-
-def _check_delays(schedule: Schedule) -> None:
-    """Raises CompileError for delays, a placement, or a number of batches that the program does not run."""
-    num_devices, num_chunks = schedule.num_devices, schedule.placement.num_chunks
-    of_chunk = schedule.delays[::num_devices]
-    is_run = (
-        set(of_chunk) <= {0, 1}
-        and of_chunk[0] == 1
-        and schedule.delays == tuple(delay for delay in of_chunk for _ in range(num_devices))
-        and schedule.placement == looped(num_devices, num_chunks)
-    )
-    if not is_run or schedule.num_batches < NUM_BATCHES:
-        raise CompileError(
-            explain(
-                f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}.",
-                rule="run-of-delay-one: without flush the first D stages have a delay of one, further ones on the same "
-                "devices, D at a time, one or none; and there are two batches or more to cut the program's calls from",
-                repair="use 'pipedream_2bw' or 'wpipe'",
-            )
-        )
-
-
-def _check_not_empty(params: PyTree) -> None:
-    """Raises CompileError for parameters of size zero."""
-    empty = [
-        f"params{jax.tree_util.keystr(path)} {list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if not leaf.size
-    ]
-    if empty:
-        raise CompileError(
-            explain(
-                f"{len(empty)} parameters have no element.",
-                rule="run-of-elements: without flush parameters go from call to call by their parts, of which an empty "
-                "one has none",
-                picture=first_of(empty),
-                repair="leave them out, or use a synchronous schedule, as '1f1b'",
-            )
-        )
 
 
 class Stream:
@@ -136,9 +94,10 @@ class Stream:
             CompileError: the program cannot run its delays.
         """
         check(schedule)
-        _check_delays(schedule)
+        check_delays(schedule)
         assert pipeline.schedule == one_batch(schedule)
-        self.schedule, self.pipeline = schedule, pipeline
+        self.schedule = schedule
+        self.pipeline = pipeline
         self.table = lower(
             schedule, layers_per_stage=pipeline.layers_per_stage, costs=costs, blocking=pipeline.blocking
         )
@@ -150,7 +109,7 @@ class Stream:
             CompileError: also if a parameter is empty, if the embedding's backward reads the parameters that all
                 stages share, or if embedding and head have different delays and share a parameter.
         """
-        _check_not_empty(params)
+        check_not_empty(params)
         pipeline = self.pipeline
         shapes = pipeline.shapes(params, batch, random=random)
         check_embedding(pipeline.functions, pipeline.mesh, shapes, random=random)
@@ -174,14 +133,16 @@ class Stream:
             random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
-        specs, use = jax.tree.map(lambda part: part.spec(), shapes.parts), shapes.shared_use
+        specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
+        use = shapes.shared_use
 
         def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
-            # Both in one loop: two, which nothing would order, could meet on CPUs.
+            # Both versions in one loop: the collectives of two loops, which nothing orders, could meet on CPUs.
             both, num_done = compute_copies(_joined(trees), _joined([shapes.parts] * 2), self.pipeline.dtype)
             newest, previous = ({part: both[part][which] for part in both} for which in range(2))
-            carry, table = initial_carry(shapes, newest, num_done), self.table
+            carry = initial_carry(shapes, newest, num_done)
+            table = self.table
             losses = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_BATCHES), carry.state.loss)
             carry = carry._replace(state=carry.state._replace(loss=losses))
 
@@ -197,7 +158,7 @@ class Stream:
             shared = with_some(use.is_updated_first, previous["shared"], newest["shared"])
             collected = jax.tree.map(lambda part: jnp.zeros(part.master_shape, jnp.float32), shapes.parts["shared"])
             copies = {"shared": shared, "layers": layers}
-            flight = Flight(carry, first_numbering(table), copies, use.delayed(newest["shared"]), collected)
+            flight = Flight(carry, first_numbering(table), copies, use.with_delay(newest["shared"]), collected)
             return jax.tree.map(lambda leaf: leaf[None], flight)
 
         return on_devices(start, mesh=self.pipeline.mesh, in_specs=(specs, specs, P()), out_specs=_OF_DEVICES)(
@@ -207,7 +168,7 @@ class Stream:
     def older(self, flight: Flight, params: PyTree, call_index: jax.Array) -> PyTree:
         """W(t-1) in the dtype of compute copies, staged and sharded like `params`, after call t; traceable.
 
-        Of stages and parameters without delay, of which nobody needs it, W(t).
+        Stages and parameters without delay have W(t) here, since nobody needs their W(t-1).
         """
         parts = self.pipeline.parts(params)
         num_copies = np.array(self.table.copies_of_chunk)
@@ -258,7 +219,9 @@ class Stream:
         """
         newest = jax.tree.map(lambda leaf: leaf[0], batches)
         shapes = self.shapes(params, newest, random=keys is not None)
-        pipeline, parts, table = self.pipeline, shapes.parts, self.table
+        pipeline = self.pipeline
+        parts = shapes.parts
+        table = self.table
 
         def step(
             params: PyTree, moments: PyTree, flight: Flight, batches: PyTree, scale: PyTree, keys: Any, rows: Row, *rest
@@ -343,5 +306,5 @@ class Stream:
 
 
 def _joined(pair: Sequence[PyTree]) -> PyTree:
-    """Two trees {"shared", "layers"} as one of both, {"shared": (one, other), "layers": (one, other)}."""
+    """Two trees {"shared", "layers"} as one of pairs, {"shared": (first, second), "layers": (first, second)}."""
     return {part: tuple(tree[part] for tree in pair) for part in ("shared", "layers")}

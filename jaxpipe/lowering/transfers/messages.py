@@ -14,18 +14,20 @@ import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, place
 from jaxpipe.lowering.permutes import Permutes, permutes_of
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import STEADY, RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import MESSAGE_KINDS, Schedule
 
 MESSAGES_AT_WORK = 3  # besides the waiting ones: the current one, and the one sent, which is held twice
 
-# The source of the message of a device's next action, if not an inbox entry (>= 0).
+# The source of the message of a device's next action, if not an inbox entry (>= 0): `Messages._chosen` of the program
+# compares `next_source` with each of these. NOTHING in `next_out` sends the latest output (`Messages._leaving`).
 NOTHING = -1  # no message: the F of stage 0, a W, or an idle device
 OWN = -2  # the output of this round's action; in an idle round, the message that the device already holds
 FIRST_PERMUTE = -3  # FIRST_PERMUTE - k: the message from permute k of this round
 
 
-class Messages(Transfer):
+class Messages(Transfer[RoundTable]):
     """What an action reads of another device; which ones there are follows from the table's actions alone."""
 
     name = "messages"
@@ -34,7 +36,8 @@ class Messages(Transfer):
 
     def payloads(self, table: RoundTable) -> Payloads:
         """All messages; each is of size one."""
-        device, (sender, reader) = table.schedule.columns.device, table.between(self.name)
+        device = table.schedule.columns.device
+        sender, reader = table.between(self.name)
         return Payloads(table.send_round[sender], device[sender], device[reader], np.zeros_like(sender), size=1)
 
     def permutes(self, table: RoundTable) -> Permutes:
@@ -56,7 +59,7 @@ class Messages(Transfer):
             send_round=table.send_round,
             round_type=table.round_type,
             permutes=table.permutes[self.name],
-            previous=table.previous,
+            previous=_previous(table),
             placed=table.placed,
         )
 
@@ -129,7 +132,8 @@ def allocate_inbox(
     """
     device = schedule.columns.device
     reader = np.flatnonzero(message >= 0)
-    sender, owner = message[reader], device[reader]
+    sender = message[reader]
+    owner = device[reader]
     links = device[sender], owner
     permute = _carrying_permute(*links, round_type[send_round[sender]], permutes, schedule.num_devices)
     is_own = permute < 0
@@ -140,15 +144,15 @@ def allocate_inbox(
     handed_over = np.maximum(available, previous[reader])
     waits = np.flatnonzero(available < handed_over)
     held = _held(schedule, sender[~is_own], rounds, send_round)
-    found = placed(
+    entries = placed(
         np.concatenate([owner[waits], device[held]]),
         np.concatenate([available[waits], rounds[held]]),
         np.concatenate([handed_over[waits], send_round[held] - 1]),
     )
-    entry = np.full(len(reader), found.num_units)
-    entry[waits] = found.first[: len(waits)]
+    entry = np.full(len(reader), entries.num_units)
+    entry[waits] = entries.first[: len(waits)]
     source = np.where(is_own, OWN, FIRST_PERMUTE - permute)
-    source[waits] = found.last[: len(waits)]
+    source[waits] = entries.last[: len(waits)]
 
     shape = (len(round_type), schedule.num_devices)
     next_source = np.full(shape, NOTHING, np.int32)
@@ -156,14 +160,31 @@ def allocate_inbox(
     num_idle = rounds[reader] - 1 - handed_over
     next_source[_ranges(handed_over + 1, num_idle), np.repeat(owner, num_idle)] = OWN
     next_source[handed_over, owner] = source
-    store_own = np.full(shape, found.num_units, np.int32)
+    store_own = np.full(shape, entries.num_units, np.int32)
     store_own[available[is_own], owner[is_own]] = entry[is_own]
-    store_own[rounds[held], device[held]] = found.first[len(waits) :]
+    store_own[rounds[held], device[held]] = entries.first[len(waits) :]
     next_out = np.full(shape, NOTHING, np.int32)
-    next_out[send_round[held] - 1, device[held]] = found.last[len(waits) :]
-    store_arrival = np.full((*shape, max(map(len, permutes))), found.num_units, np.int32)
+    # Read at the end of the round before it travels.
+    next_out[send_round[held] - 1, device[held]] = entries.last[len(waits) :]
+    store_arrival = np.full((*shape, max(map(len, permutes))), entries.num_units, np.int32)
     store_arrival[available[~is_own], owner[~is_own], permute[~is_own]] = entry[~is_own]
-    return Inbox(next_source, next_out, store_own, store_arrival, found.num_units, found.renumbered)
+    return Inbox(next_source, next_out, store_own, store_arrival, entries.num_units, entries.renumbered)
+
+
+def _previous(table: RoundTable) -> np.ndarray:
+    """[A] round of the action before each on its device, with several calls in one in the middle; -1 for none."""
+    if table.num_calls == 1:
+        return np.where(table.schedule.columns.position > 0, np.roll(table.rounds, 1), -1)
+    device = table.schedule.columns.device
+    length = table.rounds_per_call
+    previous = np.zeros(len(device), int)
+    for d in range(table.schedule.num_devices):
+        of_device = np.flatnonzero(device == d)
+        busy = np.flatnonzero(table.kind[table.calls[STEADY], d] >= 0)
+        before = np.concatenate([[busy[-1] - length], busy])  # the last round of a call precedes the next call
+        at = table.rounds[of_device] % length
+        previous[of_device] = table.rounds[of_device] - at + before[np.searchsorted(busy, at)]
+    return previous
 
 
 def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round: np.ndarray) -> np.ndarray:
@@ -182,9 +203,11 @@ def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round
     output = output[np.lexsort((rounds[output], columns.device[output]))]
     # The rounds of all devices one after the other.
     before = columns.device[output] * (leaves.max(initial=0) + 1)
-    begins, ends = before + rounds[output], before + leaves[output]
+    begins = before + rounds[output]
+    ends = before + leaves[output]
     is_held = np.zeros(len(output), bool)
     is_held[:-1] = begins[1:] < ends[:-1]
+    # An earlier output may leave after later ones, so the maximum over all before.
     is_held[1:] |= np.maximum.accumulate(ends)[:-1] > begins[1:]
     return np.intersect1d(output[is_held], sender)
 
@@ -204,6 +227,7 @@ def _carrying_permute(
     source: np.ndarray, target: np.ndarray, round_type: np.ndarray, permutes: Permutes, num_devices: int
 ) -> np.ndarray:
     """[M] the permute of its round that carries each message; -1 if source and target are the same device."""
+    # -1 stays where no permute has the pair; messages of this round have one by construction.
     index = np.full((len(permutes), num_devices, num_devices), -1)
     for i, of_round in enumerate(permutes):
         for k, pairs in enumerate(of_round):

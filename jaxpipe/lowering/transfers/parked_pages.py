@@ -18,7 +18,8 @@ import numpy as np
 from jaxpipe.lowering.pages import PageMoves
 from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, number_of_equals
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Action, Kind, Schedule
@@ -35,7 +36,7 @@ class PageGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class ParkedPages(Transfer):
+class ParkedPages(Transfer[RoundTable]):
     """The T pages that spend part of their lifetime on the paired device: EVICT and LOAD.
 
     Attributes:
@@ -49,7 +50,8 @@ class ParkedPages(Transfer):
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
         """EVICT and LOAD of each microbatch, one each, whatever number of pages travels."""
-        moves, columns = self.moves, table.schedule.columns
+        moves = self.moves
+        columns = table.schedule.columns
         of_page = (columns.stage[moves.backward], columns.microbatch[moves.backward], columns.replica[moves.backward])
         named = np.stack([moves.home, *of_page], axis=1).tolist()
         return {
@@ -67,7 +69,8 @@ class ParkedPages(Transfer):
     def sends(self) -> Sends:
         """All evictions, then all loads."""
         moves = self.moves
-        rounds, source = np.concatenate([moves.leaves, moves.returns]), np.concatenate([moves.home, moves.host])
+        rounds = np.concatenate([moves.leaves, moves.returns])
+        source = np.concatenate([moves.home, moves.host])
         return in_lanes(rounds, source, np.concatenate([moves.host, moves.home]))
 
     def payloads(self, table: RoundTable) -> Payloads:
@@ -89,11 +92,13 @@ class ParkedPages(Transfer):
 
     def grids(self, table: RoundTable) -> PageGrids:
         """The pages to send and to receive, at the end of each round."""
-        sends, shape = self.sends, (table.num_rounds, table.schedule.num_devices)
+        sends = self.sends
+        shape = (table.num_rounds, table.schedule.num_devices)
         num_lanes = int(sends.lane.max(initial=-1)) + 1
         send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
         num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
         before, away, after = table.pages.of_moves
+        # A page is read at the end of the round before it travels, and stored at the end of its own.
         send_page[sends.round - 1, sends.source, sends.lane] = np.concatenate([before, away])
         recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
         np.add.at(num_sends, (sends.round - 1, sends.source), 1)
@@ -120,7 +125,9 @@ def open_rounds(
         round_type: [R] type of each round.
         lengths: [kinds] lengths of actions, as in `periodic_rounds`; None if rounds do not follow time.
     """
-    num_rounds, num_devices, columns = len(round_type), compute.num_devices, compute.columns
+    num_rounds = len(round_type)
+    num_devices = compute.num_devices
+    columns = compute.columns
     is_busy = np.isin(round_type, round_type[rounds])[:, None]
     if lengths is None:
         yield np.repeat(is_busy, num_devices, axis=1)
@@ -149,13 +156,16 @@ def room_to_meet(
         begin, end: [A] times at which they begin and end.
         num_rounds: R.
     """
-    device, shape = compute.columns.device, (num_rounds + 1, compute.num_devices)
-    done, begins = np.full(shape, -np.inf), np.full(shape, np.inf)
+    device = compute.columns.device
+    shape = (num_rounds + 1, compute.num_devices)
+    done = np.full(shape, -np.inf)
+    begins = np.full(shape, np.inf)
+    # An action of round r ends before round r + 1 begins.
     done[rounds + 1, device] = end
     begins[rounds, device] = begin
     reached = np.maximum.accumulate(done)[:-1]  # when a device reaches the beginning of the round
     leaves = np.minimum.accumulate(begins[::-1])[::-1][1:]  # when it must reach the end of the round
-    partner = [compute.placement.partner_of(each) for each in range(compute.num_devices)]
+    partner = [compute.placement.partner_of(device) for device in range(compute.num_devices)]
     return np.minimum(leaves, leaves[:, partner]) - np.maximum(reached, reached[:, partner])
 
 
@@ -171,10 +181,12 @@ def park_pages(
         rounds: [A] rounds of the actions of `compute`.
         is_open: [R, D] a choice of `open_rounds`.
     """
-    columns, moves = compute.columns, schedule.columns
+    columns = compute.columns
+    moves = schedule.columns
     evictions = _first_evictions(schedule)
-    stage, microbatch, home = (each[evictions] for each in (moves.stage, moves.microbatch, moves.device))
-    is_f, is_b = columns.is_kind(Kind.F), columns.is_kind(*BACKWARD_KINDS)
+    stage, microbatch, home = (values[evictions] for values in (moves.stage, moves.microbatch, moves.device))
+    is_f = columns.is_kind(Kind.F)
+    is_b = columns.is_kind(*BACKWARD_KINDS)
     backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
     backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
     backward = backward_of[stage, microbatch]
@@ -182,7 +194,8 @@ def park_pages(
     num_pages = _num_pages(schedule, layers_per_stage, home, stage)
     pages = []
     for device in range(schedule.num_devices):
-        here, own = columns.device == device, np.flatnonzero(home == device)
+        here = columns.device == device
+        own = np.flatnonzero(home == device)
         open_here = np.flatnonzero(is_open[:, device])
         evict, evict_stop, load, load_stop = _windows(
             rounds[forward[own]],
@@ -193,6 +206,7 @@ def park_pages(
         )
         is_long_enough = (evict < evict_stop) & (load < load_stop)  # to leave and come back
         i = np.repeat(np.arange(len(own)), np.where(is_long_enough, num_pages[own], 0))
+        # The first layers travel: `allocate_pages` counts on it.
         layer = number_of_equals(i)
         evict_round = open_here[evict[i] + layer % (evict_stop - evict)[i]]
         load_round = open_here[load_stop[i] - 1 - layer % (load_stop - load)[i]]
@@ -214,14 +228,14 @@ def _num_pages(
 ) -> np.ndarray:
     """[E] pages of each eviction of `stage` from `home`, [E] each: `parked` of the layers on average.
 
-    They are whole numbers, from the running sum rounded down.
+    Numbers of pages are whole, from the running sum rounded down.
     """
     turn = number_of_equals(home, stage)
     fractions = [schedule.parked_of(index) * layers for index, layers in enumerate(layers_per_stage)]
     num_turns = int(turn.max(initial=-1)) + 1
     of_turn = {
-        each: np.diff([turn * each.numerator // each.denominator for turn in range(num_turns + 1)])
-        for each in set(fractions)
+        share: np.diff([turn * share.numerator // share.denominator for turn in range(num_turns + 1)])
+        for share in set(fractions)
     }
     return np.stack([of_turn[fraction] for fraction in fractions])[stage, turn]
 
@@ -250,7 +264,8 @@ def _windows(
         >>> [each.item() for each in windows]
         [5, 9, 9, 12]
     """
-    first, stop = np.searchsorted(open_here, forward, "right"), np.searchsorted(open_here, backward, "left")
+    first = np.searchsorted(open_here, forward, "right")
+    stop = np.searchsorted(open_here, backward, "left")
     stop = np.maximum(first, stop)
     evict_stop = np.searchsorted(open_here, _following(forwards, forward), "right").clip(first, stop)
     load = np.searchsorted(open_here, -_following(-backwards[::-1], -backward), "left").clip(first, stop)

@@ -2,7 +2,7 @@
 
 In a schedule of two replicas every stage is on a device d and on its partner D-1-d. The holder of replica 0 owns the
 stage: that part of the train state is there. The other one sends its gradients to it, layer by layer, once both are
-complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. They
+complete, as SYNC actions say; gradients read at the end of a round travel behind the action of the next one. Gradients
 travel in the tail of the step, after the last forward, so that no round with forwards is traced with them.
 """
 
@@ -14,7 +14,8 @@ from itertools import chain, count
 import numpy as np
 
 from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, NO_MICROBATCH, Action, Kind, Schedule
 
@@ -30,7 +31,7 @@ class GradientGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplicaGradients(Transfer):
+class ReplicaGradients(Transfer[RoundTable]):
     """The gradients that travel from the holder of replica 1 to that of replica 0; X layers.
 
     Attributes:
@@ -66,9 +67,12 @@ class ReplicaGradients(Transfer):
 
     def grids(self, table: RoundTable) -> GradientGrids:
         """The layers to send and to add, at the end of each round."""
-        sends, shape, num_lanes = self.sends, (table.num_rounds, table.schedule.num_devices), table.num_lanes(self.name)
+        sends = self.sends
+        shape = (table.num_rounds, table.schedule.num_devices)
+        num_lanes = table.num_lanes(self.name)
         send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
         num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
+        # Read at the end of the round before they travel.
         send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([self.send_chunk, self.layer], axis=1)
         recv_layer[sends.round, sends.target, sends.lane] = np.stack([self.recv_chunk, self.layer], axis=1)
         np.add.at(num_sends, (sends.round - 1, sends.source), 1)
@@ -77,7 +81,8 @@ class ReplicaGradients(Transfer):
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
         """SYNC on both holders of a stage, one a round, whatever number of layers travels."""
-        sends, stages_of = self.sends, table.schedule.placement.stages_of
+        sends = self.sends
+        stages_of = table.schedule.placement.stages_of
         travelling = set()
         for devices, chunks in ((sends.source, self.send_chunk), (sends.target, self.recv_chunk)):
             for round_, device, chunk in zip(sends.round.tolist(), devices.tolist(), chunks.tolist(), strict=True):
@@ -105,7 +110,8 @@ def plan_exchange(
         rounds: [A] rounds of the actions of `compute`.
     """
     complete = _complete_rounds(schedule, compute, rounds)
-    queues, last = _send_queues(compute, layers_per_stage, complete), int(rounds.max())
+    queues = _send_queues(compute, layers_per_stage, complete)
+    last = int(rounds.max())
     # The first round of the tail may read gradients, the second one sends them; behind an action while there are any.
     last_forward = int(rounds[compute.columns.is_kind(Kind.F)].max())
     with_actions = [r for r in np.unique(rounds).tolist() if r > last_forward + 1]
@@ -129,9 +135,11 @@ def plan_exchange(
 
 def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) -> np.ndarray:
     """[stage] the round at whose end both holders have its gradients and have reached its SYNC."""
-    first, last = compute.columns.first, rounds.max()
+    first = compute.columns.first
+    last = rounds.max()
     complete = np.full((schedule.num_replicas, schedule.num_stages), last)
     for device, row in enumerate(schedule.rows):
+        # -1 for a SYNC before any action, whose stage has no gradients on this device.
         of_device = [-1, *rounds[first[device] : first[device + 1]].tolist()]
         num_done = 0
         for action in row:
@@ -181,6 +189,7 @@ def _send_rounds(queue: _Queue, num_lanes: int, hidden: list[int], last: int) ->
         if len(rounds) == len(queue):
             return rounds
         waiting = queue[len(rounds) : len(rounds) + num_lanes]
+        # Strictly later than the round that sums over copies, at whose end gradients are read.
         rounds += [r for complete, _, _ in waiting if complete + 1 < r]
     raise AssertionError
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import WHOLE_BATCH_KINDS, Schedule
 
 
@@ -40,7 +41,7 @@ def meetings_of(schedule: Schedule) -> tuple[Meeting, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SumGrids:
-    """What a device's line has besides in a table of several calls."""
+    """A device's line of batches and meetings, in a table of several calls."""
 
     batch_age: (
         np.ndarray
@@ -49,7 +50,7 @@ class SumGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class SharedSums(Transfer):
+class SharedSums(Transfer[RoundTable]):
     """The meetings of all calls.
 
     Attributes:
@@ -72,6 +73,7 @@ class SharedSums(Transfer):
 
     def num_collectives(self, table: RoundTable) -> np.ndarray:
         """[type] 1 where all devices meet."""
+        # Collectives of one meeting count as one, whatever number of arrays they sum.
         return np.array([int(event is not Meeting.NONE) for event in self.event_of_type(table)])
 
     def grids(self, table: RoundTable) -> SumGrids:

@@ -32,10 +32,13 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.lifetimes import allocate
-from jaxpipe.lowering.table import Payloads, RoundTable, Transfer
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind, Schedule
 
-NO_MICROBATCH = -1  # of a round without the collective
+# In a round without the collective. The program then looks up any microbatch, whose rows nobody reads, and adds no
+# gradient of the embedding (`program.channels.split_head`).
+NO_MICROBATCH = -1
 
 
 class Collective(enum.IntEnum):
@@ -49,7 +52,7 @@ class Collective(enum.IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class SplitHead(Transfer):
+class SplitHead(Transfer[RoundTable]):
     """The collectives of a step, and the storage of what they carry."""
 
     microbatch: np.ndarray  # [R, replica, collective] its microbatch; NO_MICROBATCH if the round has none
@@ -124,18 +127,22 @@ class HeadGrids(NamedTuple):
 def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) -> SplitHead:
     """The collectives of a schedule with S and T.
 
-    Each comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one of a replica twice.
+    Each collective comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one of a
+    replica twice.
 
     Args:
         schedule: a schedule of compute actions alone.
         rounds: [A] round of each action.
         meets: [R] whether a round may have collectives.
     """
-    columns, last, num_rounds = schedule.columns, schedule.num_stages - 1, len(meets)
+    columns = schedule.columns
+    last = schedule.num_stages - 1
+    num_rounds = len(meets)
 
     def extremes(*kinds: Kind, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """[microbatch] the first and the last round of the actions of these kinds and this stage."""
         chosen = np.flatnonzero(columns.is_kind(*kinds) & (columns.stage == stage))
+        # Neutral for minimum and maximum.
         first, final = np.full((2, schedule.num_microbatches), [[num_rounds], [-1]])
         np.minimum.at(first, columns.microbatch[chosen], rounds[chosen])
         np.maximum.at(final, columns.microbatch[chosen], rounds[chosen])
@@ -149,10 +156,13 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
 
     def before(first: np.ndarray) -> np.ndarray:
         """[microbatch] the last rounds of collectives before these."""
+        # - 1: `searchsorted` gives the first that is not before.
         return allowed[np.searchsorted(allowed, first) - 1]
 
-    first_f, last_f = extremes(Kind.F, stage=0)[0], extremes(Kind.F, stage=last)[1]
-    (first_s, last_s), (_, last_t) = extremes(Kind.S, stage=last), extremes(Kind.T, stage=last)
+    first_f = extremes(Kind.F, stage=0)[0]
+    last_f = extremes(Kind.F, stage=last)[1]
+    first_s, last_s = extremes(Kind.S, stage=last)
+    _, last_t = extremes(Kind.T, stage=last)
     chosen = {
         Collective.LOOKUP: before(first_f),
         Collective.BROADCAST: after(last_f),
@@ -160,20 +170,24 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
     }
     lives = [(chosen[Collective.LOOKUP], first_f), (last_f, last_s)]
     if has_backward := bool(columns.is_kind(*BACKWARD_KINDS).any()):
-        turn, end = extremes(Kind.B, Kind.I, stage=last)[0], extremes(Kind.B, Kind.I, stage=0)[1]
+        turn = extremes(*BACKWARD_KINDS, stage=last)[0]
+        end = extremes(*BACKWARD_KINDS, stage=0)[1]
         chosen |= {Collective.REDUCE: after(last_t), Collective.SCATTER: after(end)}
         lives[1:] = [(last_f, turn), (end, chosen[Collective.SCATTER])]
-    start, stop = (np.concatenate(each) for each in zip(*lives, strict=True))
+    start, stop = (np.concatenate(moments) for moments in zip(*lives, strict=True))
     units, num_entries = allocate(start, stop, np.ones_like(start))
     entries = np.array([taken[0] for taken in units]).reshape(len(lives), -1)
+    # Nothing is scattered: an entry that nobody reads.
     if not has_backward:
         entries = np.append(entries, np.full((1, entries.shape[1]), num_entries), axis=0)
     embedded, head, scattered = entries
 
-    shape, replica = (num_rounds, schedule.num_replicas, len(Collective)), schedule.replica_of_microbatch
-    microbatch, entry = np.full(shape, NO_MICROBATCH), np.full(shape, num_entries)
+    shape = (num_rounds, schedule.num_replicas, len(Collective))
+    replica = schedule.replica_of_microbatch
+    microbatch = np.full(shape, NO_MICROBATCH)
+    entry = np.full(shape, num_entries)
     for collective, of_microbatch in chosen.items():
-        # Else one would be lost, and a program of wrong gradients made.
+        # Two in one round would leave one microbatch out, and gradients would be wrong without a word.
         assert len(np.unique(np.stack([of_microbatch, replica]), axis=1).T) == len(of_microbatch)
         microbatch[of_microbatch, replica, collective] = np.arange(schedule.num_microbatches)
         of = {Collective.LOOKUP: embedded, Collective.SCATTER: scattered}.get(collective, head)
@@ -187,8 +201,8 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
         ((Kind.F,), last, None, head),
         ((Kind.S,), last, head, None),
         ((Kind.T,), last, head, head),
-        ((Kind.B, Kind.I), last, head, None),
-        ((Kind.B, Kind.I), 0, None, scattered),
+        (BACKWARD_KINDS, last, head, None),
+        (BACKWARD_KINDS, 0, None, scattered),
     ):
         actions = np.flatnonzero(columns.is_kind(*kinds) & (columns.stage == stage))
         for target, of_microbatch in ((entry_in, read), (entry_out, written)):

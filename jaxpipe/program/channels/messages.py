@@ -50,13 +50,15 @@ class Messages(Channel):
     def rows(cls, table: RoundTable) -> MessageRow:
         """The line of the inbox."""
         inbox = table.grids[cls.name]
+        # A grid less: where no output waits, the program reads and chooses nothing.
         next_out = inbox.next_out if (inbox.next_out != NOTHING).any() else None
         return MessageRow(inbox.next_source, next_out, inbox.store_own, inbox.store_arrival)
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Waiting:
         """No message yet."""
-        x_like, num_inbox = shapes.message, shapes.table.grids[cls.name].num_inbox
+        x_like = shapes.message
+        num_inbox = shapes.table.grids[cls.name].num_inbox
         out = empty(x_like.shape, x_like.dtype)
         return Waiting(out, empty((num_inbox + 1, *x_like.shape), x_like.dtype))
 
@@ -65,7 +67,8 @@ class Messages(Channel):
         return self.begun(round_type, carry.of[self.name])
 
     def begun(self, round_type: int, waiting: Waiting) -> list[jax.Array]:
-        """The same, of what waits."""
+        """As `begin`, given what waits alone."""
+        # Every permute carries the latest output; who gets it is in the pairs.
         return self.send(round_type, [waiting.out] * len(self.lanes(round_type)))
 
     def store(self, round_type: int, row: Row, arrived: Sequence[jax.Array], carry: Carry) -> Carry:
@@ -74,6 +77,7 @@ class Messages(Channel):
         idled = self.after_idling(own, carry.of[self.name])
         if self.table.has_delays:
             leaves_none = row.kind == IDLE
+            # Sorted, so that every process traces the same program.
             for kind in sorted(self._kinds - MESSAGE_KINDS):
                 leaves_none |= row.kind == kind
             idled = idled._replace(out=jnp.where(leaves_none, idled.out, own))
@@ -113,7 +117,9 @@ class Messages(Channel):
         self, round_type: int, row: Row, arrived: Sequence[jax.Array], own: jax.Array, inbox: jax.Array
     ) -> jax.Array:
         """The inbox with the waiting messages of this round, if any device has one in a round of this type."""
-        grids, line = self.table.grids[self.name], row.of[self.name]
+        grids = self.table.grids[self.name]
+        line = row.of[self.name]
+        # The types of rounds are known when the program is traced: what no device stores is not traced.
         for k, message in enumerate(arrived):
             if (self._here(grids.store_arrival, round_type)[:, :, k] != grids.num_inbox).any():
                 inbox = lax.dynamic_update_index_in_dim(inbox, message, line.store_arrival[k], 0)
@@ -128,9 +134,11 @@ class Messages(Channel):
         next_source = row.of[self.name].next_source
         sources = np.unique(self._here(self.table.grids[self.name].next_source, round_type))
         message = None
+        # `np.unique` sorts, so the last one is the largest: an entry, if there is any.
         if sources[-1] >= 0:
             # Where the source is no entry, entry 0 is read and not used: a guard would copy the inbox.
             message = lax.dynamic_index_in_dim(inbox, jnp.maximum(next_source, 0), 0, False)
+        # The first candidate needs no choice: a device whose source is another one overwrites it, or reads nothing.
         for source, candidate in [*((FIRST_PERMUTE - k, arrival) for k, arrival in enumerate(arrived)), (OWN, own)]:
             if source in sources:
                 message = candidate if message is None else jnp.where(next_source == source, candidate, message)

@@ -54,7 +54,8 @@ class ParkedPages(Channel):
 
     def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
         """Stores the arrived pages in the slots that the table gives them."""
-        state, line = carry.state, row.of[self.name]
+        state = carry.state
+        line = row.of[self.name]
 
         def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
             return [with_slice(leaf, part, line.recv_page[lane]) for leaf, part in zip(slots, page, strict=True)]
@@ -64,12 +65,15 @@ class ParkedPages(Channel):
 
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Reads the pages that travel in the next round."""
-        state, line = carry.state, row.of[self.name]
+        state = carry.state
+        line = row.of[self.name]
 
         def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
+            # Else XLA reads the pool outside of the guard, and copies it to keep that state while it is written.
             index = guarded_index(line.send_page[lane], num_done)
             return [slice_at(leaf, index) for leaf in state.pools[0]]
 
+        # The most of any device: all trace the same lanes, and a device with fewer leaves the last ones out.
         num_sends = self.table.grids[self.name].num_sends[self.table.round_type == round_type]
         pages, num_done = read_lanes(num_sends.max(), line.num_sends, carry.of[self.name], read_page, state.num_done)
         return with_part(carry, self.name, pages, state._replace(num_done=num_done))

@@ -1,6 +1,7 @@
 """Gradients of replicas: those of one layer a lane, from a stage's other holder to its owner, who adds them.
 
-They are read into a buffer at the end of a round, sent in the next one, and added at the end of that one, in place.
+Gradients are read into a buffer at the end of a round, sent in the next one, and added at the end of that one, in
+place.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ class ReplicaGradients(Channel):
 
     def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
         """Adds the arrived gradients to the sums that the table names."""
-        state, line, form = carry.state, row.of[self.name], self.shapes.sent_layer
+        state = carry.state
+        line = row.of[self.name]
+        form = self.shapes.sent_layer
 
         def add_layer(lane: int, page: Page, sums: PyTree, _: jax.Array) -> PyTree:
-            chunk, layer = line.recv_layer[lane, 0], line.recv_layer[lane, 1]
+            chunk = line.recv_layer[lane, 0]
+            layer = line.recv_layer[lane, 1]
+            # A reduced part is smaller than its sum and stands at its beginning, where `with_added` adds.
             values = jax.tree.unflatten(jax.tree.structure(sums), form.read(page, pool_for(1, form), 0))
             return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), sums, values)
 
@@ -68,16 +73,21 @@ class ReplicaGradients(Channel):
 
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Reads the gradients that travel in the next round."""
-        state, line, form = carry.state, row.of[self.name], self.shapes.sent_layer
+        state = carry.state
+        line = row.of[self.name]
+        form = self.shapes.sent_layer
         sums = jax.tree.leaves(state.grads["layers"])
 
         def read_layer(lane: int, page: Page, num_done: jax.Array) -> Page:
-            chunk, layer = guarded_index(line.send_layer[lane, 0], num_done), line.send_layer[lane, 1]
+            # Else XLA reads the sums outside of the guard, and copies them. One index is enough: both are of one read.
+            chunk = guarded_index(line.send_layer[lane, 0], num_done)
+            layer = line.send_layer[lane, 1]
             values = [
                 slice_at(total, chunk, layer, shape=like.shape) for total, like in zip(sums, form.arrays, strict=True)
             ]
             return form.write(page, pool_for(1, form), 0, values)
 
+        # The most of any device: all trace the same lanes.
         num_sends = self.table.grids[self.name].num_sends[self.table.round_type == round_type]
         grads, num_done = read_lanes(num_sends.max(), line.num_sends, carry.of[self.name], read_layer, state.num_done)
         return with_part(carry, self.name, grads, state._replace(num_done=num_done))

@@ -35,6 +35,7 @@ def in_its_batch(action: Action) -> Action:
     def act(step: DeviceStep, row: Row, state: State) -> State:
         batch_age = row.of[NAME].batch_age
         batch, scale, random = at_index((step.batch, step.scale, step.random), batch_age)
+        # Copies come from the state: an UPDATE changes them in the middle of a call.
         here = replace(step, params=state.of[NAME].copies, batch=batch, scale=scale, random=random)
         after = action(here, row, state._replace(loss=at_index(state.loss, batch_age)))
         return after._replace(loss=with_index(state.loss, batch_age, after.loss))
@@ -63,6 +64,7 @@ class SharedSums(Channel):
     def begin(self, round_type: int, row: Row, carry: Carry) -> Arrived | None:
         """What all devices tell each other in a round of this type."""
         meeting = self._meeting(round_type)
+        # None is no leaf: in other types of rounds nothing is traced.
         return None if meeting is Meeting.NONE else self._updates.exchange(meeting, row, carry.state)
 
     def store(self, round_type: int, row: Row, arrived: Arrived | None, carry: Carry) -> Carry:

@@ -1,8 +1,8 @@
 """The split head: embedding and head whose rows are on all devices of `pipe`; its collectives, and the actions S and T.
 
 Collectives begin with a round, like messages, and what they bring is stored at its end: see
-`jaxpipe.lowering.transfers.split_head` for what they carry. They stand outside of every guard, since all devices take
-part; a device for which a round of this type has no collective sends the last entry, which nobody reads.
+`jaxpipe.lowering.transfers.split_head` for what they carry. Collectives stand outside of every guard, since all devices
+take part; a device for which a round of this type has no collective sends the last entry, which nobody reads.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def _with(state: State, kept: Kept) -> State:
 def _rows(step: DeviceStep, microbatch: jax.Array) -> jax.Array:
     """This device's term of the rows of a microbatch's tokens; of any microbatch for NO_MICROBATCH."""
     assert step.functions.over_pipe
+    # NO_MICROBATCH would index the last one: any will do, since the sum lands in the entry that nobody reads.
     of_microbatch = at_index(step.batch, jnp.maximum(microbatch, 0))
     return step.functions.over_pipe.rows(step.params["shared"], of_microbatch)
 
@@ -86,7 +87,10 @@ class SplitBoundary(Boundary):
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
         """See `Boundary`; the last stage's is the sum of all devices' T."""
-        kept, line = state.of[NAME], row.of[NAME]
+        kept = state.of[NAME]
+        line = row.of[NAME]
+        # Other stages have it in their message. A read in a guard, so that no device fetches an entry that it does not
+        # use.
         return cond_in_place(step.is_last(row), lambda _: at_index(kept.entries, line.entry_in), state.message)
 
     def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
@@ -101,13 +105,15 @@ def _left(row: Row, is_wanted: jax.Array, value: jax.Array, state: State) -> Sta
     def write(entries: jax.Array) -> jax.Array:
         return with_index(entries, row.of[NAME].entry_out, value)
 
+    # Entries are as large as several messages: a `lax.cond` would copy all of them for one that is written.
     return _with(state, kept._replace(entries=cond_in_place(is_wanted, write, kept.entries)))
 
 
 def head_statistics(step: DeviceStep, row: Row, state: State) -> State:
     """S: the statistics of this device's logits."""
     assert step.functions.over_pipe
-    kept, line = state.of[NAME], row.of[NAME]
+    kept = state.of[NAME]
+    line = row.of[NAME]
     x = at_index(kept.entries, line.entry_in)
     factors, own = step.functions.over_pipe.statistics(step.params["shared"], x, step.microbatch(row))
     kept = kept._replace(own=with_index(kept.own, line.slot, own))
@@ -119,8 +125,11 @@ def head_statistics(step: DeviceStep, row: Row, state: State) -> State:
 def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     """T: the loss, and this device's term of the gradients of the head."""
     assert step.functions.over_pipe
-    head, kept, line = step.functions.over_pipe, state.of[NAME], row.of[NAME]
-    shared, microbatch = step.params["shared"], step.microbatch(row)
+    head = step.functions.over_pipe
+    kept = state.of[NAME]
+    line = row.of[NAME]
+    shared = step.params["shared"]
+    microbatch = step.microbatch(row)
     statistics = at_index(kept.statistics, line.slot)
     # All devices know the loss; one counts it.
     counted = jax.tree.map(lambda factor: jnp.where(lax.axis_index("pipe") == 0, factor, 0.0), step.scale.head)
@@ -129,7 +138,8 @@ def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     state = state._replace(loss=Losses(of_head, losses.layers).joined)
     if not step.shapes.table.has_backward:
         return state
-    x, factors = at_index(kept.entries, line.entry_in), at_index(kept.kept, line.slot)
+    x = at_index(kept.entries, line.entry_in)
+    factors = at_index(kept.kept, line.slot)
     dx, sums = head.gradients(shared, x, factors, statistics, microbatch, step.scale.head, state.grads["shared"])
     kept = kept._replace(entries=with_index(kept.entries, line.entry_out, dx))
     return _with(state._replace(grads={**state.grads, "shared": sums}), kept)
@@ -149,7 +159,8 @@ class SplitHead(Channel):
     @classmethod
     def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Kept:
         """Entries and slots."""
-        plan, x_like = _plan(shapes.table), shapes.message
+        plan = _plan(shapes.table)
+        x_like = shapes.message
 
         def slots(*more: int) -> Any:
             return lambda leaf: empty((plan.num_slots + 1, *more, *leaf.shape), leaf.dtype)
@@ -163,18 +174,20 @@ class SplitHead(Channel):
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> dict[Of, PyTree]:
         """Runs the collectives of a round; returns what they bring."""
-        line, kept, plan = row.of[self.name], carry.state.of[self.name], _plan(self.table)
-        placement, last = self.table.schedule.placement, self.table.schedule.num_stages - 1
-        device, total = (
-            lax.axis_index("pipe"),
-            partial(sum_over, axes=("pipe",), deterministic=self.step.deterministic),
-        )
+        line = row.of[self.name]
+        kept = carry.state.of[self.name]
+        plan = _plan(self.table)
+        placement = self.table.schedule.placement
+        last = self.table.schedule.num_stages - 1
+        device = lax.axis_index("pipe")
+        total = partial(sum_over, axes=("pipe",), deterministic=self.step.deterministic)
 
         def entry(of: Of) -> jax.Array:
             return at_index(kept.entries, line.entry[of])
 
         def of_stage(of: Of, stage: int) -> jax.Array:
             """The entry of the device that holds `stage`, on all devices."""
+            # A sum with one term that is not zero: a permute has one target for each source, and all devices need it.
             return total(jnp.where(device == placement.device_of(stage, of[0]), entry(of), 0))
 
         ways = {
@@ -186,12 +199,14 @@ class SplitHead(Channel):
             Collective.REDUCE: lambda of: total(entry(of)),
             Collective.SCATTER: lambda of: of_stage(of, 0),
         }
+        # All devices have the same collectives in the same order, from the table: else they would wait for ever.
         here = np.argwhere(plan.of_type(self.table)[round_type]).tolist()
         return {(replica, Collective(which)): ways[Collective(which)]((replica, which)) for replica, which in here}
 
     def store(self, round_type: int, row: Row, arrived: dict[Of, PyTree], carry: Carry) -> Carry:
         """Stores what the collectives have brought; adds gradients of the embedding."""
-        state, line = carry.state, row.of[self.name]
+        state = carry.state
+        line = row.of[self.name]
         kept = state.of[self.name]
         for of, values in arrived.items():
             replica, collective = of
@@ -203,6 +218,7 @@ class SplitHead(Channel):
                 add = partial(_with_embedding, self.step, microbatch, values)
                 shared, num_done = sequenced(
                     microbatch != NO_MICROBATCH,
+                    # `add=add`: the loop's variable would be the last one when the lambda runs.
                     lambda sums, _, add=add: add(sums),
                     state.grads["shared"],
                     state.num_done,

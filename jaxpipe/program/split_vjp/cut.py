@@ -24,6 +24,7 @@ Atom = core.Var | core.Literal
 # Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
 # saved. It may also repeat primitives that make random keys, which no page can hold.
 _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
+# These move values and compute none: gathered parameters are had again from their parts.
 _FORM |= {"all_gather", "all_to_all", "gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
 _COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs combine two elements into one
@@ -74,10 +75,10 @@ def cut(
         ...     y = jnp.tanh(x)
         ...     return y.T @ dy, (dy @ kernel.T) * (1 - y * y)  # dkernel, dx
         >>> jaxpr = jax.make_jaxpr(backward)(jnp.ones((3, 3)), jnp.ones((2, 3)), jnp.ones((2, 3))).jaxpr
-        >>> found = cut(jaxpr, [False, True], params=jaxpr.invars[:1], gradients=jaxpr.invars[2:])
-        >>> [equation.primitive.name for equation in found.later]
+        >>> halves = cut(jaxpr, [False, True], params=jaxpr.invars[:1], gradients=jaxpr.invars[2:])
+        >>> [equation.primitive.name for equation in halves.later]
         ['transpose', 'dot_general']
-        >>> [v.aval.shape for v in found.saved], found.saved[0] is jaxpr.invars[2]
+        >>> [v.aval.shape for v in halves.saved], halves.saved[0] is jaxpr.invars[2]
         ([(2, 3), (2, 3)], True)
     """
     wanted = _needed(jaxpr.eqns, [out for out, w in zip(jaxpr.outvars, is_wanted, strict=True) if w])
@@ -85,6 +86,7 @@ def cut(
     of_gradients = _after(jaxpr.eqns, set(jaxpr.invars if gradients is None else gradients))
     is_later = _products_and_after(jaxpr.eqns, wanted | (set(range(len(jaxpr.eqns))) - of_gradients), deferred)
     after = {out for i in is_later for out in jaxpr.eqns[i].outvars} | set(deferred)
+    # A literal needs no equation: a gradient that is zero everywhere.
     is_early = [isinstance(out, core.Literal) or out not in after for out in jaxpr.outvars]
     # Their inputs are saved, or computed from saved values, whichever takes fewer bytes.
     of_params = _from(jaxpr.eqns, set(params) | set(jaxpr.constvars))
@@ -118,7 +120,9 @@ def _vars(atoms: Iterable[Atom]) -> list[core.Var]:
 
 def _needed(equations: Sequence[core.JaxprEqn], outs: Iterable[Atom], known: Collection[core.Var] = ()) -> set[int]:
     """Indices of the equations that lead from `known` values to `outs`."""
-    values, needed = set(_vars(outs)) - set(known), set()
+    values = set(_vars(outs)) - set(known)
+    needed = set()
+    # From the end, so that every reader of a value is known before the equation that makes it.
     for i in reversed(range(len(equations))):
         if not values.isdisjoint(equations[i].outvars):
             needed.add(i)
@@ -128,34 +132,35 @@ def _needed(equations: Sequence[core.JaxprEqn], outs: Iterable[Atom], known: Col
 
 def _after(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[int]:
     """Indices of the equations that depend on `values`."""
-    found = set()
+    dependent = set()
     for i, equation in enumerate(equations):
         if not values.isdisjoint(_vars(equation.invars)):
-            found.add(i)
+            dependent.add(i)
             values.update(equation.outvars)
-    return found
+    return dependent
 
 
 def _products_and_after(
     equations: Sequence[core.JaxprEqn], done_now: set[int], deferred: Collection[core.Var]
 ) -> set[int]:
     """Indices of the products that are not `done_now`, and of equations that depend on these or deferred inputs."""
-    values, found = set(deferred), set()
+    values = set(deferred)
+    later = set()
     for i, equation in enumerate(equations):
         depends = not values.isdisjoint(_vars(equation.invars))
         if i not in done_now and (depends or is_product(equation)):
-            found.add(i)
+            later.add(i)
             values.update(equation.outvars)
-    return found
+    return later
 
 
 def _from(equations: Sequence[core.JaxprEqn], values: set[core.Var]) -> set[core.Var]:
     """`values` and all that can be computed from them alone without a product."""
-    found = set(values)
+    known = set(values)
     for equation in equations:
-        if found.issuperset(_vars(equation.invars)) and not is_product(equation) and not equation.effects:
-            found.update(equation.outvars)
-    return found
+        if known.issuperset(_vars(equation.invars)) and not is_product(equation) and not equation.effects:
+            known.update(equation.outvars)
+    return known
 
 
 def is_product(equation: core.JaxprEqn) -> bool:
@@ -194,6 +199,7 @@ class _Sources:
                 continue
             read = [self.node[v] for v in _vars(equation.invars) if v in self.node]
             is_form = equation.primitive.name in _FORM or all(map(_is_key, equation.outvars))
+            # A value made of what the second half has anyway.
             if is_form and not read:
                 self.free.update(equation.outvars)
                 continue
@@ -221,12 +227,16 @@ class _Sources:
         # A maximum flow is a minimum cut of edges. To cut nodes, node n becomes the edge 2n -> 2n + 1 with the capacity
         # of its bytes; all other edges have more than any cut. Flows are of 32 bits, so bytes are counted in units.
         num_nodes = len(self.base)
-        source, sink = 2 * num_nodes, 2 * num_nodes + 1
+        source = 2 * num_nodes
+        sink = 2 * num_nodes + 1
+        # So the sum stays below 2 ** 29, and `unlimited` and all flows within int32.
         unit = max(sum(self.cost) >> 28, 1)
+        # Rounded up, and never 0: a node without capacity would be cut for nothing.
         capacity = [max(-(-cost // unit), 1) for cost in self.cost]
         unlimited = sum(capacity) + 1
-        capacity = [unlimited if _is_key(v) else each for v, each in zip(self.base, capacity, strict=True)]
+        capacity = [unlimited if _is_key(v) else num_units for v, num_units in zip(self.base, capacity, strict=True)]
         edges = [(2 * n, 2 * n + 1, capacity[n]) for n in range(num_nodes)]
+        # `dict.fromkeys` takes doubles out and keeps the order, so that equal cuts are always the same one.
         edges += [(2 * a + 1, 2 * b, unlimited) for a, b in dict.fromkeys(self.edges)]
         edges += [(source, 2 * n, unlimited) for n in self.roots] + [(2 * n + 1, sink, unlimited) for n in sinks]
         rows, columns, values = np.array(edges, dtype=np.int32).T

@@ -18,6 +18,7 @@ import jax.extend.core as core
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
 
+PyTree = Any
 Values = dict[core.Var, Any]
 
 _CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -31,6 +32,8 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
         for equation in jaxpr.eqns:
             if equation.primitive.name in _CALLS:
+                # Custom derivatives name it one way, jit and remat the other; some are closed, some take constants
+                # apart.
                 called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
                 is_closed = isinstance(called, core.ClosedJaxpr)
                 inner, inner_consts = (called.jaxpr, called.consts) if is_closed else (called, ())
@@ -58,10 +61,10 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
             continue
         read = equation.invars
         if equation.primitive.name == "scan":
-            found = _split_scan(equation, is_needed)
-            read = [v for v, used in zip(read, found.reads, strict=True) if used]
-            if not all(found.cut.is_early):
-                split[i] = found
+            halves = _split_scan(equation, is_needed)
+            read = [v for v, used in zip(read, halves.reads, strict=True) if used]
+            if not all(halves.cut.is_early):
+                split[i] = halves
         wanted.update(v for v in read if isinstance(v, core.Var))
     if not split:
         return closed
@@ -96,25 +99,32 @@ class _SplitScan:
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the scan, by two scans."""
-        jaxpr, params = self.body.jaxpr, self.equation.params
+        jaxpr = self.body.jaxpr
+        params = self.equation.params
         num_consts, num_carry = _num_consts_and_carry(params)
-        invars, outvars, early = jaxpr.invars, jaxpr.outvars, self.cut.is_early
+        invars = jaxpr.invars
+        outvars = jaxpr.outvars
+        early = self.cut.is_early
+        # Not strict: `arguments` goes on with the carry and the scanned values, which the lines below take.
         consts = dict(zip([*jaxpr.constvars, *invars[:num_consts]], [*self.body.consts, *arguments], strict=False))
-        carry_in, xs_in = invars[num_consts : num_consts + num_carry], invars[num_consts + num_carry :]
+        carry_in = invars[num_consts : num_consts + num_carry]
+        xs_in = invars[num_consts + num_carry :]
         init = dict(zip(carry_in, arguments[num_consts:], strict=False))
         xs = dict(zip(xs_in, arguments[num_consts + num_carry :], strict=True))
         results: list[Any] = [None] * len(outvars)
 
         def scan(equations: list[core.JaxprEqn], is_now: bool, given: Values, kept: list[core.Var]) -> Values:
             outs = [k for k in range(len(outvars)) if early[k] == is_now]
-            carried, stacked = [k for k in outs if k < num_carry], [k for k in outs if k >= num_carry]
+            carried = [k for k in outs if k < num_carry]
+            stacked = [k for k in outs if k >= num_carry]
 
             def body(carry: list[Any], of_turn: list[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
                 values = {**consts, **dict(zip(given, of_turn, strict=True))}
                 values.update(zip([carry_in[k] for k in carried], carry, strict=True))
-                found = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
-                num_carried, num_outs = len(carried), len(outs)
-                return found[:num_carried], (found[num_carried:num_outs], found[num_outs:])
+                outputs = evaluate(equations, values, [*[outvars[k] for k in (*carried, *stacked)], *kept])
+                num_carried = len(carried)
+                num_outs = len(outs)
+                return outputs[:num_carried], (outputs[num_carried:num_outs], outputs[num_outs:])
 
             first = [init[carry_in[k]] for k in carried]
             turns = {name: params[name] for name in ("length", "reverse", "unroll")}
@@ -123,6 +133,7 @@ class _SplitScan:
                 results[k] = value
             return dict(zip(kept, saved, strict=True))
 
+        # Only what is read is scanned: the others would be sliced in every turn.
         read_now = {v for equation in self.cut.now for v in equation.invars if isinstance(v, core.Var)}
         read_now |= {v for v, e in zip(outvars, early, strict=True) if e and isinstance(v, core.Var)}
         kept = [v for v in self.cut.saved if v not in xs]
@@ -135,7 +146,8 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
     """The scan of `equation` cut in two; the second is empty if nothing can be deferred."""
     params = equation.params
     num_consts, num_carry = _num_consts_and_carry(params)
-    body, is_wanted = without_calls(params["jaxpr"]), list(is_needed)
+    body = without_calls(params["jaxpr"])
+    is_wanted = list(is_needed)
     # The turn before must compute the carry that a turn reads: is_wanted grows until it is closed under that.
     while True:
         reads = needed_inputs(body.jaxpr, is_wanted)
@@ -145,13 +157,14 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
         for k in missing:
             is_wanted[k] = True
     body = without_mixed_scans(body, is_wanted)
-    invars, deferred = body.jaxpr.invars, set()
+    invars = body.jaxpr.invars
+    deferred = set()
     # A carry deferred in one turn is deferred in the next: deferred inputs grow until no carry is added.
     while True:
-        found = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
-        late = {invars[num_consts + k] for k in range(num_carry) if not found.is_early[k]}
+        halves = cut(body.jaxpr, is_wanted, given=invars[:num_consts], deferred=deferred)
+        late = {invars[num_consts + k] for k in range(num_carry) if not halves.is_early[k]}
         if late <= deferred:
-            return _SplitScan(equation, body, found, reads)
+            return _SplitScan(equation, body, halves, reads)
         deferred |= late
 
 
@@ -182,6 +195,7 @@ def _traced(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.Clos
 
 def _run(values: Values, equation: core.JaxprEqn) -> None:
     params = equation.primitive.get_bind_params(equation.params)
+    # The settings under which the equation was traced, such as XLA's metadata of a scope.
     with equation.ctx.manager:
         results = equation.primitive.bind(*_read(values, equation.invars), **params)
     _put(values, equation, results if equation.primitive.multiple_results else [results])
@@ -193,9 +207,6 @@ def _read(values: Values, atoms: Sequence[Any]) -> list[Any]:
 
 def _put(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> None:
     values.update(zip(equation.outvars, results, strict=True))
-
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -266,9 +277,9 @@ class SplitBackward:
         values = self._values(params, dict(zip(self._residuals, residuals, strict=True)), given)
         values[self.backward.jaxpr.invars[self.num_params + self.num_residuals]] = dy
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if is_early]
-        found = iter(evaluate(self.cut.now, values, [*wanted, *self._deferred]))
-        *grads, dx = [next(found) if is_early else None for is_early in early]
-        return dx, grads, list(found)  # pyright: ignore[reportReturnType]
+        results = iter(evaluate(self.cut.now, values, [*wanted, *self._deferred]))
+        *grads, dx = [next(results) if is_early else None for is_early in early]
+        return dx, grads, list(results)  # pyright: ignore[reportReturnType]
 
     def weight_gradient(
         self, params: PyTree, residuals: Sequence[jax.Array], deferred: Sequence[jax.Array], *given: PyTree
@@ -289,8 +300,9 @@ class SplitBackward:
         values = self._values(params, dict(zip(shared, residuals, strict=True)), given)
         values.update(zip(self._deferred, deferred, strict=True))
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if not is_early]
-        found = iter(evaluate(self.cut.later, values, wanted))
-        return [None if is_early else next(found) for is_early in early[:-1]]
+        results = iter(evaluate(self.cut.later, values, wanted))
+        # All but the last, which is dx.
+        return [None if is_early else next(results) for is_early in early[:-1]]
 
     @property
     def _residuals(self) -> list[core.Var]:
@@ -319,15 +331,18 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
         return [*jax.tree.leaves(d_params), dx]
 
     closed = without_calls(jax.make_jaxpr(backward)(vjp.params, list(vjp.residuals), vjp.y, vjp.given))
-    num_params, num_residuals = len(jax.tree.leaves(vjp.params)), len(vjp.residuals)
+    num_params = len(jax.tree.leaves(vjp.params))
+    num_residuals = len(vjp.residuals)
     is_wanted = [False] * num_params + [True]  # dx alone
     closed = without_mixed_scans(closed, is_wanted)
-    invars, of_dy = closed.jaxpr.invars, num_params + num_residuals
-    found = cut(
+    invars = closed.jaxpr.invars
+    # Inputs stand as params, residuals, dy and given, each flat.
+    of_dy = num_params + num_residuals
+    halves = cut(
         closed.jaxpr,
         is_wanted,
         params=invars[:num_params],
         given=invars[of_dy + 1 :],
         gradients=invars[of_dy : of_dy + 1],
     )
-    return SplitBackward(closed, found, num_params, num_residuals)
+    return SplitBackward(closed, halves, num_params, num_residuals)

@@ -1,0 +1,176 @@
+"""Sums over devices: of losses, of gradients, and of one number for each parameter; a device keeps its part of each.
+
+The gradients of a chunk are reduced in the loop of rounds, as soon as they are complete (`reduce_chunk`); all else is
+summed behind the last round (`sums_over_devices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.cluster.axes import BATCH_AXES
+from jaxpipe.mesh import on_devices
+from jaxpipe.mesh.collectives import sum_over
+from jaxpipe.program.in_place import after
+from jaxpipe.program.partition import Part
+from jaxpipe.program.stacked import slice_at, with_slice
+
+PyTree = Any
+
+
+def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
+    """Reduces the gradients of `chunk` in the running sums over the devices, layer by layer, in place.
+
+    A reduced part is smaller than the sum that it replaces: it occupies the beginning of its dim, see `_reduced_parts`.
+
+    Args:
+        grads: this device's running sums, leaves [chunk, layer, ...].
+        parts: the Part of every layer parameter.
+        chunk: index of the chunk.
+        deterministic: whether terms are added in mesh order.
+    """
+    leaves, structure = jax.tree.flatten(grads)
+    parts = jax.tree.leaves(parts)
+
+    def layer(i: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        return [
+            _reduce_layer(leaf, part, chunk, i, deterministic=deterministic) if part.is_summed else leaf
+            for leaf, part in zip(leaves, parts, strict=True)
+        ]
+
+    # Over all rows, those that a shorter stage does not use included: their sums are zeros.
+    return jax.tree.unflatten(structure, lax.fori_loop(0, leaves[0].shape[1], layer, leaves))
+
+
+def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *, deterministic: bool) -> jax.Array:
+    # The indexed axes are of size one; a Part knows nothing of them.
+    own = part.reduce(slice_at(leaf, chunk, i)[0, 0], deterministic=deterministic)
+    return with_slice(leaf, own[None, None], chunk, i)
+
+
+def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
+    """This device's parts of the gradients that `reduce_chunk` has reduced: the beginning of the dim that is split."""
+
+    def cut(leaf: jax.Array, part: Part) -> jax.Array:
+        if part.master_dim is None:
+            return leaf
+        # + 2: [chunk, layer] stand before the dims of the parameter.
+        return lax.slice_in_dim(leaf, 0, part.master_shape[part.master_dim], axis=part.master_dim + 2)
+
+    return jax.tree.map(cut, grads, parts)
+
+
+def sums_over_devices(
+    loss: PyTree, grads: PyTree, parts: PyTree, *, num_done: jax.Array, num_owned: int, deterministic: bool
+) -> tuple[PyTree, PyTree]:
+    """Loss and gradients of the step from each device's running sums; without gradients if there are none.
+
+    Args:
+        loss: this device's running sums.
+        grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
+        parts: the Part of every parameter.
+        num_done: accesses to storage so far, which the last loop counts on.
+        num_owned: chunks whose gradients the device returns; with two replicas the others are its partner's.
+        deterministic: whether terms are added in mesh order.
+    """
+
+    def sums(terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        loss, shared = terms
+        return (
+            jax.tree.map(lambda leaf: sum_over(leaf, (*BATCH_AXES, "pipe"), deterministic=deterministic), loss),
+            jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, of_shared),
+        )
+
+    has_grads = bool(jax.tree.leaves(grads))
+    of_shared = parts["shared"] if has_grads else ()
+    loss, shared = after_rounds(sums, (loss, grads["shared"]), num_done)
+    if not has_grads:
+        return loss, grads
+    # What a device has summed for its partner has been sent there, and returns from there.
+    owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
+    # The device axis, which `out_specs` splits over `pipe`.
+    layers = jax.tree.map(lambda leaf: leaf[None], _reduced_parts(owned, parts["layers"]))
+    return loss, {"shared": shared, "layers": layers}
+
+
+def after_rounds(sums: Callable[[PyTree], PyTree], terms: PyTree, num_done: jax.Array) -> PyTree:
+    """Returns `sums(terms)`, sums over devices, which wait for the last loop of rounds.
+
+    Else XLA would see that no round of that loop changes some of them, and on CPUs a device that began with these would
+    wait for one that is still sending its messages.
+
+    Args:
+        sums: sums over devices.
+        terms: this device's.
+        num_done: accesses to storage so far, which the last loop counts on.
+    """
+    # Always true, but the compiler cannot know. In a loop they would not be ordered against other collectives.
+    return sums(jax.tree.map(lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), terms))
+
+
+def sum_of_parts(
+    values: Sequence[jax.Array], parts: Sequence[Part], *, beside: Sequence[str] = (), deterministic: bool
+) -> jax.Array:
+    """The sum of each of `values` over the devices that hold different parts of a parameter; inside `shard_map`.
+
+    Values of parameters that are split over the same axes are summed together: one vector is sent for each such group.
+
+    Args:
+        values: [leaf] scalars of this device's part.
+        parts: [leaf] the Part of each parameter.
+        beside: axes over which nothing is summed.
+        deterministic: whether terms are added in mesh order.
+
+    Returns:
+        "leaf".
+    """
+    if not values:
+        return jnp.zeros(0, jnp.float32)
+    terms: dict[tuple[str, ...], list[jax.Array]] = {}
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, (value, part) in enumerate(zip(values, parts, strict=True)):
+        axes = tuple(axis for axis in part.split_axes if axis not in beside)
+        terms.setdefault(axes, []).append(value)
+        places.setdefault(axes, []).append(place)
+    # All values are there before any is sent: a value may be known before another one's gradient has been reduced.
+    num_done = after(jnp.int32(0), values)
+    vectors = [
+        sum_over(jnp.where(num_done >= 0, jnp.stack(numbers), 0), axes, deterministic=deterministic)
+        for axes, numbers in terms.items()
+    ]
+    # Back from the order of groups into that of the leaves.
+    return jnp.concatenate(vectors)[np.argsort(np.concatenate(list(places.values())))]
+
+
+def _square(leaf: jax.Array) -> jax.Array:
+    return (leaf * leaf.conj()).real if jnp.iscomplexobj(leaf) else jnp.square(leaf)
+
+
+def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool) -> jax.Array:
+    """The sum of squares of each gradient over all devices; traceable.
+
+    Args:
+        grads: gradients, staged and sharded as the parameters.
+        parts: the Part of every parameter.
+        mesh: the mesh.
+        deterministic: whether terms are added in mesh order.
+
+    Returns:
+        Float32 "leaf", in the order of `jax.tree.leaves`.
+    """
+
+    def sums(grads: PyTree) -> jax.Array:
+        # `sum_of_parts` adds up over the axes that split a parameter alone, so that no copy counts twice.
+        squares = [_square(leaf).sum() for leaf in jax.tree.leaves(grads)]
+        return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
+
+    specs = jax.tree.map(lambda part: part.spec(), parts)
+    return on_devices(sums, mesh=mesh, in_specs=(specs,), out_specs=P())(grads)

@@ -1,0 +1,229 @@
+"""What a model's functions return on one device, traced with shapes; errors for those that break the contract.
+
+In go shapes of parameters and batch; out come the message's and the losses'. `jaxpipe.program.contract` says what a
+function may return, and checks what needs no shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.errors import CompileError, explain
+from jaxpipe.mesh import BATCH_AXES, MEASURED, num_batch_parts, on_devices, with_losses
+from jaxpipe.program.contract import WORDS, Losses, StageFunctions
+from jaxpipe.program.dtypes import sum_dtype
+from jaxpipe.schedules.schedule import Schedule
+
+PyTree = Any
+
+
+def check_inputs(
+    schedule: Schedule, mesh: jax.sharding.Mesh, staged_shape: tuple[int, ...], params: PyTree, batch: PyTree
+) -> None:
+    """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
+
+    Args:
+        schedule: schedule of the program.
+        mesh: mesh of the program.
+        staged_shape: [device, chunk, layer], the first dims of every layer parameter.
+        params: staged parameters, or their shapes.
+        batch: the batch, or its shapes.
+    """
+    if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
+        raise CompileError(
+            explain(
+                f"params is {type(params).__name__} {sorted(params) if isinstance(params, dict) else ''}.",
+                rule="params: a dictionary with 'shared' and 'layers'",
+                repair="put embedding and head under 'shared', the stacked layers under 'layers'",
+            )
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"]):
+        if leaf.shape[:3] != staged_shape:
+            raise CompileError(
+                explain(
+                    f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                    rule=f"staged-layers: it begins with [device, chunk, layer] = {staged_shape}",
+                    repair="pass the parameters through pipeline.to_stages first",
+                )
+            )
+    num_parts = num_batch_parts(mesh)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_parts:
+            raise CompileError(
+                explain(
+                    f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                    rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
+                    f"the size a multiple of {' x '.join(BATCH_AXES)}={num_parts}",
+                    repair="reshape the global batch to [num_microbatches, -1, ...]",
+                )
+            )
+
+
+def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
+    """The shapes that `function` returns on one device, given those of its arguments; it may use the mesh's axes."""
+    return jax.eval_shape(on_devices(function, mesh=mesh, in_specs=P(), out_specs=P()), *arguments)
+
+
+def head_shapes(
+    functions: StageFunctions, mesh: jax.sharding.Mesh, shared: PyTree, x: jax.ShapeDtypeStruct, microbatch: PyTree
+) -> tuple[PyTree, PyTree]:
+    """What S leaves for T, and tells all devices; both empty if the head is not split over `pipe`."""
+    if not functions.over_pipe:
+        return (), ()
+    return shapes_on_a_device(mesh, functions.over_pipe.statistics, shared, x, microbatch)
+
+
+def check_functions(
+    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
+) -> tuple[jax.ShapeDtypeStruct, Losses]:
+    """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
+
+    Args:
+        functions: functions of the model.
+        mesh: the mesh, whose axes they may use.
+        params: shapes {"shared", "layer"} on one device.
+        microbatch: shapes of one microbatch on one device.
+
+    Raises:
+        CompileError: the functions break the contract.
+    """
+
+    def shapes(function: Callable, *arguments: PyTree) -> Any:
+        return shapes_on_a_device(mesh, function, *arguments)
+
+    x = _one_array(
+        # Without random numbers, on which no shape depends; evaluation has none either.
+        "embed",
+        shapes(lambda shared, batch: functions.embed(shared, batch, None), params["shared"], microbatch),
+    )
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise CompileError(
+            explain(
+                f"embed returns {x.dtype}{list(x.shape)}.",
+                rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
+                repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
+            )
+        )
+    results = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
+    y, of_layer = with_losses(results)
+    y = _one_array("layer", y)
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise CompileError(
+            explain(
+                f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
+                rule="same-shape: every layer returns the shape and dtype that embed returns",
+                repair="cast or reshape inside embed or layer",
+            )
+        )
+    loss = shapes(functions.head, params["shared"], y, microbatch)
+    # An empty tree would pass every check of its leaves, and train nothing.
+    if not jax.tree.leaves(loss) or not _are_sums(loss):
+        raise CompileError(
+            explain(
+                f"head returns {loss}.",
+                rule="loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind",
+                repair="sum, do not average, and cast to float32",
+            )
+        )
+    if not _are_sums({name: loss for name, loss in of_layer.items() if not _is_told_by_layer(name, loss)}):
+        raise CompileError(
+            explain(
+                f"layer returns {results}.",
+                rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name; "
+                f"one whose name begins with {MEASURED!r} may be an array",
+                repair="sum, do not average, and cast to float32; leave the dict out where there are none",
+            )
+        )
+    both = set(of_layer) & set(loss if isinstance(loss, dict) else (WORDS,))
+    if both:
+        raise CompileError(
+            explain(
+                f"layer and head both return a loss {min(both)!r}.",
+                rule=f"loss-names: losses of layers have names of their own; a head's only one counts as {WORDS!r}",
+                repair="give the layer's loss another name",
+            )
+        )
+    # Sums are float32 whatever the copies are: bfloat16 would lose what small gradients add to a large sum.
+    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
+    if embed_backward := functions.embed_backward:
+        new_sums = shapes(lambda p, m, dx, s: embed_backward(p, m, None, dx, s), params["shared"], microbatch, x, sums)
+        _check_backward("embed_backward", new_sums, sums, "the sums")
+    if head_backward := functions.head_backward:
+        results = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
+        _check_backward("head_backward", results, (loss, y, sums), "(losses, gradient of x, sums)")
+    return x, Losses(loss, of_layer)
+
+
+def _are_sums(losses: PyTree) -> bool:
+    return all(getattr(leaf, "shape", None) == () and leaf.dtype == "float32" for leaf in jax.tree.leaves(losses))
+
+
+def _is_told_by_layer(name: str, loss: Any) -> bool:
+    return name.startswith(MEASURED) and getattr(loss, "shape", ()) != () and loss.dtype == "float32"
+
+
+def _check_backward(name: str, results: PyTree, expected: PyTree, what: str) -> None:
+    """Raises CompileError unless `results` have the structure, shapes and dtypes of `expected`."""
+    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (results, expected)]
+    if described[0] != described[1]:
+        raise CompileError(
+            explain(
+                f"{name} returns {described[0]}.",
+                rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
+                picture=f"expected {described[1]}",
+                repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
+            )
+        )
+
+
+def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ()) -> PyTree:
+    """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
+
+    Args:
+        losses: their shapes.
+        scale: the factors.
+        shape: of each factor; [batch age] where a call has several batches.
+
+    Raises:
+        CompileError: `scale` has another structure, or a factor is no real number.
+    """
+    structure = jax.tree.structure(losses)
+    given = jax.tree.structure(scale)
+    for path, factor in jax.tree_util.tree_leaves_with_path(scale):
+        if jnp.shape(factor) != shape or jnp.iscomplexobj(factor):
+            raise CompileError(
+                explain(
+                    f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",
+                    rule="loss-factor: a loss is multiplied by one real number",
+                    repair="give a float, for example 1 / number of tokens",
+                )
+            )
+    # One number for all losses, before structures are compared: a head with one loss has the same structure.
+    if given == jax.tree.structure(0):
+        return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
+    if given != structure:
+        raise CompileError(
+            explain(
+                f"scale is {given}, and head returns {structure}.",
+                rule="loss-scale: scale is one number for all losses, or one for each loss that head returns",
+                repair="give a pytree of numbers with the structure of head's result, or one number",
+            )
+        )
+    return jax.tree.map(lambda factor: jnp.asarray(factor, jnp.float32), scale)
+
+
+def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(value, "shape"):
+        raise CompileError(
+            explain(
+                f"{name} returns {type(value).__name__}.",
+                rule="one-array: the message from stage to stage is one array",
+                repair="return one array; put what all layers read into the batch, which every layer gets",
+            )
+        )
+    return value
