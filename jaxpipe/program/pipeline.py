@@ -233,7 +233,7 @@ class Pipeline:
         check_jax()
         params, batch = without_derivative((params, batch))
         shapes = self._shapes(table, params, batch, random=key is not None)
-        rows = table_operands(table, shapes.storage)
+        rows = table_operands(shapes)
         if is_run is not None:
             rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
