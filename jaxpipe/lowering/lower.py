@@ -32,6 +32,7 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
+from jaxpipe.lowering.transfers.data_sums import DATA_SUMS
 from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
@@ -40,7 +41,7 @@ from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule, kinds_that_leave
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, COMPUTE_KINDS, Schedule, kinds_that_leave
 
 # Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
 LEFT_BY_ACTIONS: tuple[Transfer[RoundTable], ...] = (MESSAGES,)
@@ -322,4 +323,6 @@ class Folding:
     ) -> RoundTable:
         columns = self.compute.columns
         left = [transfer for transfer in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(transfer.name)).any()]
-        return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, (*left, *traffic))
+        sums = (DATA_SUMS,) if columns.is_kind(*BACKWARD_KINDS).any() else ()
+        traffic = (*left, *traffic, *sums)
+        return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic)

@@ -162,13 +162,6 @@ class RoundTable:
         return self.grid(completes_chunk(self.schedule, self.rounds), otherwise=0)
 
     @cached_property
-    def follows_completion(self) -> np.ndarray:
-        """[type] whether an action that completes a chunk's gradients may be in the round before."""
-        follows = np.zeros(self.num_types, dtype=bool)
-        follows[self.round_type[1:][self.completes[:-1].any(axis=1)]] = True
-        return follows
-
-    @cached_property
     def kinds(self) -> tuple[frozenset[Kind], ...]:
         """[type] the kinds of action that any device does in any round of the type."""
         return tuple(

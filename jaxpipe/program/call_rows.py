@@ -17,6 +17,7 @@ from jaxpipe.lowering.table import FILL
 from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.program.carry import Row
 from jaxpipe.program.optimizer_step import NAME
+from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.start import table_operands
 from jaxpipe.program.storage import Storage
 
@@ -44,15 +45,15 @@ def renumbered(table: RoundTable) -> Numbering:
     return Numbering(jnp.asarray(pages.renumbered), jnp.asarray(np.concatenate([inbox.renumbered, nobody], axis=1)))
 
 
-def rows_of_call(table: RoundTable, storage: Storage, call_type: jax.Array, call_index: jax.Array) -> Row:
+def rows_of_call(shapes: StepShapes, call_type: jax.Array, call_index: jax.Array) -> Row:
     """The lines of call t, leaves [D, R, ...].
 
     Batch b of a stage with the delay d uses W(b-d), in the place b-d of its chunk, modulo its 1+d versions. UPDATE
     of batch t-1 puts W(t) there, which has the place of W(t-1-d).
     """
+    table = shapes.table
     rows = jax.tree.map(
-        lambda grid: jnp.stack([grid[:, rounds] for rounds in table.calls])[call_type],
-        table_operands(table, storage),
+        lambda grid: jnp.stack([grid[:, rounds] for rounds in table.calls])[call_type], table_operands(shapes)
     )
     num_copies = np.array(table.copies_of_chunk)
     # The copies of all chunks lie one after the other, the versions of a chunk side by side.

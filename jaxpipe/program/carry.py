@@ -28,7 +28,6 @@ class Carry(NamedTuple):
 
     state: State  # including the message that the next action reads
     of: dict[str, PyTree]  # name of a channel -> what it carries
-    complete: jax.Array  # chunk whose gradients the next round sums over devices, or IDLE
 
 
 class Row(NamedTuple):
@@ -38,7 +37,6 @@ class Row(NamedTuple):
     stage: Integers
     chunk: Integers
     microbatch: Integers
-    completes: Integers  # whether the action is the last to add to its chunk's gradients
     pages: Integers  # [pool, layer]
     of: dict[str, PyTree]  # name of a channel -> what it reads
     copied_chunk: Any = None  # place of the chunk among the compute copies of all versions; None for its own index

@@ -12,6 +12,7 @@ knows none of them; what a table has not is not traced.
 | replica_gradients | gradients of one layer, from a stage's other holder to its owner | a buffer | running sums |
 | split_head | activations, statistics and gradients of a head on all devices | entries | entries, running sums |
 | shared_sums | gradients of embedding and head, without flush | running sums | masters, compute copies |
+| data_sums | gradients of a chunk, over `data` and other axes | running sums | the same, of all devices |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
 sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a round with
@@ -64,6 +65,11 @@ class Channel:
     actions: ClassVar[Mapping[Kind, Action]] = {}  # kinds of action that come with the channel
 
     @classmethod
+    def is_needed(cls, shapes: StepShapes) -> bool:
+        """Whether the step has anything of it, if its table has the transfer."""
+        return True
+
+    @classmethod
     def rows(cls, table: RoundTable) -> PyTree:
         """What a device reads in its row: a NamedTuple of grids [R, D, ...]."""
         raise NotImplementedError
@@ -82,12 +88,24 @@ class Channel:
         """Starts what travels in a round of the type; returns what will have arrived."""
         raise NotImplementedError
 
+    def beside(self, round_type: int, row: Row, carry: Carry, state: State) -> State:
+        """The state after what it does beside the action of the round."""
+        return state
+
     def store(self, round_type: int, row: Row, arrived: PyTree, carry: Carry) -> Carry:
         """Stores what has arrived, after the action of the round."""
         raise NotImplementedError
 
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Prepares what the next round sends."""
+        return carry
+
+    def rest(self, carry: Carry) -> Carry:
+        """The carry after a round of messages alone."""
+        return carry
+
+    def end(self, carry: Carry) -> Carry:
+        """The carry after the last round."""
         return carry
 
     @classmethod

@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import BATCH_AXES, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
-from jaxpipe.program.device_sums import reduce_chunk
-from jaxpipe.program.in_place import after, guarded_index, sequenced
+from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
 from jaxpipe.program.staged_params import StagedLayout
@@ -112,7 +110,6 @@ class DeviceStep:
         static_num_layers: layers of every stage if equal and several, which XLA then knows; else None.
         deterministic: whether sums over devices are added in mesh order.
         in_turn: whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`.
-        sums_when_complete: whether gradients of a chunk are summed over devices in the round after they are complete.
         boundary: embedding and head.
         wrap: changes an action of one microbatch where a device works on several batches; then batch, scale and random
             are those of all, in a first axis.
@@ -131,7 +128,6 @@ class DeviceStep:
     static_num_layers: int | None
     deterministic: bool
     in_turn: bool
-    sums_when_complete: bool
     boundary: Boundary
     wrap: Callable[[Action], Action] | None = None
     of: Mapping[str, Any] = field(default_factory=dict)
@@ -172,19 +168,8 @@ class DeviceStep:
             static_num_layers=layers_per_stage[0] if is_known else None,
             deterministic=deterministic,
             in_turn=in_turn,
-            sums_when_complete=any(part.is_summed for part in jax.tree.leaves(shapes.parts["layers"])),
             boundary=boundary,
         )
-
-    def reduce(self, chunk: jax.Array, state: State) -> State:
-        """Returns `state` with the gradients of `chunk` summed over the devices that have terms; as is for IDLE."""
-
-        def reduce(grads: PyTree, _: jax.Array) -> PyTree:
-            return reduce_chunk(grads, self.shapes.parts["layers"], chunk, deterministic=self.deterministic)
-
-        # Ordered like an access to storage: on CPUs its collectives would else meet others that stand in loops.
-        layers, num_done = sequenced(chunk != IDLE, reduce, state.grads["layers"], state.num_done)
-        return state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
 
     @property
     def layer_scale(self) -> PyTree:

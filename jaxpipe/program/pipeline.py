@@ -241,7 +241,7 @@ class Pipeline:
         # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
         shapes = self._shapes(table, params, batch, random=key is not None)
-        rows = table_operands(table, shapes.storage)
+        rows = table_operands(shapes)
         if is_run is not None:
             # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
             rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))

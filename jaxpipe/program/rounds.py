@@ -2,14 +2,12 @@
 
 The action does not depend on the permutes of its round, so they run while it computes. The barrier keeps the compiler
 from finishing a permute before the action has begun, or starting it after. All that travels is a list of channels
-(`jaxpipe.program.channel`), of which messages are the first. The gradients of a chunk that an action has completed are
-summed over devices a round later, when the action's message has left: else, at the end of the step, each stage would
-wait for the sums of all before it.
+(`jaxpipe.program.channel`), of which messages are the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -18,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpipe.lowering import IDLE, RoundTable
+from jaxpipe.lowering import RoundTable
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
@@ -51,10 +49,10 @@ def run_rounds(
     """
     channels = channels_of(step)
     step = with_layer_channels(step, channels)
-    messages = channels[0]
+    messages, *others = channels
     assert isinstance(messages, Messages)  # every table has them, and first
     types = range(table.num_types)
-    light = [index for index in types if has_messages_alone(table, index, sums=step.sums_when_complete)]
+    light = [index for index in types if has_messages_alone(table, index, [channel.name for channel in others])]
     # Rounds of messages alone are many and small: one loop for all of their types keeps the program small.
     loops = [[index] for index in types if index not in light] + [light] * bool(light)
     place = {index: (loop, branch) for loop, members in enumerate(loops) for branch, index in enumerate(members)}
@@ -69,7 +67,7 @@ def run_rounds(
             r, carry = walk
             row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
             if loops[loop] is light:
-                return r + 1, _round_of_messages(messages, light, branch_of[r], row, carry)
+                return r + 1, _round_of_messages(messages, others, light, branch_of[r], row, carry)
             # A loop's members are one type, unless it is that of the rounds of messages.
             return r + 1, _round(channels, loops[loop][0], step, row, carry)
 
@@ -79,29 +77,25 @@ def run_rounds(
         return reduce(run_loop, range(len(loops)), walk)
 
     _, carry = lax.while_loop(lambda walk: loop_of[walk[0]] != END, run_loops, (jnp.int32(0), carry))
-    # The loop sums a chunk one round after it is complete, so chunks that the last round completes are summed here.
-    if step.sums_when_complete and table.completes[-1].any():
-        carry = carry._replace(state=step.reduce(carry.complete, carry.state))
+    for channel in channels:
+        carry = channel.end(carry)
     return carry
 
 
-def has_messages_alone(table: RoundTable, round_type: int, *, sums: bool) -> bool:
+def has_messages_alone(table: RoundTable, round_type: int, others: Iterable[str]) -> bool:
     """Whether no device does anything in rounds of this type but send and receive messages.
 
     Args:
         table: round table of the step.
         round_type: type of the rounds.
-        sums: whether gradients of a chunk are summed in the round after they are complete.
+        others: names of the channels of the step beside messages.
     """
-    _, *others = table.transfers
-    return not (
-        table.kinds[round_type]
-        or any(table.is_at_work(name, round_type) for name in others)
-        or (sums and table.follows_completion[round_type])
-    )
+    return not (table.kinds[round_type] or any(table.is_at_work(name, round_type) for name in others))
 
 
-def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Array, row: Row, carry: Carry) -> Carry:
+def _round_of_messages(
+    messages: Messages, others: Sequence[Channel], types: Sequence[int], index: jax.Array, row: Row, carry: Carry
+) -> Carry:
     """A round of `types[index]`, in which messages travel and nothing else."""
 
     def exchange(round_type: int, own: jax.Array, waiting: Waiting) -> tuple[jax.Array, Waiting]:
@@ -112,7 +106,10 @@ def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Arra
     branches = [partial(exchange, round_type) for round_type in types]
     message, waiting = lax.switch(index, branches, carry.state.message, carry.of[messages.name])
     state = carry.state._replace(message=message)
-    return with_part(carry, messages.name, waiting, state)._replace(complete=jnp.int32(IDLE))
+    carry = with_part(carry, messages.name, waiting, state)
+    for channel in others:
+        carry = channel.rest(carry)
+    return carry
 
 
 def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: Row, carry: Carry) -> Carry:
@@ -131,8 +128,8 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
     # Sorted, so that every process traces the same program: a set has no order.
     for kind in sorted(table.kinds[round_type], reverse=True):
         state = actions.run(step, Kind(kind), row, state)
-    if step.sums_when_complete and table.follows_completion[round_type]:
-        state = step.reduce(carry.complete, state)
+    for channel in channels:
+        state = channel.beside(round_type, row, carry, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
     arrived, own, grads = lax.optimization_barrier((arrived, state.message, state.grads))
@@ -143,5 +140,4 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
         carry = channel.store(round_type, row, arrived[channel.name], carry)
     for channel in channels:
         carry = channel.read(round_type, row, carry)
-    # A round late: then the action's message has left, and nobody waits behind the sums.
-    return carry._replace(complete=jnp.where(row.completes == 1, row.chunk, IDLE))
+    return carry

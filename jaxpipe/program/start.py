@@ -8,26 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.program.carry import Carry, Row, State
-from jaxpipe.program.channels import CHANNELS
+from jaxpipe.program.channels import CHANNELS, needed
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.storage import Storage, empty_pages
+from jaxpipe.program.storage import empty_pages
 
 PyTree = Any
 
 
-def table_operands(table: RoundTable, storage: Storage) -> Row:
-    """The table's grids as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices."""
+def table_operands(shapes: StepShapes) -> Row:
+    """The grids of a step's table as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices."""
+    table = shapes.table
     rows = Row(
         kind=table.kind,
         stage=table.stage,
         chunk=table.chunk,
         microbatch=table.microbatch,
-        completes=table.completes,
-        pages=np.stack([pages.of_layer for pages in storage.grids], axis=2),
-        of={name: CHANNELS[name].rows(table) for name in table.transfers},
+        pages=np.stack([pages.of_layer for pages in shapes.storage.grids], axis=2),
+        of={name: CHANNELS[name].rows(table) for name in needed(shapes)},
         # Which copy a chunk has depends on the call, which the step adds.
         copied_chunk=table.chunk if table.num_calls > 1 else None,
     )
@@ -44,7 +43,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         num_done: int32, which waits for what made `params`.
     """
     table = shapes.table
-    names = shapes.table.transfers
+    names = needed(shapes)
     # Forwards alone sum no gradients: an empty tree traces nothing.
     sums = params if table.has_backward else {"shared": (), "layers": ()}
     state = State(
@@ -56,7 +55,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )
-    return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names}, complete=jnp.int32(IDLE))
+    return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names})
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:

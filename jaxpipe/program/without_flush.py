@@ -279,7 +279,7 @@ class Stream:
             batches,
             scale_of_each(shapes.losses.joined, scale, shape=(NUM_BATCHES,)),
             None if keys is None else jax.random.key_data(keys),
-            rows_of_call(table, shapes.storage, call_type, call_index),
+            rows_of_call(shapes, call_type, call_index),
             call_type,
             shrink,
             renumbered(table),
@@ -299,7 +299,6 @@ class Stream:
             on_device,
             batch=batches,
             random=random,
-            sums_when_complete=False,  # an UPDATE sums itself
             wrap=in_its_batch,
             of={NAME: updates},
         )

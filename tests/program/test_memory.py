@@ -21,7 +21,6 @@ from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.start import table_operands
-from jaxpipe.program.storage import SavedResiduals, make_storage
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step
 
@@ -65,7 +64,7 @@ def compiled(name: str, num_microbatches: int, *, num_devices: int = 4):
         build(name, num_devices=num_devices, num_microbatches=num_microbatches), num_layers=num_devices
     )
     shape = (num_microbatches, tiny_gpt.MICROBATCH_SIZE, tiny_gpt.SEQ_LEN)
-    return pipeline, compile_for(pipeline, lambda: tiny_gpt.make_params(num_devices), shape)[0]
+    return pipeline, *compile_for(pipeline, lambda: tiny_gpt.make_params(num_devices), shape)
 
 
 def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
@@ -83,8 +82,8 @@ def compile_for(pipeline: Pipeline, make_params, shape: tuple[int, ...]) -> tupl
 
 def bytes_sized_by_n(name: str, num_microbatches: int) -> int:
     """Of the tables, for all devices, and of token ids and targets."""
-    pipeline, _ = compiled(name, num_microbatches)
-    rows = table_operands(pipeline.table, make_storage(pipeline.table, SavedResiduals(())))
+    pipeline, _, *arguments = compiled(name, num_microbatches)
+    rows = table_operands(pipeline.shapes(*arguments, random=False))
     tables = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     return tables + 2 * 4 * num_microbatches * tiny_gpt.MICROBATCH_SIZE * tiny_gpt.SEQ_LEN
 

@@ -9,25 +9,32 @@ import jax
 
 from jaxpipe.program.carry import State
 from jaxpipe.program.channel import Channel
+from jaxpipe.program.channels.data_sums import DataSums
 from jaxpipe.program.channels.messages import Messages
 from jaxpipe.program.channels.parked_pages import ParkedPages
 from jaxpipe.program.channels.replica_gradients import ReplicaGradients
 from jaxpipe.program.channels.shared_sums import SharedSums
 from jaxpipe.program.channels.split_head import SplitHead
 from jaxpipe.program.device import DeviceStep
+from jaxpipe.program.shapes import StepShapes
 
-__all__ = ["CHANNELS", "channels_of", "measured_by", "with_layer_channels"]
+__all__ = ["CHANNELS", "channels_of", "measured_by", "needed", "with_layer_channels"]
 
 # Name of a transfer -> its channel.
 CHANNELS: dict[str, type[Channel]] = {
-    channel.name: channel for channel in (Messages, ParkedPages, ReplicaGradients, SplitHead, SharedSums)
+    channel.name: channel for channel in (Messages, ParkedPages, ReplicaGradients, SplitHead, SharedSums, DataSums)
 }
 
 
+def needed(shapes: StepShapes) -> tuple[str, ...]:
+    """The names of the channels of a step: those of its table, as far as the step has anything of them."""
+    return tuple(name for name in shapes.table.transfers if CHANNELS[name].is_needed(shapes))
+
+
 def channels_of(step: DeviceStep) -> tuple[Channel, ...]:
-    """The channels of a step's table on this device, messages first."""
-    table = step.shapes.table
-    return tuple(CHANNELS[name](table, step.shapes, step) for name in table.transfers)
+    """The channels of a step on this device, messages first."""
+    shapes = step.shapes
+    return tuple(CHANNELS[name](shapes.table, shapes, step) for name in needed(shapes))
 
 
 def with_layer_channels(step: DeviceStep, channels: Sequence[Channel]) -> DeviceStep:
