@@ -22,7 +22,15 @@ __all__ = ["CHANNELS", "channels_of", "measured_by", "needed", "with_layer_chann
 
 # Name of a transfer -> its channel.
 CHANNELS: dict[str, type[Channel]] = {
-    channel.name: channel for channel in (Messages, ParkedPages, ReplicaGradients, SplitHead, SharedSums, DataSums)
+    channel.name: channel
+    for channel in (
+        Messages,
+        ParkedPages,
+        ReplicaGradients,
+        SplitHead,
+        SharedSums,
+        DataSums,
+    )
 }
 
 
