@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    own, for_processes = arguments[:split], arguments[split + 1 :]
+    own = arguments[:split]
+    for_processes = arguments[split + 1 :]
 
     def command() -> int:
         values = FlagValues()
@@ -70,7 +71,9 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     commands = commands_of(("-m", values.module), arguments, count)
     per_device = values.processes_per_device
     devices = _shared_devices(count, per_device) if per_device > 1 else _devices(count)
-    environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | each for each in devices]
+    environments = [
+        os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices
+    ]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
 
@@ -86,14 +89,14 @@ def _shared_devices(count: int, per_device: int) -> list[dict[str, str]]:
     nccl = shared_device.installed_nccl()
     wanted = [shared_device.variables(process, processes_per_device=per_device, nccl=nccl) for process in range(count)]
     given = shared_device.given(os.environ)
-    found = f"NCCL {shared_device.in_words(nccl)}" if nccl else "no NCCL found: sockets, which every version takes"
-    lines = [f"{per_device} processes on each device; {found}"]
+    transport = f"NCCL {shared_device.in_words(nccl)}" if nccl else "no NCCL found: sockets, which every version takes"
+    lines = [f"{per_device} processes on each device; {transport}"]
     for name in wanted[0]:
-        values = [each[name] for each in wanted]
+        values = [variables[name] for variables in wanted]
         new = f"{name}={' '.join(values if len(set(values)) > 1 else values[:1])}"
         lines.append(f"{name} stays {given[name]}" if name in given else new)
     print("\n".join(f"jaxpipe.launch: {line}" for line in lines), file=sys.stderr, flush=True)
-    return [{name: value for name, value in each.items() if name not in given} for each in wanted]
+    return [{name: value for name, value in variables.items() if name not in given} for variables in wanted]
 
 
 def check(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -107,7 +110,8 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
                 repair="give the module's name with dots, without .py",
             )
         )
-    count, per_device = values.num_processes, values.processes_per_device
+    count = values.num_processes
+    per_device = values.processes_per_device
     if count % per_device:
         raise ConfigError(
             explain(

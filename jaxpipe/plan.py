@@ -88,7 +88,8 @@ def execute(values: FlagValues) -> None:
     """Searches, prints the plan, and writes the config of a row if that is asked for."""
     if not values.write_config:
         check_unused(values, ["overwrite"], "it needs --write_config")
-    config, topology = values.config, parse_topology(values.topology)
+    config = values.config
+    topology = parse_topology(values.topology)
     for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):
         register_file(path)
     if values.allow_delayed:
@@ -102,7 +103,7 @@ def execute(values: FlagValues) -> None:
     source = roofline
     if values.costs:
         source = read_costs(*values.costs, otherwise=roofline)
-        for kind in dict.fromkeys(str(each.identity.get("device_kind")) for each in source.measurements):
+        for kind in dict.fromkeys(str(measurement.identity.get("device_kind")) for measurement in source.measurements):
             cores = with_such_cores(kind)
             if cores is None or cores.bf16_flops_per_s != topology.hardware.bf16_flops_per_s:
                 print(f"costs        measured on {kind}, planned for {topology.hardware.description}", file=sys.stderr)

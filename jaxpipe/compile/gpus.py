@@ -91,7 +91,8 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
                 repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
             )
         )
-    mesh, axes = config.mesh, mesh_axes(config)
+    mesh = config.mesh
+    axes = mesh_axes(config)
     num_needed = math.prod(axes.values())
     if num_needed != topology.num_gpus:
         raise ConfigError(

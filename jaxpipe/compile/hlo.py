@@ -57,18 +57,19 @@ class Computation:
 
 def computations(text: str) -> tuple[dict[str, Computation], str]:
     """All computations of an HLO module by name, and the name of its entry."""
-    found: dict[str, Computation] = {}
-    entry, current = "", Computation()
+    by_name: dict[str, Computation] = {}
+    entry = ""
+    current = Computation()
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
-            current = found[header[2]] = Computation()
+            current = by_name[header[2]] = Computation()
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.match(line):
             instruction = Instruction(match[2], re.sub(r"\{[^}]*\}", "", match[3]), match[4], match[5])
             current.instructions.append(instruction)
             if match[1]:
                 current.root = instruction
-    return found, entry
+    return by_name, entry
 
 
 def collectives_in(text: str) -> set[str]:
@@ -94,19 +95,19 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     Raises:
         ValueError: the program has no loop.
     """
-    found, entry = computations(text)
+    by_name, entry = computations(text)
     shapes = set(shapes)
-    outside = [i for name in _reachable(found, [entry]) for i in found[name].instructions]
-    loops = _reachable(found, [c for i in outside if i.opcode == "while" for c in i.called])
+    outside = [i for name in _reachable(by_name, [entry]) for i in by_name[name].instructions]
+    loops = _reachable(by_name, [c for i in outside if i.opcode == "while" for c in i.called])
     if not loops:
         raise ValueError("the program has no loop, so there is nothing to count in")
     return [
         instruction
         for name in sorted(loops)
-        for instruction in found[name].instructions
+        for instruction in by_name[name].instructions
         if shapes.intersection(re.findall(r"\w+\[[\d,]*\]", instruction.shape))
         and instruction.opcode not in _PASSES
-        and not _updates_in_place(found, instruction)
+        and not _updates_in_place(by_name, instruction)
     ]
 
 
@@ -115,11 +116,11 @@ def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, s
     pairs: dict[str, set[tuple[int, int]]] = {}
     for computation in computations(text)[0].values():
         for instruction in computation.instructions:
-            found = scope.search(instruction.rest)
-            if instruction.opcode in ("collective-permute", "collective-permute-start") and found:
+            named = scope.search(instruction.rest)
+            if instruction.opcode in ("collective-permute", "collective-permute-start") and named:
                 listed = re.search(r"source_target_pairs=\{(?:\{\d+,\d+\},?)*\}", instruction.rest)
                 numbers = re.findall(r"\{(\d+),(\d+)\}", listed[0] if listed else "")
-                pairs.setdefault(found[1], set()).update((int(s), int(t)) for s, t in numbers)
+                pairs.setdefault(named[1], set()).update((int(s), int(t)) for s, t in numbers)
     return pairs
 
 
@@ -136,14 +137,14 @@ def overlapped_permutes(
         scope: pattern of the scopes to count; None counts all. Permutes that XLA has combined count as one.
         opcode: of other collectives, as "all-reduce".
     """
-    found, _ = computations(text)
+    by_name, _ = computations(text)
     num_permutes = num_hidden = 0
-    for computation in found.values():
+    for computation in by_name.values():
         started: dict[str, int] = {}
         num_actions = 0
         for instruction in computation.instructions:
             is_asked_for = scope is None or scope.search(instruction.rest) is not None
-            num_actions += _multiplies_matrices(found, instruction)
+            num_actions += _multiplies_matrices(by_name, instruction)
             if instruction.opcode in (opcode, f"{opcode}-start"):
                 num_permutes += is_asked_for
                 if is_asked_for and not _is_synchronous(instruction):
@@ -185,14 +186,14 @@ def num_instructions(text: str) -> int:
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
 
 
-def _reachable(found: dict[str, Computation], names: list[str]) -> set[str]:
+def _reachable(by_name: dict[str, Computation], names: list[str]) -> set[str]:
     """Computations that run when `names` run, without the insides of fusions, which write no buffers."""
     seen: set[str] = set()
     while names:
         name = names.pop()
-        if name in found and name not in seen:
+        if name in by_name and name not in seen:
             seen.add(name)
-            names += [c for i in found[name].instructions if i.opcode != "fusion" for c in i.called]
+            names += [c for i in by_name[name].instructions if i.opcode != "fusion" for c in i.called]
     return seen
 
 
@@ -200,12 +201,12 @@ def _is_synchronous(permute: Instruction) -> bool:
     return '"is_sync":true' in permute.rest
 
 
-def _multiplies_matrices(found: dict[str, Computation], instruction: Instruction) -> bool:
+def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a matmul, or a loop with one."""
-    inside = _reachable(found, instruction.called) if instruction.opcode == "while" else ()
+    inside = _reachable(by_name, instruction.called) if instruction.opcode == "while" else ()
     return any(
-        each.opcode == "dot" or _MATRIX_PRODUCT.search(each.rest)
-        for each in (instruction, *(each for name in inside for each in found[name].instructions))
+        candidate.opcode == "dot" or _MATRIX_PRODUCT.search(candidate.rest)
+        for candidate in (instruction, *(candidate for name in inside for candidate in by_name[name].instructions))
     )
 
 
@@ -218,11 +219,11 @@ def _has_collective(of_name: dict[str, Computation], instruction: Instruction) -
     )
 
 
-def _updates_in_place(found: dict[str, Computation], instruction: Instruction) -> bool:
+def _updates_in_place(computed: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether a fusion ends in updates of slices, one for each of its results."""
     if instruction.opcode != "fusion":
         return False
-    fused = found[instruction.called[0]]
+    fused = computed[instruction.called[0]]
     by_name = {i.name: i for i in fused.instructions}
     ends = [fused.root]
     if fused.root and fused.root.opcode == "tuple":

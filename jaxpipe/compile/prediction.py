@@ -73,7 +73,8 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
         has_dropout: whether the step uses dropout.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    of_step, workspace = step.shapes(state.params, shapes), update_bytes(step, state)
+    of_step = step.shapes(state.params, shapes)
+    workspace = update_bytes(step, state)
     workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
     workspace["layer_backward"] += meeting_bytes(of_step)
     return Prediction(
@@ -94,7 +95,8 @@ def update_bytes(step: Step, state: PyTree) -> dict[str, int]:
     is_staged = has_tree_of(state.params)
     nodes = [node for node in jax.tree.leaves(state.optimizer, is_leaf=is_staged) if is_staged(node)]
     num_rows = step.schedule.placement.num_chunks * max(step.pipeline.layers_per_stage)
-    masters, parts = state.params["layers"], step.pipeline.parts(state.params)["layers"]
+    masters = state.params["layers"]
+    parts = step.pipeline.parts(state.params)["layers"]
     summed = [leaf for leaf, part in zip(*map(jax.tree.leaves, (masters, parts)), strict=True) if part.is_summed]
     return {"update": sum(map(bytes_per_device, (summed, masters, *(node["layers"] for node in nodes)))) // num_rows}
 
@@ -120,14 +122,19 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         split.
     """
     shapes = pipeline.shapes(params, batch, random=has_dropout)
-    functions, x, microbatch = pipeline.functions, shapes.message, shapes.microbatch
-    shared, layers = shapes.copies["shared"], _stacked(shapes.copies["layer"])
+    functions = pipeline.functions
+    x = shapes.message
+    microbatch = shapes.microbatch
+    shared = shapes.copies["shared"]
+    layers = _stacked(shapes.copies["layer"])
     saved = shapes.storage.saved
     pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
-    index, losses = _like((), np.int32), shapes.losses
+    index = _like((), np.int32)
+    losses = shapes.losses
     result = (x, losses.layers) if losses.layers else x
-    vjp, split = shapes.vjp, shapes.split
+    vjp = shapes.vjp
+    split = shapes.split
     assert vjp
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
@@ -146,7 +153,8 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
         assert split
-        params, residuals = _at(layers, i), _at(pages, i)
+        params = _at(layers, i)
+        residuals = _at(pages, i)
         dx, grads, deferred = split.input_gradient(params, residuals, dy, *given)
         return _added(sums, grads, i), dx, deferred
 

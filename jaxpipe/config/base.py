@@ -165,7 +165,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
 
 def _with_names_of_others(text: str) -> str:
     """`text` of ml_collections with what other trainers' name in it is here, and its guess only if that is close."""
-    named, guess = re.search(r'^Key "(\w+)" does not exist', text), re.search(r'\s*Did you mean "(\w+)"[^\n?]*\?', text)
+    named = re.search(r'^Key "(\w+)" does not exist', text)
+    guess = re.search(r'\s*Did you mean "(\w+)"[^\n?]*\?', text)
     if not named:
         return text
     if other := elsewhere(named[1]):

@@ -58,7 +58,8 @@ def most_of(path: str, value: float) -> float | None:
 
 def check_together(paths: Sequence[str], values: Sequence[int]) -> None:
     """Raises ConfigError if the product of fields, a key of `TOGETHER`, is more than can be meant."""
-    product, most = 1, TOGETHER[tuple(paths)]
+    product = 1
+    most = TOGETHER[tuple(paths)]
     for value in values:
         product *= value
     if product > most:

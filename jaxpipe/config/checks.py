@@ -33,7 +33,8 @@ from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 from jaxpipe.files import local_path
 
 DTYPES = ("float32", "bfloat16")
-OPTIMIZERS, RATES = ("adamw", "muon", "lion", "sgd"), ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer
+OPTIMIZERS = ("adamw", "muon", "lion", "sgd")
+RATES = ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer
 AT_LEAST_ZERO = (
     "model.embedding_dropout",
     "model.attention_dropout",
@@ -58,7 +59,7 @@ AT_LEAST_ZERO = (
 
 AT_LEAST_ONE = ("model.rope_scaling_factor",)
 
-SMALLEST, LARGEST = (float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
+SMALLEST, LARGEST = (float(bound) for bound in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
 # Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
 LESS_THAN_ONE = (
     "model.embedding_dropout",
@@ -94,15 +95,15 @@ def check_given(config: ConfigDict) -> None:
 
 def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]], *, name: str) -> None:
     for checks in rounds:
-        found = []
-        for one in checks(config):
+        errors = []
+        for check_rule in checks(config):
             try:
-                one()
+                check_rule()
             except JaxpipeError as error:
-                found.append(f"  {error}")
-        if found:
-            rules = "1 rule" if len(found) == 1 else f"{len(found)} rules"
-            raise ConfigError("\n".join([f"{rules} broken in {name}", *found]))
+                errors.append(f"  {error}")
+        if errors:
+            rules = "1 rule" if len(errors) == 1 else f"{len(errors)} rules"
+            raise ConfigError("\n".join([f"{rules} broken in {name}", *errors]))
 
 
 def _family(config: ConfigDict) -> Checks:
@@ -232,7 +233,8 @@ def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
     Raises:
         ConfigError: there is no such model.
     """
-    anatomy, sizes = model_config(config).anatomy, {}
+    anatomy = model_config(config).anatomy
+    sizes = {}
     if row.splits_kernels:
         sizes |= {
             TABLE_ROWS: anatomy.num_rows,
@@ -255,7 +257,8 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
         sizes = sizes_to_divide(config, row)
     except ConfigError:
         return  # `check` reports it by itself
-    name, number = f"mesh.{row.name}", config.mesh[row.name]
+    name = f"mesh.{row.name}"
+    number = config.mesh[row.name]
     broken = {path: size for path, size in sizes.items() if size % number}
     if row.splits_kernels and not broken:
         _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
@@ -306,7 +309,8 @@ def check_batch(config: ConfigDict) -> None:
     parts = written(config.mesh, BATCH_AXES, prefix="mesh.")
     remainder = batch_size % num_parts
     if remainder:
-        lower, upper = batch_size - remainder, batch_size - remainder + num_parts
+        lower = batch_size - remainder
+        upper = batch_size - remainder + num_parts
         nearest = upper if not lower or upper - batch_size < remainder else lower
         raise ConfigError(
             explain(
@@ -335,7 +339,8 @@ def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
 
 def check_warm_up(config: ConfigDict) -> None:
     """Raises ConfigError if the learning rate would not reach its peak."""
-    warmup, steps = config.optimizer.warmup_steps, config.train.steps
+    warmup = config.optimizer.warmup_steps
+    steps = config.train.steps
     if warmup and warmup >= steps:
         raise ConfigError(
             explain(
@@ -348,7 +353,8 @@ def check_warm_up(config: ConfigDict) -> None:
 
 def check_kept_steps(config: ConfigDict) -> None:
     """Raises ConfigError if keep_every names steps at which no checkpoint is saved."""
-    every, kept = config.checkpoint.save_every, config.checkpoint.keep_every
+    every = config.checkpoint.save_every
+    kept = config.checkpoint.keep_every
     if kept and (not every or kept % every):
         nearest = max(every, round(kept / every) * every) if every else kept
         repair = f"set checkpoint.keep_every={nearest}" if every else f"set checkpoint.save_every={kept}, or a divisor"
@@ -364,7 +370,8 @@ def check_kept_steps(config: ConfigDict) -> None:
 
 def check_best(config: ConfigDict) -> None:
     """Raises ConfigError if keep_best compares checkpoints whose held-out loss is not measured."""
-    every, measured = config.checkpoint.save_every, config.train.eval_every
+    every = config.checkpoint.save_every
+    measured = config.train.eval_every
     if config.checkpoint.keep_best and (not every or every % measured):
         nearest = max(measured, round(every / measured) * measured)
         raise ConfigError(

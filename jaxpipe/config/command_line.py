@@ -91,14 +91,14 @@ def raised_by_config(error: BaseException) -> bool:
 def _lacking(config: ConfigDict) -> list[str]:
     """The sections, and in the others the fields, that `config` does not have."""
     model = config.get("model")
-    found = []
+    lacking = []
     for section, fields in base_config(model.get("family", "gpt") if isinstance(model, ConfigDict) else "gpt").items():
         given = config.get(section)
         if not isinstance(given, ConfigDict):
-            found.append(section)
+            lacking.append(section)
             continue
-        found += [f"{section}.{field}" for field in fields if field not in given]
-    return found
+        lacking += [f"{section}.{field}" for field in fields if field not in given]
+    return lacking
 
 
 def _error(what: str, picture: str, repair: str) -> ConfigError:
@@ -204,12 +204,12 @@ def define_process_flags(values: FlagValues) -> None:
 
 def value_of(flag: str, arguments: Sequence[str]) -> str:
     """The value of `--flag=VALUE` or `--flag VALUE` before the flags are parsed; empty if it is not given."""
-    found = ""
+    last = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, separator, value = argument.partition("=")
         if name in (f"--{flag}", f"-{flag}"):
-            found = value if separator else following
-    return found  # the last one wins, as in absl
+            last = value if separator else following
+    return last  # the last one wins, as in absl
 
 
 def early_values(define: Callable[[FlagValues], None], arguments: Sequence[str]) -> FlagValues:

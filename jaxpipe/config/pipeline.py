@@ -192,7 +192,9 @@ def forget_files() -> None:
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
-    path, mesh, pipeline = config.pipeline.schedule, config.mesh, config.pipeline
+    path = config.pipeline.schedule
+    mesh = config.mesh
+    pipeline = config.pipeline
     sizes = (
         ("mesh.pipe", mesh.pipe, schedule.num_devices),
         ("pipeline.num_microbatches", pipeline.num_microbatches, schedule.batch_size),
@@ -234,7 +236,8 @@ def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
 
 
 def _check_enough_layers(config: ConfigDict) -> None:
-    num_stages, num_chunks = _num_stages(config), outline(config).placement.num_chunks
+    num_stages = _num_stages(config)
+    num_chunks = outline(config).placement.num_chunks
     if num_stages > config.model.num_layers:
         fewer = f"mesh.pipe={max(1, config.model.num_layers // num_chunks)} or less, or "
         if is_file_name(config.pipeline.schedule):  # its devices and stages are fixed
@@ -269,7 +272,9 @@ def _check_costs_unset(config: ConfigDict) -> None:
 
 
 def _explicit(config: ConfigDict) -> tuple[int, ...]:
-    text, num_layers, num_stages = config.pipeline.layers_per_stage, config.model.num_layers, _num_stages(config)
+    text = config.pipeline.layers_per_stage
+    num_layers = config.model.num_layers
+    num_stages = _num_stages(config)
     balanced = ",".join(map(str, balanced_split(num_layers, num_stages)))
     repair = f"set pipeline.layers_per_stage={AUTO!r}, which is {balanced!r}"
     try:

@@ -72,13 +72,15 @@ class Makespans:
 
 def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     """The makespans of `clock.schedule` at `seconds`; `exchanged_s` is the makespan of `simulate`."""
-    columns, num_devices = clock.schedule.columns, clock.schedule.num_devices
+    columns = clock.schedule.columns
+    num_devices = clock.schedule.num_devices
     duration = seconds.of_kind[columns.kind, columns.stage]
     work_s = float(np.bincount(columns.device, duration, minlength=num_devices).max(initial=0.0))
     duration[clock.transfers] = clock.transfer_times(
         seconds.latency, seconds.per_byte, seconds.slot_bytes, seconds.exchange_bytes
     )
-    is_compute, is_sync = columns.is_kind(*COMPUTE_KINDS), columns.kind == Kind.SYNC
+    is_compute = columns.is_kind(*COMPUTE_KINDS)
+    is_sync = columns.kind == Kind.SYNC
     travel = clock.travel_times(seconds.message, meeting=0.0)  # collectives of a split head are in its S and T
 
     start, end = clock.run(duration, travel)
@@ -115,12 +117,13 @@ def ends(
     """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
     schedules = [named_schedule(name, num_devices, num, options, woven) for num in few]
-    last = [makespans(clock_of(each), seconds) for each in schedules]
+    last = [makespans(clock_of(schedule), seconds) for schedule in schedules]
     if len(few) == 1:
         return last[0]
     less, more = last
     num_periods = (num_microbatches - few[0]) / (few[1] - few[0])
-    first, second = astuple(less), astuple(more)
+    first = astuple(less)
+    second = astuple(more)
     work_s = more.work_s - less.work_s
     return Makespans(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
 

@@ -65,16 +65,18 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
         ScheduleError: the schedule cannot be built.
     """
-    found, wanted = _costs_of(config, topology), config.pipeline.vocab_over_pipe
+    costs = _costs_of(config, topology)
+    wanted = config.pipeline.vocab_over_pipe
     if wanted == AUTO:
-        is_shorter = topology is not None and _is_shorter_split(config, topology, found.costs)
+        is_shorter = topology is not None and _is_shorter_split(config, topology, costs.costs)
         wanted = "true" if is_written_with_head(config) or is_shorter else "false"
-    return replace(found, vocab_over_pipe=wanted)
+    return replace(costs, vocab_over_pipe=wanted)
 
 
 def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> bool:
     """Whether a step is estimated to be shorter if the vocabulary is split over `pipe`; not if it cannot be."""
-    split, pipeline = copy.deepcopy(config), config.pipeline
+    split = copy.deepcopy(config)
+    pipeline = config.pipeline
     split.pipeline.vocab_over_pipe = "true"
     is_balanced = not (pipeline.embedding_layers or pipeline.head_layers)
     try:
@@ -101,7 +103,8 @@ def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
     Raises:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
     """
-    pipeline, costs = config.pipeline, config.pipeline.costs
+    pipeline = config.pipeline
+    costs = config.pipeline.costs
     if are_decided(costs):
         return Decided(costs, "pipeline.costs")
     if is_costs_file(costs):

@@ -73,19 +73,19 @@ class Measurement:
                 raise ValueError(f"microbatch size {size}: {said}")
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Measurement:
+    def from_json(cls, written: dict[str, Any]) -> Measurement:
         """Returns the measurement that `to_json` has written.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: `found` is something else.
         """
-        if found["format"] != FORMAT:
-            raise ValueError(f"format {found['format']}, not {FORMAT}")
-        values = {field.name: found[field.name] for field in fields(cls) if field.name != "head_parts"}
-        values["head_parts"] = found.get("head_parts", 1)
-        values["times"] = {int(size): Times(**times) for size, times in found["times"].items()}
-        values["spread_ratio"] = {int(size): ratio for size, ratio in found["spread_ratio"].items()}
-        values["link"] = None if found["link"] is None else Link(**found["link"])
+        if written["format"] != FORMAT:
+            raise ValueError(f"format {written['format']}, not {FORMAT}")
+        values = {field.name: written[field.name] for field in fields(cls) if field.name != "head_parts"}
+        values["head_parts"] = written.get("head_parts", 1)
+        values["times"] = {int(size): Times(**times) for size, times in written["times"].items()}
+        values["spread_ratio"] = {int(size): ratio for size, ratio in written["spread_ratio"].items()}
+        values["link"] = None if written["link"] is None else Link(**written["link"])
         return cls(**values)
 
 
@@ -107,8 +107,9 @@ class Measured:
         Raises:
             ConfigError: the model has not been measured, or neither its microbatch size nor a smaller and a larger one.
         """
-        found = self._measurement(setting)
-        size, sizes = setting.microbatch_size, sorted(found.times)
+        measurement = self._measurement(setting)
+        size = setting.microbatch_size
+        sizes = sorted(measurement.times)
         if not sizes[0] <= size <= sizes[-1]:
             raise ConfigError(
                 explain(
@@ -118,14 +119,17 @@ class Measured:
                     repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
                 )
             )
-        columns = {field.name: [getattr(found.times[each], field.name) for each in sizes] for field in fields(Times)}
+        columns = {
+            field.name: [getattr(measurement.times[of_size], field.name) for of_size in sizes]
+            for field in fields(Times)
+        }
         timed = {name: column for name, column in columns.items() if None not in column}
         times = Times(**{name: float(np.interp(size, sizes, column)) for name, column in timed.items()})
-        return _with_update_of(self._with_head_of(times, found, setting), found, setting)
+        return _with_update_of(self._with_head_of(times, measurement, setting), measurement, setting)
 
-    def _with_head_of(self, times: Times, found: Measurement, setting: Setting) -> Times:
+    def _with_head_of(self, times: Times, measurement: Measurement, setting: Setting) -> Times:
         """`times` with the collectives of S and T, and without both where `setting` has other ones or none."""
-        if not setting.vocab_over_pipe or found.head_parts != setting.pipe:
+        if not setting.vocab_over_pipe or measurement.head_parts != setting.pipe:
             return replace(times, statistics_s=None, gradients_s=None)
         assert times.statistics_s is not None
         assert times.gradients_s is not None
@@ -138,7 +142,7 @@ class Measured:
         Raises:
             ConfigError: the link has not been measured.
         """
-        links = [each.link for each in self.measurements if each.link is not None]
+        links = [measurement.link for measurement in self.measurements if measurement.link is not None]
         if in_node and links:
             return links[0]
         if self.otherwise is None:
@@ -162,10 +166,10 @@ class Measured:
 
     def _measurement(self, setting: Setting) -> Measurement:
         wanted = subject_of(setting)
-        for each in self.measurements:
-            if each.subject == wanted:
-                return each
-        differing = [_differing(wanted, each.subject) for each in self.measurements]
+        for measurement in self.measurements:
+            if measurement.subject == wanted:
+                return measurement
+        differing = [_differing(wanted, measurement.subject) for measurement in self.measurements]
         nearest = min(differing, key=len)
         raise ConfigError(
             explain(
@@ -223,13 +227,13 @@ def _read(path: str | Path) -> Measurement:
         ) from error
 
 
-def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> Sequence[str]:
+def _differing(wanted: dict[str, Any], measured: dict[str, Any]) -> Sequence[str]:
     """Fields that differ, as text."""
-    names = dict.fromkeys((*wanted, *found))
+    names = dict.fromkeys((*wanted, *measured))
     return [
-        f"{name}={wanted.get(name)!r}, measured {found.get(name)!r}"
+        f"{name}={wanted.get(name)!r}, measured {measured.get(name)!r}"
         for name in names
-        if wanted.get(name) != found.get(name)
+        if wanted.get(name) != measured.get(name)
     ]
 
 

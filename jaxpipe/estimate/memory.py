@@ -87,7 +87,8 @@ def head_bytes(setting: Setting) -> int:
     A chunk of tokens has float32 logits and their gradient. If all are one chunk, the logits are freed as their
     gradient is made.
     """
-    of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
+    of = _buffers(setting)
+    itemsize = ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)
     logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
     streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
@@ -96,14 +97,16 @@ def head_bytes(setting: Setting) -> int:
 
 def _embed_backward(setting: Setting) -> int:
     """Bytes of the stream's gradient, the gathered one where tokens are split; and dropout's draws."""
-    of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
+    of = _buffers(setting)
+    has_dropout = setting.anatomy.has_dropout
     if setting.num_token_parts > 1:
         return of.stream + has_dropout * of.local
     return has_dropout * of.local // ITEMSIZE[setting.dtype]
 
 
 def _buffers(setting: Setting) -> Buffers:
-    of, itemsize = layer_sizes(setting), ITEMSIZE[setting.dtype]
+    of = layer_sizes(setting)
+    itemsize = ITEMSIZE[setting.dtype]
     return Buffers(
         kernels=itemsize * layer_parameters(setting.model).of_device(setting),
         local=itemsize * of.stream,
@@ -120,7 +123,8 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     A block has probabilities and their gradients, in float32 and in the dtype of the matmuls. If all is
     one block (`xla`) the matmuls are in that dtype too, and only one float32 array remains; dropout keeps one more.
     """
-    model, itemsize = setting.model, ITEMSIZE[setting.dtype]
+    model = setting.model
+    itemsize = ITEMSIZE[setting.dtype]
     num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
@@ -140,7 +144,8 @@ def _computed_again(setting: Setting) -> int:
 
 
 Expected = tuple[str, str]  # how a layer recomputes; the text that has times
-FEW, FEW_WOVEN = 3, 5  # least number of periods for which a table is representative; of one with S and T
+FEW = 3
+FEW_WOVEN = 5  # least number of periods for which a table is representative; of one with S and T
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,8 @@ def counts(setting: Setting) -> Counts:
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    name, num_microbatches = setting.schedule_name, setting.num_microbatches
+    name = setting.schedule_name
+    num_microbatches = setting.num_microbatches
     is_woven = setting.woven is not None
     few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options, is_woven=is_woven)
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
@@ -230,11 +236,11 @@ def _of_equal_stages(
     schedule = named_schedule(name, pipe, num_microbatches, options)
     if len(set(layers_per_stage)) > 1 or schedule.has_transfers or schedule.placement.num_replicas > 1:
         return counted(name, options, pipe, layers_per_stage, expected, num_microbatches, woven)
-    found = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
+    of_one_layer = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
     return replace(
-        found,
-        pages=found.pages * num_layers,
-        weight_gradient_pages=found.weight_gradient_pages * num_layers,
+        of_one_layer,
+        pages=of_one_layer.pages * num_layers,
+        weight_gradient_pages=of_one_layer.weight_gradient_pages * num_layers,
     )
 
 
@@ -333,7 +339,8 @@ def memory(setting: Setting) -> Bytes:
 
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
-    number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
+    number = counts(setting)
+    itemsize = ITEMSIZE[setting.dtype]
     layer = layer_residuals(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0

@@ -71,8 +71,10 @@ def shared_parameters(model: ModelConfig) -> Parameters:
 
 def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
     """(devices with equal copies, parameters of a device that are copied so), for embedding and head."""
-    places, parameters = places_of(setting), shared_parameters(setting.model)
-    rows, whole = parameters.split // setting.vocab_parts, parameters.whole
+    places = places_of(setting)
+    parameters = shared_parameters(setting.model)
+    rows = parameters.split // setting.vocab_parts
+    whole = parameters.whole
     if setting.vocab_over_pipe:
         return (places.copies, rows), (places.shared, whole)
     return ((places.shared, rows + whole),)
@@ -123,7 +125,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             masters.
         copies: compute copies of chunks without flush, whose weights have one or two versions; 0 with a flush.
     """
-    itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
+    itemsize = ITEMSIZE[setting.dtype]
+    rows = chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES

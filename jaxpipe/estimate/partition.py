@@ -75,10 +75,12 @@ class _Problem:
         self, layers: Sequence[float], held: Held, first: float, last: float, sizes: Sequence[float], most: float
     ):
         self.time = (0.0, *accumulate(layers))
-        self.layers, self.sizes = layers, sizes
+        self.layers = layers
+        self.sizes = sizes
         self.size = (0.0, *accumulate(sizes))
         self.ends = (first, last)
-        self.held, self.most = held, most
+        self.held = held
+        self.most = most
 
     def times(self, counts: Sequence[int]) -> list[float]:
         """Time of each device, [device]."""
@@ -99,22 +101,27 @@ class _Problem:
         most = self.most if self._filled(math.inf, self.most, num_stages) else math.inf
         best = self._filled(math.inf, most, num_stages)
         assert best  # all but the last layers on the first stage, at the least
-        low, high = total / num_stages, total
+        low = total / num_stages
+        high = total
         while high - low > TINY * total:
             middle = (low + high) / 2
-            found = self._filled(middle, most, num_stages)
-            if found is None:
+            partition = self._filled(middle, most, num_stages)
+            if partition is None:
                 low = middle
             else:
-                best, high = found, middle
+                best = partition
+                high = middle
         return best
 
     def _filled(self, bound: float, most: float, num_stages: int) -> tuple[int, ...] | None:
         """Greedy partition: each stage holds as much as the bounds allow; None if layers remain."""
-        num_layers, counts, begin = len(self.time) - 1, [], 0
+        num_layers = len(self.time) - 1
+        counts = []
+        begin = 0
         for stage in range(num_stages):
             room = bound - (self.ends[0] if stage == 0 else 0.0) - (self.ends[1] if stage == num_stages - 1 else 0.0)
-            end, latest = begin, num_layers - (num_stages - 1 - stage)
+            end = begin
+            latest = num_layers - (num_stages - 1 - stage)
             while (
                 end < latest
                 and self.time[end + 1] - self.time[begin] <= room
@@ -133,10 +140,12 @@ def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
 
     A stage on a full device gets a layer only if all other devices are full too.
     """
-    layer, size = problem.layers[0], problem.sizes[0]
+    layer = problem.layers[0]
+    size = problem.sizes[0]
     holders = [[d for d, stages in enumerate(problem.held) if stage in stages] for stage in range(num_stages)]
     counts = [1] * num_stages
-    times, held = problem.times(counts), [size * len(stages) for stages in problem.held]
+    times = problem.times(counts)
+    held = [size * len(stages) for stages in problem.held]
 
     def rank(stage: int) -> tuple[bool, float, int, int]:
         is_full = any(held[device] + size > problem.most for device in holders[stage])
@@ -168,7 +177,8 @@ def _moved(problem: _Problem, counts: tuple[int, ...]) -> tuple[int, ...]:
         best = min(moves, key=lambda moved: _rank(problem, moved), default=counts)
         if not _is_less(_rank(problem, best), rank):
             return counts
-        counts, rank = best, _rank(problem, best)
+        counts = best
+        rank = _rank(problem, best)
 
 
 def _move(counts: tuple[int, ...], source: int, target: int) -> tuple[int, ...]:
@@ -186,9 +196,9 @@ def _rank(problem: _Problem, counts: tuple[int, ...]) -> tuple[float, ...]:
 
 def _is_less(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     """Whether `first` ranks before `second`, up to rounding."""
-    for one, other in zip(first, second, strict=True):
-        if not math.isclose(one, other, rel_tol=TINY, abs_tol=TINY):
-            return one < other
+    for value, other_value in zip(first, second, strict=True):
+        if not math.isclose(value, other_value, rel_tol=TINY, abs_tol=TINY):
+            return value < other_value
     return False
 
 

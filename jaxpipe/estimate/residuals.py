@@ -44,7 +44,8 @@ class LayerSizes:
 
 def layer_sizes(setting: Setting) -> LayerSizes:
     """Sizes of the arrays of `setting`."""
-    anatomy, num_parts = setting.anatomy, setting.num_kernel_parts
+    anatomy = setting.anatomy
+    num_parts = setting.num_kernel_parts
     num_tokens = setting.microbatch_size * setting.seq_len
     rows = num_tokens * (anatomy.num_heads // num_parts)
     return LayerSizes(
@@ -59,7 +60,8 @@ def layer_sizes(setting: Setting) -> LayerSizes:
 
 def feed_forward_rows(setting: Setting) -> int:
     """Rows that a layer's feed forward computes for a microbatch: its tokens, or the rows of its experts' tiles."""
-    anatomy, num_tokens = setting.anatomy, setting.microbatch_size * setting.seq_len
+    anatomy = setting.anatomy
+    num_tokens = setting.microbatch_size * setting.seq_len
     if anatomy.num_experts == 1:
         return num_tokens
     return math.prod(dispatch_of_setting(setting).shape(setting.microbatch_size, setting.seq_len))
@@ -113,7 +115,8 @@ class LayerResiduals:
             >>> bf16.apart_bytes  # dx and dz take the ten elements of x; dy is left over
             8
         """
-        kept, others = 0, {*self.saved, *self.deferred}.difference(self.float32, self.int32)
+        kept = 0
+        others = {*self.saved, *self.deferred}.difference(self.float32, self.int32)
         for itemsize, names in ((self.itemsize, others), (FLOAT32_BYTES, self.float32), (FLOAT32_BYTES, self.int32)):
             free, wanted = (
                 [size for name, size in arrays.items() if name in names]
@@ -153,7 +156,9 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
     Source: Korthikanti et al., MLSys 2023, section 4.2, for what stays; the arrays are those of `jaxpipe.models.block`.
     """
     recompute = recompute or setting.model.recompute
-    of, full, parallel = layer_sizes(setting), recompute == "full", setting.anatomy.parallel
+    of = layer_sizes(setting)
+    full = recompute == "full"
+    parallel = setting.anatomy.parallel
     routing = routing_residuals(setting) if setting.anatomy.num_experts > 1 else {}
     between = {} if parallel else {"stream between": of.stream}
     ups = {f"input {i} of the activation": of.width for i in range(setting.anatomy.num_up)}
@@ -202,7 +207,9 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
 
 def routing_residuals(setting: Setting) -> Arrays:
     """What experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
-    anatomy, rows, dispatch = setting.anatomy, feed_forward_rows(setting), dispatch_of_setting(setting)
+    anatomy = setting.anatomy
+    rows = feed_forward_rows(setting)
+    dispatch = dispatch_of_setting(setting)
     choices = setting.microbatch_size * setting.seq_len * anatomy.experts_per_token
     of_all = choices * dispatch.num_sources
     num_tiles, _ = dispatch.shape(setting.microbatch_size, setting.seq_len)

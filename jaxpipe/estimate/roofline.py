@@ -146,7 +146,7 @@ class Roofline:
         """
         path = folder / f"{hardware.name}.json"
         measured = json.loads(path.read_text()) if path.is_file() else {}
-        own = {each.name for each in fields(cls)} - {"hardware"}
+        own = {field.name for field in fields(cls)} - {"hardware"}
         return cls(hardware, **{name: value for name, value in measured.items() if name in own})
 
     def times(self, setting: Setting) -> Times:
@@ -155,7 +155,10 @@ class Roofline:
         Raises:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
-        matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
+        matmuls = layer_matmuls(setting)
+        moved = traffic(setting)
+        drawn = dropout_draws(setting)
+        dtype = setting.dtype
         is_again = setting.model.recompute == "full"
         sent_s = collectives_s(setting, self.gather_s)
 

@@ -137,8 +137,11 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
         ScheduleError: the schedule cannot be built.
     """
-    mesh, schedule, axes = config.mesh, outline(config), mesh_axes(config)
-    model, packing = model_config(config), config.data.get("packing", WINDOWS)
+    mesh = config.mesh
+    schedule = outline(config)
+    axes = mesh_axes(config)
+    model = model_config(config)
+    packing = config.data.get("packing", WINDOWS)
     topology.check_holds(**axes)
     return Setting(
         model=model,

@@ -103,7 +103,8 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
 
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
-    anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
+    anatomy = setting.anatomy
+    num_tokens = predicted_tokens(setting)
     rows = anatomy.num_rows // setting.num_kernel_parts
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
@@ -119,13 +120,15 @@ def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matm
     rows = setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe)
     num_chunks, size = chunks_of(predicted_tokens(setting), rows)
     logits = Matmul(size, rows, setting.anatomy.hidden, num_chunks)
-    before, of_words = _before_logits(setting), (logits.of_inputs, replace(logits.of_weights, summed=True))
+    before = _before_logits(setting)
+    of_words = (logits.of_inputs, replace(logits.of_weights, summed=True))
     return (logits, *before), (*of_words, *_with_backward(before))
 
 
 def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of the head in forward besides the logits'."""
-    anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
+    anatomy = setting.anatomy
+    num_tokens = predicted_tokens(setting)
     return (
         *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
         *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
@@ -133,7 +136,7 @@ def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
 
 
 def _with_backward(matmuls: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
-    return tuple(each for matmul in matmuls for each in (matmul, matmul.of_inputs, matmul.of_weights))
+    return tuple(product for matmul in matmuls for product in (matmul, matmul.of_inputs, matmul.of_weights))
 
 
 def predicted_tokens(setting: Setting) -> int:
@@ -151,26 +154,34 @@ def _tokens(setting: Setting) -> int:
 
 
 def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
-    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), layer_sizes(setting)
-    queries, keys = of.queries // tokens, of.keys // tokens
+    hidden = setting.anatomy.hidden
+    tokens = _tokens(setting)
+    of = layer_sizes(setting)
+    queries = of.queries // tokens
+    keys = of.keys // tokens
     return Matmul(tokens, queries + 2 * keys, hidden), Matmul(tokens, hidden, queries)
 
 
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
-    anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
+    anatomy = setting.anatomy
+    num = 1
+    rows = feed_forward_rows(setting)
     if anatomy.num_experts > 1:  # the rows of each of them are one matmul: its tiles read its kernel together
         dispatch = dispatch_of_setting(setting)
         _, size = dispatch.shape(setting.microbatch_size, setting.seq_len)
         num = anatomy.num_experts // setting.num_expert_parts
         rows = -(-size * dispatch.used_tiles(setting.microbatch_size, setting.seq_len) // num)
-    hidden, width = anatomy.hidden, anatomy.width // setting.num_kernel_parts
+    hidden = anatomy.hidden
+    width = anatomy.width // setting.num_kernel_parts
     return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 
 
 def attention_matmuls(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
     """Matmuls in forward of queries and keys, and of probabilities and values."""
-    of, head_size = layer_sizes(setting), setting.anatomy.head_size
-    group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * head_size)
+    of = layer_sizes(setting)
+    head_size = setting.anatomy.head_size
+    group_size = of.queries // of.keys
+    num_groups = of.keys // (setting.seq_len * head_size)
     is_fused = setting.model.attention == "cudnn"
     scores = [
         Matmul(group_size * num_queries, num_keys, head_size, num_groups, is_fused)
@@ -183,7 +194,7 @@ def _backward_of_attention(setting: Setting) -> list[Matmul]:
     """Matmuls of attention's backward; all kernels but "xla" recompute the scores, which they have not saved."""
     scores, attended = attention_matmuls(setting)
     found_again = [] if setting.model.attention == "xla" else scores
-    gradients = [each for p in (*scores, *attended) for each in (p.of_inputs, p.of_weights)]
+    gradients = [gradient for p in (*scores, *attended) for gradient in (p.of_inputs, p.of_weights)]
     return [*found_again, *gradients]
 
 
@@ -302,7 +313,9 @@ def traffic(setting: Setting) -> Traffic:
     A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
     and activations from saved arrays, or the whole layer. The embedding's adds the gathered gradient to rows of a sum.
     """
-    of, item, residuals = layer_sizes(setting), ITEMSIZE[setting.dtype], layer_residuals(setting)
+    of = layer_sizes(setting)
+    item = ITEMSIZE[setting.dtype]
+    residuals = layer_residuals(setting)
     softmax = _softmax_bytes(setting)
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
@@ -330,8 +343,8 @@ def traffic(setting: Setting) -> Traffic:
 def _softmax_bytes(setting: Setting) -> int:
     """Softmax bytes in forward: "xla" reads scores, writes probabilities; "chunked" reads float32 scores twice."""
     item = ITEMSIZE[setting.dtype]
-    each = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
-    return seen_scores(setting) * each[setting.model.attention]
+    bytes_of_score = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
+    return seen_scores(setting) * bytes_of_score[setting.model.attention]
 
 
 def _head_bytes(setting: Setting) -> int:
@@ -350,7 +363,8 @@ def update_bytes(setting: Setting) -> float:
     AdamW reads masters, gradients and two moments, and writes all but the gradients; the norm reads the gradients once
     more; all are float32, and with ZeRO-1 a device does this for its part. Compute copies are cast from the masters.
     """
-    parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
+    parameters = layer_parameters(setting.model)
+    most = max(layers_of_devices(setting))
     layers = most * parameters.of_device(setting)
     by_copies = shared_by_copies(setting)
     shared = sum(number for _, number in by_copies)

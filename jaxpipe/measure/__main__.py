@@ -81,9 +81,9 @@ def execute(values: FlagValues) -> None:
     if values.mock is not None:
         if values.output is not None:
             check_output(values.output, overwrite=values.overwrite)
-        found = mock.execute(values)
+        content = mock.execute(values)
         if values.output is not None:
-            write(found, values.output)
+            write(content, values.output)
         return
     check_unused(values, mock.FLAGS, "it needs --mock")
     config = values.config
@@ -99,8 +99,8 @@ def execute(values: FlagValues) -> None:
     if values.num_processes > 1:
         _check_alone(config, values.num_processes)
         program = ("-m", "jaxpipe.measure")
-        found = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
-        measurement = Measurement.from_json(found)
+        content = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
+        measurement = Measurement.from_json(content)
     else:
         measurement = _measure(values, sizes)
     print(to_text(measurement))
@@ -213,15 +213,17 @@ def _check_resolved(measurement: Measurement) -> None:
         ) from error
 
 
-def write(found: dict[str, Any], path: str) -> None:
+def write(content: dict[str, Any], path: str) -> None:
     """Writes what was measured as JSON, the whole file or nothing."""
-    write_whole(local_path(path), json.dumps(found, indent=2) + "\n")
+    write_whole(local_path(path), json.dumps(content, indent=2) + "\n")
     print(f"wrote {path}", file=sys.stderr)
 
 
 def to_text(measurement: Measurement) -> str:
     """The measurement as a table: milliseconds, a column for each microbatch size."""
-    identity, subject, sizes = measurement.identity, measurement.subject, list(measurement.times)
+    identity = measurement.identity
+    subject = measurement.subject
+    sizes = list(measurement.times)
     names = [field.name for field in fields(Times) if getattr(measurement.times[sizes[0]], field.name) is not None]
     lines = [
         f"device            {identity['device_kind']}, {identity['num_processes']} processes at once;"

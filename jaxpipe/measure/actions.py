@@ -121,7 +121,8 @@ def _make_stages(
             deterministic=config.mesh.deterministic,
         )
 
-    whole, halves = pipeline(by_halves=False), pipeline(by_halves=True)
+    whole = pipeline(by_halves=False)
+    halves = pipeline(by_halves=True)
     staged = partial(_staged_params, model, whole)
     params = jax.jit(staged, out_shardings=whole.shardings(jax.eval_shape(staged)))()
     return Stages(config, model, whole, halves, params, put_batch(whole, example_batch(config)), num_layers)
@@ -132,7 +133,8 @@ def three_stages(num_microbatches: int, *, by_halves: bool, splits_head: bool = 
 
     N=1: 0F0 1F0 2F0 2B0 1B0 0B0, or 0F0 1F0 2F0 2S0 2T0 2B0 1B0 0B0.
     """
-    microbatches, stages = range(num_microbatches), range(NUM_STAGES)
+    microbatches = range(num_microbatches)
+    stages = range(NUM_STAGES)
     kinds = (Kind.I, Kind.W) if by_halves else (Kind.B,)
     forwards = [Action(Kind.F, stage, m) for m in microbatches for stage in stages]
     head = [Action(kind, NUM_STAGES - 1, m) for m in microbatches for kind in (Kind.S, Kind.T) if splits_head]
@@ -157,7 +159,9 @@ def _staged_params(model: LanguageModel, pipeline: Pipeline) -> PyTree:
 Counts = dict[str, int]  # number of times that a run contains each unknown
 
 # The time of a step without any action: with whole backwards, with split ones, with S and T.
-_REST, _REST_OF_SPLIT, _REST_OF_PART = "rest_s", "rest_of_split_s", "rest_of_part_s"
+_REST = "rest_s"
+_REST_OF_SPLIT = "rest_of_split_s"
+_REST_OF_PART = "rest_of_part_s"
 _IN_LAYER = {
     Kind.F: "layer_forward_s",
     Kind.B: "layer_backward_s",
@@ -199,9 +203,9 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
         runs: for each run, its counts and its time in seconds.
         update_s: the time of the rest of a step, measured separately.
     """
-    found = solve(runs)
+    seconds = solve(runs)
     rests = (_REST, _REST_OF_SPLIT, _REST_OF_PART)
-    return Times(**{name: value for name, value in found.items() if name not in rests}, update_s=update_s)
+    return Times(**{name: value for name, value in seconds.items() if name not in rests}, update_s=update_s)
 
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
@@ -218,8 +222,8 @@ def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
     rows = np.array([[counts.get(name, 0) / seconds for name in names] for counts, seconds in runs])
     # Scale the columns to one size, else the smallest are lost beside the largest.
     size = np.linalg.norm(rows, axis=0)
-    found, _ = nnls(rows / size, np.ones(len(runs)))
-    return dict(zip(names, (found / size).tolist(), strict=True))
+    scaled, _ = nnls(rows / size, np.ones(len(runs)))
+    return dict(zip(names, (scaled / size).tolist(), strict=True))
 
 
 def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) -> list[Run]:

@@ -71,14 +71,14 @@ def link_between(devices: Sequence[Any], *, num_repeats: int) -> Link:
     """The latency and bandwidth between two `devices`, from messages of several sizes back and forth."""
     mesh = Mesh(np.array(sorted(devices, key=lambda device: device.id)), ("pipe",))
     calls = [_messages(mesh, size) for size in (*SIZES_BYTES, 0)]
-    *seconds, none = [median(found).wall_s for found in time_by_turns(calls, num_repeats=num_repeats)]
+    *seconds, none = [median(of_size).wall_s for of_size in time_by_turns(calls, num_repeats=num_repeats)]
     # Subtract the time of a call without messages.
     runs = [
-        ({"latency_s": _NUM_MESSAGES, "s_per_byte": _NUM_MESSAGES * size}, max(found - none, 1e-9))
-        for size, found in zip(SIZES_BYTES, seconds, strict=True)
+        ({"latency_s": _NUM_MESSAGES, "s_per_byte": _NUM_MESSAGES * size}, max(seconds_of_size - none, 1e-9))
+        for size, seconds_of_size in zip(SIZES_BYTES, seconds, strict=True)
     ]
-    found = solve(runs)
-    return Link(found["latency_s"], 1 / max(found["s_per_byte"], 1e-15))
+    solution = solve(runs)
+    return Link(solution["latency_s"], 1 / max(solution["s_per_byte"], 1e-15))
 
 
 def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
@@ -114,20 +114,29 @@ def measure(
         num_layers: layers of each of the three timed stages.
         num_repeats: repeats of each timing.
     """
-    num_timed, update_s, parameters = mesh_sizes(config).num_kernel_parts, None, {}
-    times, spread = {}, {}
+    num_timed = mesh_sizes(config).num_kernel_parts
+    update_s = None
+    parameters = {}
+    times = {}
+    spread = {}
     for size in sorted(set(microbatch_sizes)):
         stages = make_stages(config, devices[:num_timed], microbatch_size=size, num_layers=num_layers)
         if update_s is None:
-            (found,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
-            update_s = median(found).wall_s
+            (timings_of_run,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
+            update_s = median(timings_of_run).wall_s
             parameters = num_parameters(stages)
         runs = compile_runs(stages)
         timings = time_by_turns([run.call for run in runs], num_repeats=num_repeats)
-        seconds = [(run.counts, median(found).wall_s) for run, found in zip(runs, timings, strict=True)]
+        seconds = [
+            (run.counts, median(timings_of_run).wall_s) for run, timings_of_run in zip(runs, timings, strict=True)
+        ]
         times[size] = times_of(seconds, update_s=update_s)
         # Runs without an action take almost no time, and spread widely.
-        spread[size] = max(spread_ratio(found) for run, found in zip(runs, timings, strict=True) if len(run.counts) > 1)
+        spread[size] = max(
+            spread_ratio(timings_of_run)
+            for run, timings_of_run in zip(runs, timings, strict=True)
+            if len(run.counts) > 1
+        )
         del stages, runs
     return Measurement(
         identity=identity_of(devices[0], num_repeats=num_repeats, num_layers=num_layers),
@@ -199,7 +208,8 @@ def devices_to_measure(config: ConfigDict) -> list[Any]:
     Raises:
         ConfigError: there are fewer devices than share the kernels of a layer.
     """
-    num_timed, platform = mesh_sizes(config).num_kernel_parts, config.mesh.platform
+    num_timed = mesh_sizes(config).num_kernel_parts
+    platform = config.mesh.platform
     if platform != "gpu":
         add_flags({_COUNT_FLAG: str(num_timed + 1)})
     chosen = choose_devices(num_timed, platform=platform, deterministic=config.mesh.deterministic)

@@ -130,7 +130,7 @@ def measure_mocked(
     memory: Any = step.compiled.memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     alone = None if source is None else _without_collectives(source).times(setting)
-    found = MockedStep(
+    mocked = MockedStep(
         stage=stage,
         collectives="local" if collectives_are_local() else "skipped",
         num_devices=step.pipeline.mesh.size,
@@ -144,11 +144,11 @@ def measure_mocked(
         busy_s=None if alone is None else _busy_s(schedule, stage, setting, alone),
         source=f"times of {config.pipeline.costs}" if is_costs_file(config.pipeline.costs) else "a roofline",
     )
-    measurement = _measurement(step, config, setting, found, device, num_repeats)
-    if alone is None or source is None or found.busy_s is None:
-        return found, measurement
-    times = _scaled(source.times(setting), alone, found.step_s / found.busy_s)
-    return found, replace(measurement, times={setting.microbatch_size: times})
+    measurement = _measurement(step, config, setting, mocked, device, num_repeats)
+    if alone is None or source is None or mocked.busy_s is None:
+        return mocked, measurement
+    times = _scaled(source.times(setting), alone, mocked.step_s / mocked.busy_s)
+    return mocked, replace(measurement, times={setting.microbatch_size: times})
 
 
 def busy(schedule: Schedule, device: int, of_kind: np.ndarray) -> float:
@@ -195,7 +195,9 @@ def put(like: Any, values: Any) -> Any:
 
 def _run(step: CompiledStep, config: ConfigDict, num_repeats: int) -> tuple[list[Timing], int]:
     """Timings of the steps after the first, and the number of those whose update was left out."""
-    state, batch, skipped = first_values(step.state), put(step.batch, example_batch(config)), []
+    state = first_values(step.state)
+    batch = put(step.batch, example_batch(config))
+    skipped = []
 
     def call() -> Any:
         nonlocal state
@@ -243,7 +245,7 @@ def _scaled(times: Times, alone: Times, ratio: float) -> Times:
 
 
 def _measurement(
-    step: CompiledStep, config: ConfigDict, setting: Setting, found: MockedStep, device: Any, num_repeats: int
+    step: CompiledStep, config: ConfigDict, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
 ) -> Measurement:
     """The measurement without times."""
     parts = step.pipeline.parts(step.state.params)
@@ -251,12 +253,12 @@ def _measurement(
         sum(prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
     )
     identity = identity_of(device, num_repeats=num_repeats, num_layers=max(step.pipeline.layers_per_stage))
-    how = f"stage {found.stage} of {found.num_devices} devices, collectives {found.collectives}; {found.source}, scaled"
+    how = f"stage {mocked.stage} of {mocked.num_devices} devices, collectives {mocked.collectives}; {mocked.source}, scaled"
     return Measurement(
         identity=identity | {"num_processes": 1, "mocked": how},
         subject=subject_of_config(config),
         times={},
-        spread_ratio={setting.microbatch_size: found.spread_ratio},
+        spread_ratio={setting.microbatch_size: mocked.spread_ratio},
         num_layer_parameters=layer,
         num_shared_parameters=shared,
         num_update_parameters=round(num_updated(setting, layer, shared)),

@@ -67,7 +67,7 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
     outputs = io.BytesIO(), io.BytesIO()
     with Group(commands, [environment] * num_processes, grace_s=1.0, outputs=outputs) as group:
         code = group.wait()
-    found, errors = (output.getvalue().decode() for output in outputs)
+    printed, errors = (output.getvalue().decode() for output in outputs)
     if code:
         raise ConfigError(
             explain(
@@ -77,7 +77,7 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
                 repair="see what it printed last",
             )
         )
-    (line,) = (line for line in found.splitlines() if line.startswith(f"[0] {_MARK}"))
+    (line,) = (line for line in printed.splitlines() if line.startswith(f"[0] {_MARK}"))
     return json.loads(line.removeprefix(f"[0] {_MARK}"))
 
 
@@ -89,7 +89,7 @@ def join(values: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX waits for a request to save before the process ends
 
 
-def tell(found: Any) -> None:
+def tell(value: Any) -> None:
     """Prints `found` as JSON for the command that launched the processes; only process 0 does."""
     if jax.process_index() == 0:
-        print(_MARK + json.dumps(found), flush=True)
+        print(_MARK + json.dumps(value), flush=True)

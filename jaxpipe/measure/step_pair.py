@@ -123,7 +123,8 @@ class StepPair:
             updates, moments = optimizer.update(grads, moments, masters)
             return losses, (optax.apply_updates(masters, updates), moments)
 
-        held, rest = [(masters, optimizer.init(masters))], arguments[1:]
+        held = [(masters, optimizer.init(masters))]
+        rest = arguments[1:]
         compiled = jax.jit(step, donate_argnums=0).lower(held[0], *rest).compile()
 
         def call() -> Any:
@@ -205,16 +206,19 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
-    config, pipeline = pair.config, pair.pipeline
+    config = pair.config
+    pipeline = pair.pipeline
     optimizer, step = optimizer_and_step(config, pair.model, pipeline)
     state = step.init(init_state(pair.model, pipeline, optimizer, seed=0))
     start = time.perf_counter()
     compiled = step.lower(state, pair.batch).compile()
     compile_s = time.perf_counter() - start
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
+    text = compiled.as_text()
 
     shapes = step.shapes(pair.params, pair.batch)
-    held, message = held_bytes(shapes), shapes.message
+    held = held_bytes(shapes)
+    message = shapes.message
     workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
     formula = layer_bytes(
         model_config(config),
@@ -277,12 +281,14 @@ def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, i
     equations 1 to 4 and table 2; gates and grouped queries are counted by us in the same way.
     """
     anatomy = config.anatomy
-    h, a = anatomy.hidden, anatomy.num_heads
+    h = anatomy.hidden
+    a = anatomy.num_heads
     heads = anatomy.head_size * (2 * a + 2 * anatomy.num_kv_heads)
     elements = 4 * h + heads + (anatomy.num_up + 1) * anatomy.width
     masks = 2 * h if anatomy.hidden_dropout else 0
     if config.recompute == "full":
-        elements, masks = h, 0
+        elements = h
+        masks = 0
     elif config.recompute == "none" and config.attention == "xla":
         is_dropped = anatomy.attention_dropout > 0
         elements += (2 if is_dropped else 1) * a * seq_len

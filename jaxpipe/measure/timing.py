@@ -34,12 +34,14 @@ def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
         num_steps: if above 1, `call` begins one step more in a row, and returns a list of what they bring. The first
             is not counted: processes begin it together, and without flush they are apart by a backward from then on.
     """
-    start, before = time.perf_counter(), _processor_s()
-    found = call()
+    start = time.perf_counter()
+    before = _processor_s()
+    results = call()
     if num_steps > 1:
-        jax.block_until_ready(found[0])
-        start, before = time.perf_counter(), _processor_s()
-    jax.block_until_ready(found)
+        jax.block_until_ready(results[0])
+        start = time.perf_counter()
+        before = _processor_s()
+    jax.block_until_ready(results)
     return Timing((time.perf_counter() - start) / num_steps, (_processor_s() - before) / num_steps)
 
 
@@ -63,11 +65,11 @@ def time_by_turns(calls: Sequence[Callable[[], Any]], *, num_repeats: int) -> li
     """
     timings: list[list[Timing]] = [[] for _ in calls]
     for repeat in range(num_repeats + 1):
-        for call, found in zip(calls, timings, strict=True):
+        for call, of_call in zip(calls, timings, strict=True):
             _begin()
             timing = timed(call)
             if repeat:
-                found.append(timing)
+                of_call.append(timing)
     return _mean(timings)
 
 
@@ -90,13 +92,15 @@ def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
     """The mean of the timings over all processes."""
     if jax.process_count() == 1:
         return timings
-    mine = np.array([[(timing.wall_s, timing.cpu_s) for timing in found] for found in timings], np.float32)
+    mine = np.array([[(timing.wall_s, timing.cpu_s) for timing in of_call] for of_call in timings], np.float32)
     mean = np.asarray(multihost_utils.process_allgather(mine), np.float64).reshape(-1, *mine.shape).mean(axis=0)
-    return [[Timing(*pair) for pair in found] for found in mean.tolist()]
+    return [[Timing(*pair) for pair in of_call] for of_call in mean.tolist()]
 
 
 # Options of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 _MOST = 2**31 - 1
 
 

@@ -27,10 +27,10 @@ def added(sums: Any, terms: Any) -> Any:
 MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and are no part of the loss
 
 
-def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
+def with_losses(result: Any) -> tuple[Any, dict[str, Any]]:
     """What a layer or its part returns: x, and its sums of losses by name, of which x alone has none."""
-    has_losses = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-    return found if has_losses else (found, {})
+    has_losses = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    return result if has_losses else (result, {})
 
 
 def sum_over(x: jax.Array, axes: Sequence[str], *, deterministic: bool = False) -> jax.Array:

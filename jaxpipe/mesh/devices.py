@@ -147,13 +147,13 @@ def _check_all_used(num_there: int, num_devices: int, num_processes: int) -> Non
         )
 
 
-def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -> None:
-    if len(found) < num_needed:
+def _check_count(present: list[Any], num_needed: int, kind: str, *, repair: str) -> None:
+    if len(present) < num_needed:
         raise ConfigError(
             explain(
-                f"the mesh needs {num_needed} devices and there are {len(found)} {kind}",
+                f"the mesh needs {num_needed} devices and there are {len(present)} {kind}",
                 rule=f"mesh-devices: {PRODUCT} of mesh is at most the number of devices",
-                picture=f"{num_needed} > {len(found)}",
+                picture=f"{num_needed} > {len(present)}",
                 repair=f"set a smaller mesh, or {repair}",
             )
         )
@@ -182,18 +182,19 @@ def make_mesh(*, devices: Sequence[Any] | None = None, **sizes: int) -> Mesh:
         ConfigError: there are not so many devices.
     """
     mesh = MeshSizes(**sizes)
-    shape, num_needed = tuple(mesh.axes.values()), mesh.num_devices
-    found = list(jax.devices()[:num_needed] if devices is None else devices)
-    if len(found) != num_needed:
+    shape = tuple(mesh.axes.values())
+    num_needed = mesh.num_devices
+    chosen = list(jax.devices()[:num_needed] if devices is None else devices)
+    if len(chosen) != num_needed:
         raise ConfigError(
             explain(
-                f"the mesh has {num_needed} devices, and {len(found)} are given",
+                f"the mesh has {num_needed} devices, and {len(chosen)} are given",
                 rule=f"mesh-devices: {PRODUCT} is the number of devices",
                 picture=f"{' x '.join(map(str, shape))} = {num_needed}",
-                repair=f"set axes that multiply to {len(found)}, or give {num_needed} devices",
+                repair=f"set axes that multiply to {len(chosen)}, or give {num_needed} devices",
             )
         )
-    return Mesh(np.array(found, dtype=object).reshape(shape), AXES)
+    return Mesh(np.array(chosen, dtype=object).reshape(shape), AXES)
 
 
 # ---- Device order: applies an assignment of jaxpipe.cluster to the devices of a run

@@ -56,9 +56,9 @@ def _rule(operation: Callable[..., jax.Array], *, multiple_results: bool) -> Cal
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         def local(*arrays: jax.Array, **params: Any) -> Any:
-            found = [operation(x, like.shape, **params) for x, like in zip(arrays, ctx.avals_out, strict=True)]
+            results = [operation(x, like.shape, **params) for x, like in zip(arrays, ctx.avals_out, strict=True)]
             # The compiler does not look into a collective, nor through a barrier.
-            return lax.optimization_barrier(found if multiple_results else found[0])
+            return lax.optimization_barrier(results if multiple_results else results[0])
 
         return mlir.lower_fun(local, multiple_results=multiple_results)(ctx, *operands, **params)
 

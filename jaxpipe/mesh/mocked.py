@@ -57,7 +57,8 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
         >>> with_first_at((0, 2, 0, 0), np.arange(4).reshape(1, 4, 1, 1), "abcd")
         ('c', 'b', 'a', 'd')
     """
-    swapped, index = list(devices), int(places[tuple(place)])
+    swapped = list(devices)
+    index = int(places[tuple(place)])
     swapped[0], swapped[index] = swapped[index], swapped[0]
     return tuple(swapped)
 

@@ -35,7 +35,8 @@ def read_corpus(config: ConfigDict) -> Corpus:
         ConfigError: files or the tokenizer are missing, or there is too little text.
         DataError: a prepared file is damaged.
     """
-    data, tokenizer = config.data, tokenizer_of(config)
+    data = config.data
+    tokenizer = tokenizer_of(config)
     return load_corpus(
         data.files,
         tokenizer=tokenizer,
@@ -108,14 +109,16 @@ def padding_of(batches: Batches) -> str:
 
 def example_batch(config: ConfigDict) -> Batch:
     """A batch of random tokens, shaped as in a run of `config`, for uses that do not depend on the values."""
-    data, tokenizer = config.data, tokenizer_of(config)
+    data = config.data
+    tokenizer = tokenizer_of(config)
     known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
     tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
     return batches_of(config, Blend((Documents.one(tokens),))).at(0)
 
 
 def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequences:
-    data, vocabulary = config.data, tokenizer_of(config).masked
+    data = config.data
+    vocabulary = tokenizer_of(config).masked
     if vocabulary is None and data.packing == WINDOWS:
         return CausalSequences(documents, data.seq_len)
     if vocabulary is None:

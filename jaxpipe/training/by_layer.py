@@ -59,7 +59,7 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
     rows = {**params, "layers": jax.tree.map(_row, params["layers"])}
     of_rows, of_stack = (_traced(optimizer, tree) for tree in (rows, params))
     is_same = of_rows.is_like(of_stack)  # it decides nothing by the shapes of parameters
-    stack = of_stack.found(_of_stack) if is_same else None
+    stack = of_stack.sources(_of_stack) if is_same else None
     if not has_flush:
         if stack is None or not of_rows.is_apart() or any(value.is_sum_used for value in stack):
             raise _refused(
@@ -145,21 +145,21 @@ class _Update(NamedTuple):
     def is_like(self, other: _Update) -> bool:
         """Whether both do the same with parameters of other shapes."""
         same_state = jax.tree.structure(self.state) == jax.tree.structure(other.state)
-        ndims = [[leaf.ndim for leaf in jax.tree.leaves(each.state)] for each in (self, other)]
+        ndims = [[leaf.ndim for leaf in jax.tree.leaves(update.state)] for update in (self, other)]
         of_layers = [0 if few == many else len(STACKED) for few, many in zip(*ndims, strict=False)]
         is_stacked = all(few + more == many for few, many, more in zip(*ndims, of_layers, strict=False))
         return same_state and is_stacked and _primitives(self.jaxpr.jaxpr) == _primitives(other.jaxpr.jaxpr)
 
     def is_apart(self) -> bool:
         """Whether what becomes of each parameter depends on that parameter alone, and all else on none."""
-        found = self.found(_of_rows)
-        assert found is not None
-        apart = [value.of <= {owner} for value, owner in zip(found, self.owners_out, strict=True)]
+        sources = self.sources(_of_rows)
+        assert sources is not None
+        apart = [value.of <= {owner} for value, owner in zip(sources, self.owners_out, strict=True)]
         # Of a single parameter nobody can tell a norm of it from one of all parameters.
         is_one = len({owner for owner in self.owners_in if owner is not None}) == 1
-        return all(apart) and not (is_one and any(value.is_sum_used for value in found))
+        return all(apart) and not (is_one and any(value.is_sum_used for value in sources))
 
-    def found(self, rule: Callable[[core.JaxprEqn, list[_Value]], _Value]) -> list[_Value] | None:
+    def sources(self, rule: Callable[[core.JaxprEqn, list[_Value]], _Value]) -> list[_Value] | None:
         """[output] what it is made of by `rule`; None if that knows no answer."""
         values = [_Value() if owner is None else _Value(frozenset([owner])) for owner in self.owners_in]
         try:
@@ -210,7 +210,7 @@ def _primitives(jaxpr: core.Jaxpr) -> list[str]:
     for equation in jaxpr.eqns:
         inner = list(core.jaxprs_in_params(equation.params))
         names += [] if equation.primitive.name in _FORMS else [equation.primitive.name]
-        names += [name for each in inner for name in _primitives(each)]
+        names += [name for called in inner for name in _primitives(called)]
     return names
 
 
@@ -225,17 +225,19 @@ def _interpreted(
 
     for equation in jaxpr.eqns:
         read_here = [read(atom) for atom in equation.invars]
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        params = equation.params
         if name == "cond":
-            (chooses, *given), branches = read_here, params["branches"]
+            (chooses, *given) = read_here
+            branches = params["branches"]
             of_branches = [_interpreted(branch.jaxpr, given, rule) for branch in branches]
-            found = [rule(equation, [chooses, *each]) for each in zip(*of_branches, strict=True)]
+            outputs = [rule(equation, [chooses, *of_output]) for of_output in zip(*of_branches, strict=True)]
         elif name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
             called: Any = params.get("call_jaxpr", params.get("jaxpr"))
-            found = _interpreted(getattr(called, "jaxpr", called), read_here, rule)
+            outputs = _interpreted(getattr(called, "jaxpr", called), read_here, rule)
         else:
-            found = [rule(equation, read_here)] * len(equation.outvars)
-        known.update(zip(equation.outvars, found, strict=True))
+            outputs = [rule(equation, read_here)] * len(equation.outvars)
+        known.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 

@@ -88,7 +88,8 @@ def from_nnx(
         _check_variables(f"blocks[{i}]", block)
     _check_alike(blocks)
     _check_not_shared(ends, blocks)
-    of_ends, of_block = _Callable.of(ends), _Callable.of(blocks[0])
+    of_ends = _Callable.of(ends)
+    of_block = _Callable.of(blocks[0])
 
     def run_embed(shared: Params, batch: Any, random: Randomness | None) -> jax.Array:
         return of_ends(lambda ends, batch: embed(ends.embedding, batch), shared, (batch,), random)
@@ -112,7 +113,8 @@ class _Ends(nnx.Module):
     """Embedding and head in one module, so that variables that both have are one."""
 
     def __init__(self, embedding: nnx.Module, head: nnx.Module):
-        self.embedding, self.head = embedding, head
+        self.embedding = embedding
+        self.head = head
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,11 @@ class _Callable:
             graph = self.evaluation if random is None else self.training
             return call(nnx.merge(graph, params, self.streams), *arguments)
 
-        def one(key: jax.Array, arguments: tuple[Any, ...]) -> Any:
+        def of_sequence(key: jax.Array, arguments: tuple[Any, ...]) -> Any:
             module = nnx.merge(self.training, params, _seeded(self.streams, key))
             return call(module, *jax.tree.map(lambda leaf: leaf[None], arguments))[0]
 
-        return jax.vmap(one)(random.keys(jax.tree.leaves(arguments)[0].shape[0]), arguments)
+        return jax.vmap(of_sequence)(random.keys(jax.tree.leaves(arguments)[0].shape[0]), arguments)
 
 
 def _seeded(streams: Params, key: jax.Array) -> Params:
@@ -191,9 +193,9 @@ def _check_alike(blocks: Sequence[nnx.Module]) -> None:
     """Raises CompileError unless all blocks have one structure, and parameters of the same shapes."""
     if not blocks:
         raise _refused("blocks", "no block", "one-structure", "give the layers between embedding and head")
-    found = [(nnx.graphdef(block), jax.tree.map(jnp.shape, _params(block))) for block in blocks]
-    for i, form in enumerate(found):
-        if form != found[0]:
+    structures = [(nnx.graphdef(block), jax.tree.map(jnp.shape, _params(block))) for block in blocks]
+    for i, structure in enumerate(structures):
+        if structure != structures[0]:
             raise _refused(
                 f"blocks[{i}]",
                 "another structure than blocks[0]",

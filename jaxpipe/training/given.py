@@ -92,10 +92,11 @@ def given_task(
         model = replace(model, init=lambda key: params)
     if config.model.recompute == "full":
         model = replace(model, layer=jax.checkpoint(model.layer, prevent_cse=False))
-    train, heldout = _batches(train_batches, "train_batches"), _batches(heldout_batches, "heldout_batches")
+    train = _batches(train_batches, "train_batches")
+    heldout = _batches(heldout_batches, "heldout_batches")
     example = train.at(0)
     outline = _outline({name: leaf[0] for name, leaf in example.items()})
-    train, heldout = (replace(each, like=outline) for each in (train, heldout))
+    train, heldout = (replace(source, like=outline) for source in (train, heldout))
     _set(config, "model", "num_layers", _num_layers(model))
     _set(config, "data", "batch_size", num_sequences(example))
     check_given(config)

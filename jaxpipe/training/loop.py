@@ -76,7 +76,10 @@ class Loop:
             CheckpointError: a checkpoint cannot be written.
             DataError: a file holds tokens outside the model's vocabulary.
         """
-        config, pipeline, num_steps, task = self.config, self.setup.pipeline, self.config.train.steps, self.setup.task
+        config = self.config
+        pipeline = self.setup.pipeline
+        num_steps = self.config.train.steps
+        task = self.setup.task
         speed = Speed(task.model, pipeline, task.train_batches.at(0))
         has_kept = False
         has_flush = not self.train_step.schedule.delays
@@ -149,7 +152,8 @@ class Loop:
         return is_due or (checkpoint.save_at_end and step == self.config.train.steps)
 
     def _save(self, saver: Saver, step: int, state: TrainState, *, stops: bool, heldout_loss: float | None) -> None:
-        is_due, is_last = stops or self._saves_after(step), stops or step == self.config.train.steps
+        is_due = stops or self._saves_after(step)
+        is_last = stops or step == self.config.train.steps
         if is_due or is_last:  # the last one waits for what is in flight
             self.processes.begin(f"the checkpoint of step {step}", waits_for_files=True)
         saver.after_step(
@@ -195,16 +199,19 @@ def heldout_losses(
         "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches. A mean of
         no terms is left out, as is what is measured in every layer.
     """
-    sums, nums = [], []
+    sums = []
+    nums = []
     for batch in setup.task.heldout_batches.first(num_batches):
-        losses, num = eval_step(params, put_batch(setup.pipeline, batch)), setup.task.model.num_losses(batch)
+        losses = eval_step(params, put_batch(setup.pipeline, batch))
+        num = setup.task.model.num_losses(batch)
         sums.append(losses)
         nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)
     if not sums:
         return {}
     num_terms = _total(nums)
     means = jax.tree.map(lambda total, num: total / (num if num > 0 else 1), _total(sums), num_terms)
-    named, nums_of = name_losses(means, prefix="eval_"), name_losses(num_terms, prefix="eval_")
+    named = name_losses(means, prefix="eval_")
+    nums_of = name_losses(num_terms, prefix="eval_")
     return {name: float(mean) for name, mean in named.items() if not mean.ndim and nums_of[name] > 0}
 
 
@@ -290,7 +297,8 @@ class SkippedSteps:
 
     def _culprit(self, numbers: Mapping[str, float], params: Any) -> tuple[str, bool]:
         """The first parameter that is bad itself, or else whose gradient is; and whether a parameter is bad itself."""
-        names, of_params = parameter_names(params), ~np.isfinite(np.asarray(self._square_sums(params)))
+        names = parameter_names(params)
+        of_params = ~np.isfinite(np.asarray(self._square_sums(params)))
         if of_params.any():
             name = names[int(of_params.argmax())]
             return f"first bad parameter: {name}, itself not finite or too large to square", True

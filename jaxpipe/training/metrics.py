@@ -55,7 +55,8 @@ class MetricsWriter:
             mininterval=0.5,
             disable=not has_terminal(),
         )
-        self._num_steps, self._say_at = num_steps, time.monotonic() + _SAY_EVERY_S
+        self._num_steps = num_steps
+        self._say_at = time.monotonic() + _SAY_EVERY_S
         if num_damaged:
             self.say(f"{METRICS}: {num_damaged} incomplete lines are dropped")
 
@@ -84,11 +85,12 @@ class MetricsWriter:
             for name, array in by_layer.items():
                 layers = array.reshape(len(array), -1).astype(float).round(4)
                 for which, of_layers in (("most", layers.max(axis=1)), ("least", layers.min(axis=1))):
-                    row[f"{name}_{which}"] = [each if math.isfinite(each) else None for each in of_layers.tolist()]
+                    row[f"{name}_{which}"] = [value if math.isfinite(value) else None for value in of_layers.tolist()]
             with self._writing():
                 self._lines.write(json.dumps(row, allow_nan=False) + "\n")
                 self._tensorboard.write(step, finite)
-        loss, unit = f"{finite.get('loss', math.nan):.3f}", "tokens" if "tokens_per_s" in numbers else "samples"
+        loss = f"{finite.get('loss', math.nan):.3f}"
+        unit = "tokens" if "tokens_per_s" in numbers else "samples"
         speed = f"{numbers[f'{unit}_per_s']:.0f} {unit}/s"
         self._bar.set_postfix_str(f"loss {loss}, {speed}", refresh=False)
         self._bar.update(1)

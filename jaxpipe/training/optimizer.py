@@ -41,34 +41,36 @@ def with_load_bias(optimizer: optax.GradientTransformation, config: ConfigDict) 
 
 
 def _adamw(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
+    fields = config.optimizer
     return optax.adamw(
         learning_rate(config),
-        b1=one.beta1,
-        b2=one.beta2,
-        eps=one.epsilon,
-        weight_decay=one.weight_decay,
+        b1=fields.beta1,
+        b2=fields.beta2,
+        eps=fields.epsilon,
+        weight_decay=fields.weight_decay,
         mask=is_kernel,
     )
 
 
 def _lion(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
-    return optax.lion(learning_rate(config), one.beta1, one.beta2, weight_decay=one.weight_decay, mask=is_kernel)
+    fields = config.optimizer
+    return optax.lion(
+        learning_rate(config), fields.beta1, fields.beta2, weight_decay=fields.weight_decay, mask=is_kernel
+    )
 
 
 def _sgd(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
+    fields = config.optimizer
     return optax.chain(
-        optax.add_decayed_weights(one.weight_decay, mask=is_kernel), optax.sgd(learning_rate(config), one.beta1)
+        optax.add_decayed_weights(fields.weight_decay, mask=is_kernel), optax.sgd(learning_rate(config), fields.beta1)
     )
 
 
 def _muon(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
+    fields = config.optimizer
     of_matrices = optax.chain(
-        scale_by_muon(model_config(config).anatomy, beta=one.muon_beta),
-        optax.add_decayed_weights(one.weight_decay),
+        scale_by_muon(model_config(config).anatomy, beta=fields.muon_beta),
+        optax.add_decayed_weights(fields.weight_decay),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
     return optax.multi_transform({"muon": of_matrices, "adamw": _adamw(config)}, labels_of_muon)
@@ -104,7 +106,7 @@ def labels_of_muon(params: Any) -> Any:
     matrices = is_kernel(params)["layers"]
     return {
         **jax.tree.map(lambda _: "adamw", params),
-        "layers": jax.tree.map(lambda one: "muon" if one else "adamw", matrices),
+        "layers": jax.tree.map(lambda is_matrix: "muon" if is_matrix else "adamw", matrices),
     }
 
 
@@ -180,7 +182,7 @@ def split_columns(tree: Any, anatomy: Anatomy) -> Any:
     """
 
     def split(path: Any, leaf: jax.Array) -> Any:
-        if not any(getattr(one, "key", None) == "query_key_value" for one in path):
+        if not any(getattr(entry, "key", None) == "query_key_value" for entry in path):
             return leaf
         by_group = leaf.reshape(*leaf.shape[:-1], anatomy.num_kv_heads, -1, anatomy.head_size)
         parts = by_group[..., :-2, :], by_group[..., -2, :], by_group[..., -1, :]
@@ -244,15 +246,16 @@ def error_feedback() -> optax.GradientTransformation:
 
 def learning_rate(config: ConfigDict) -> optax.Schedule:
     """The learning rate by step: linear warm-up to the peak, then as `optimizer.schedule` says."""
-    one, steps = config.optimizer, config.train.steps
-    num_warmup = one.warmup_steps or round(one.warmup_fraction * steps)
-    warmup = optax.linear_schedule(one.learning_rate / (num_warmup + 1), one.learning_rate, max(num_warmup, 1))
-    return optax.join_schedules([warmup, RATES[one.schedule](config, steps - num_warmup)], [num_warmup])
+    fields = config.optimizer
+    steps = config.train.steps
+    num_warmup = fields.warmup_steps or round(fields.warmup_fraction * steps)
+    warmup = optax.linear_schedule(fields.learning_rate / (num_warmup + 1), fields.learning_rate, max(num_warmup, 1))
+    return optax.join_schedules([warmup, RATES[fields.schedule](config, steps - num_warmup)], [num_warmup])
 
 
 def _cosine(config: ConfigDict, steps: int) -> optax.Schedule:
-    one = config.optimizer
-    return optax.cosine_decay_schedule(one.learning_rate, max(steps, 1), alpha=one.final_learning_rate_fraction)
+    fields = config.optimizer
+    return optax.cosine_decay_schedule(fields.learning_rate, max(steps, 1), alpha=fields.final_learning_rate_fraction)
 
 
 def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
@@ -262,10 +265,10 @@ def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
 
 def _wsd(config: ConfigDict, steps: int) -> optax.Schedule:
     """Stable, then down in a line; source: Hu et al., MiniCPM (arXiv 2404.06395), section 4."""
-    one = config.optimizer
-    num_down = min(max(1, round(one.decay_fraction * config.train.steps)), max(steps, 1))
-    last = one.final_learning_rate_fraction * one.learning_rate
-    return optax.linear_schedule(one.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))
+    fields = config.optimizer
+    num_down = min(max(1, round(fields.decay_fraction * config.train.steps)), max(steps, 1))
+    last = fields.final_learning_rate_fraction * fields.learning_rate
+    return optax.linear_schedule(fields.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))
 
 
 RATES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {"cosine": _cosine, "wsd": _wsd, "constant": _constant}

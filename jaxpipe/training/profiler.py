@@ -83,7 +83,8 @@ class Profiler:
             path: the run's folder.
             steps: steps to trace, as far as the run still executes them; None traces nothing.
         """
-        self._folder, self._steps = path / PROFILE / f"process_{jax.process_index():04d}", steps
+        self._folder = path / PROFILE / f"process_{jax.process_index():04d}"
+        self._steps = steps
         self._annotation: Any = None
         self._first_traced: int | None = None
 

@@ -24,9 +24,11 @@ from jaxpipe.units import MA, gib, mib
 
 def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
     """The lines to print at the start of a run."""
-    pipeline, schedule = setup.pipeline, setup.schedule
+    pipeline = setup.pipeline
+    schedule = setup.schedule
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
-    shapes, num_slots = step.shapes(state.params, batch), step.table.num_slots
+    shapes = step.shapes(state.params, batch)
+    num_slots = step.table.num_slots
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.task.data}",
@@ -49,7 +51,8 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
 def _format_costs(setup: Setup) -> str:
     """The expected time of each kind of backward that the schedule has, in forwards."""
     schedule = setup.schedule
-    columns, times = schedule.columns, setup.costs.of_kind(schedule.num_stages).mean(axis=1)
+    columns = schedule.columns
+    times = setup.costs.of_kind(schedule.num_stages).mean(axis=1)
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     there = [kind for kind in names if columns.is_kind(kind).any()]
     ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
@@ -60,7 +63,8 @@ def _format_split(shapes: StepShapes) -> list[str]:
     """A line on the bytes that a slot stores for I and then for W; none if no backward is split."""
     if not shapes.table.schedule.has_split_backward:
         return []
-    saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
+    saved = shapes.storage.saved
+    num_layers = shapes.storage.pages_per_slot
     until_backward = num_layers * _num_bytes(saved.residuals)
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     return [

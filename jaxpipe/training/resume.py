@@ -89,7 +89,8 @@ def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:
     """`config`, or a copy with the schedule that the run in `path` was told, if `keep_schedule` has replaced it."""
     if config.pipeline.schedule != str(path / SCHEDULE) or not (path / CONFIG).is_file():
         return config
-    before, config = _before(path, config).pipeline, config.copy_and_resolve_references()
+    before = _before(path, config).pipeline
+    config = config.copy_and_resolve_references()
     config.pipeline.update(schedule=before.schedule, options=before.options)
     return config
 
@@ -100,7 +101,8 @@ def _before(path: Path, config: ConfigDict) -> ConfigDict:
     Raises:
         ConfigError: its family is another Python file, whose fields are not known then.
     """
-    saved, now = load(str(path)), config.model.family
+    saved = load(str(path))
+    now = config.model.family
     family = saved["model"]["family"]
     if not is_python_file(family) or now == family:
         return config_from(str(path), saved, family=family)
@@ -128,7 +130,8 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     Raises:
         ConfigError: a changed field decides the model or the order of the data.
     """
-    before, kept = _before(path, config), config.pipeline.schedule == str(path / SCHEDULE)
+    before = _before(path, config)
+    kept = config.pipeline.schedule == str(path / SCHEDULE)
     config = named_as_before(path, config)
     if before.model.family != config.model.family:
         raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
@@ -141,14 +144,14 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     refused = [words for name, words in differ.items() if _is_fixed(name, knows_data=(path / DATA).is_file())]
     if refused:
         raise _refused(path, refused)
-    found = [words for name, words in differ.items() if name not in DECIDED]
+    changes = [words for name, words in differ.items() if name not in DECIDED]
     if kept:
-        return [*found, f"pipeline.schedule: {before.pipeline.schedule} is not there, {path / SCHEDULE} is"]
+        return [*changes, f"pipeline.schedule: {before.pipeline.schedule} is not there, {path / SCHEDULE} is"]
     if is_python_file(config.model.family) and _is_other_family(path, config.model.family):
-        found.append(f"model.family: {config.model.family} is not as it was before")
+        changes.append(f"model.family: {config.model.family} is not as it was before")
     if not differ.keys() & DECIDES_SCHEDULE and has_other_schedule(path, build_schedule(config)):
-        found.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
-    return found
+        changes.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
+    return changes
 
 
 def check_no_checkpoint_lost(path: Path) -> None:
@@ -157,7 +160,8 @@ def check_no_checkpoint_lost(path: Path) -> None:
     A run writes the row of a step before the step's checkpoint, and starts its second checkpoint only when the first is
     complete; one that could write none, and said so, is refused too.
     """
-    every, rows = load(str(path))["checkpoint"]["save_every"], path / METRICS
+    every = load(str(path))["checkpoint"]["save_every"]
+    rows = path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
     if every and num_rows > 2 * every:
         raise CheckpointError(
@@ -264,9 +268,10 @@ def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -
         )
 
 
-def _listed_differences(one: Fingerprint, other: Fingerprint, name: str, other_name: str) -> str:
+def _listed_differences(fingerprint: Fingerprint, other: Fingerprint, name: str, other_name: str) -> str:
     """A line for each of two fingerprints at every difference; empty if there is none."""
-    differ, width = differences(one, other), max(len(name), len(other_name))
+    differ = differences(fingerprint, other)
+    width = max(len(name), len(other_name))
     return first_of([f"{name:<{width}} {text}\n{other_name:<{width}} {other_text}" for text, other_text in differ])
 
 

@@ -22,8 +22,12 @@ from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
 from jaxpipe.python_file import is_python_file
 
-CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
-FAMILY, SCHEDULE = "family.py", "schedule.json"  # the run's copy of a family's Python file; its schedule
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+SCHEDULE_PICTURE = "schedule.svg"
+FAMILY = "family.py"
+SCHEDULE = "schedule.json"  # the run's copy of a family's Python file; its schedule
 LOCK = "lock"  # the first file of a run
 UNUSABLE = ("[", "**", "\\")  # in the path of a run: Orbax does not find what it wrote there, or writes elsewhere
 
@@ -53,10 +57,10 @@ def check(workdir: str) -> Path:
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise _not_writable(workdir, f"{there}: no permission to write")
-    found = sorted(file.name for file in path.glob("[!.]*"))
-    if not found or holds_run(path):
+    names = sorted(file.name for file in path.glob("[!.]*"))
+    if not names or holds_run(path):
         return path
-    of_run = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if name in found]
+    of_run = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if name in names]
     if of_run:
         raise ConfigError(
             explain(
@@ -66,12 +70,12 @@ def check(workdir: str) -> Path:
                 repair="name another --workdir, or move these away",
             )
         )
-    if LOCK not in found:
+    if LOCK not in names:
         raise ConfigError(
             explain(
                 f"--workdir={workdir} has files, and holds no run",
                 rule=f"workdir-new: a new run begins in a folder without files; it resumes in one with its {CONFIG}",
-                picture=f"there: {first_of(found, joined_by=', ')}",
+                picture=f"there: {first_of(names, joined_by=', ')}",
                 repair=f"name another --workdir, as {path / 'run'}",
             )
         )
@@ -163,7 +167,8 @@ def read_written(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
 
 def kept_family(path: Path, family: str) -> str | None:
     """The name of the copy of the Python file `family` that the run in `path` keeps; None if there is none."""
-    file, colon, name = path / FAMILY, *family.partition(":")[1:]
+    file = path / FAMILY
+    _, colon, name = family.partition(":")
     return f"{file}{colon}{name}" if file.is_file() and not file.is_symlink() else None
 
 

@@ -79,7 +79,8 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
     decided.settle(config)
     if is_split_now:
         task = replace(task, model=language_model(config))
-    schedule, pipeline = build_schedule(config), pipeline_of(config, task.model, devices.devices)
+    schedule = build_schedule(config)
+    pipeline = pipeline_of(config, task.model, devices.devices)
     return Setup(
         task,
         devices=devices,
@@ -146,7 +147,8 @@ def pipeline_of(
     Raises:
         ConfigError: `model.attention` cannot run on these devices, or `mesh.order` cannot lay the mesh on them.
     """
-    mesh, schedule = config.mesh, build_schedule(config)
+    mesh = config.mesh
+    schedule = build_schedule(config)
     _check_attention(config, devices)
     axes = mesh_axes(config)
     devices = mesh_order(config, schedule, devices, gpus_per_node)
@@ -208,7 +210,8 @@ def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTrans
     Raises:
         ConfigError: `checkpoint.init_from` has no checkpoint, or one of another model.
     """
-    model, pipeline = setup.task.model, setup.pipeline
+    model = setup.task.model
+    pipeline = setup.pipeline
     if config.checkpoint.init_from:
         _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
     elif setup.task.params is not None:

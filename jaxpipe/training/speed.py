@@ -39,7 +39,8 @@ class Speed:
         self._nums = {"samples": math.prod(jax.tree.leaves(batch)[0].shape[:2])}
         if "tokens" in batch:
             self._nums = {"tokens": math.prod(batch["tokens"].shape), **self._nums}
-        self._step_flops, self._peak_flops_per_s = model.flops(batch), peak_of(pipeline)
+        self._step_flops = model.flops(batch)
+        self._peak_flops_per_s = peak_of(pipeline)
         self._devices = list(pipeline.mesh.local_devices)
         self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
 
@@ -96,7 +97,9 @@ def format_flops(model: Trained, pipeline: Pipeline, batch: Mapping[str, Any]) -
     if step_flops is None:
         return "not known of a model given in Python, so there is no MFU"
     per_token = step_flops / math.prod(batch["tokens"].shape)
-    num_devices, kind, peak = pipeline.mesh.size, pipeline.mesh.devices.flat[0].device_kind, peak_of(pipeline)
+    num_devices = pipeline.mesh.size
+    kind = pipeline.mesh.devices.flat[0].device_kind
+    peak = peak_of(pipeline)
     counted = (
         f"no MFU, since the peak of {kind!r} is not known"
         if peak is None

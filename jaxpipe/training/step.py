@@ -97,7 +97,8 @@ def state_like(
 
 def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     """The shardings of a state or of its shapes; traceable."""
-    params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
+    params = pipeline.shardings(state.params)
+    replicated = NamedSharding(pipeline.mesh, P())
     parts = pipeline.parts(state.params)
     is_staged = has_tree_of(state.params)
 
@@ -161,8 +162,10 @@ def make_train_step(
         scale = mean_factors(model.num_losses(batch))
         key = None if dropout_seed is None else jax.random.fold_in(key_of(dropout_seed), state.step)
         means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
-        losses, square_sums = name_losses(means), pipeline.square_sums(grads)
-        norm, is_load = norm_of(square_sums, grads), is_load_bias(grads)
+        losses = name_losses(means)
+        square_sums = pipeline.square_sums(grads)
+        norm = norm_of(square_sums, grads)
+        is_load = is_load_bias(grads)
         is_skipped = ~(jnp.isfinite(norm) & jnp.isfinite(losses["loss"]))
 
         def update(kept: tuple[Any, Any]) -> tuple[Any, Any]:

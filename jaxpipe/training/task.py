@@ -96,7 +96,8 @@ def task_of(config: ConfigDict) -> Task:
         DataError: a prepared file is damaged, or has nothing to learn.
     """
     corpus = read_corpus(config)
-    train_batches, heldout_batches = batches_of(config, corpus.train), batches_of(config, corpus.heldout)
+    train_batches = batches_of(config, corpus.train)
+    heldout_batches = batches_of(config, corpus.heldout)
     check_learned(config, train_batches, heldout_batches)
     return Task(
         language_model(config),

@@ -154,7 +154,8 @@ def fit(
             coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s
         ) as processes,
     ):
-        path, task = run_folder.check(str(workdir)), None
+        path = run_folder.check(str(workdir))
+        task = None
         if model is not None:
             if min(mesh_axes(config).values()) > 0:
                 devices_of(config, num_processes=processes.count)  # before the batches use JAX
@@ -201,7 +202,8 @@ def _run(
         elif task is None:
             check_vocabulary(config)
         setup = set_up(config, task or task_of(config), num_processes=processes.count)
-        task, pipeline = setup.task, setup.pipeline
+        task = setup.task
+        pipeline = setup.pipeline
         resume.check_same_schedule(processes, setup.schedule, config.pipeline.costs)
         config.mesh.platform = setup.devices.platform
         _check_data(path, task, processes, is_resumed=is_resumed)
@@ -216,11 +218,13 @@ def _run(
             num_done, state = checkpoints.restore(like)
             say(f"resumes    from the checkpoint of step {num_done}")
         else:
-            num_done, state = 0, first_state(config, setup, optimizer)
+            num_done = 0
+            state = first_state(config, setup, optimizer)
             if is_resumed:
                 resume.check_no_checkpoint_lost(path)
                 say("resumes    from step 0: the run has written no checkpoint yet")
-        state, batch = train_step.init(state), put_batch(pipeline, batch)
+        state = train_step.init(state)
+        batch = put_batch(pipeline, batch)
         say(report(setup, train_step, state, batch))
         if done := profiler.format_done(traced_steps, num_done):
             say(f"profile    {done}")
@@ -242,7 +246,8 @@ def _run(
                     _write_files(path, config, setup, is_resumed=is_resumed, num_done=num_done)
 
         # ---- Compiled steps
-        train_step, eval_step = train_step.compile(), eval_step.compile()
+        train_step = train_step.compile()
+        eval_step = eval_step.compile()
         del batch
         say(f"compiled   in {time.perf_counter() - start:.1f} s")
         if dry_run:

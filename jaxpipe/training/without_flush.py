@@ -120,7 +120,8 @@ class StepWithoutFlush:
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> StepWithoutFlush:
         """Compiles what `lower` has traced."""
-        self._begin, self._call = self._begin.compile(compiler_options), self._call.compile(compiler_options)
+        self._begin = self._begin.compile(compiler_options)
+        self._call = self._call.compile(compiler_options)
         return self
 
     def between_calls(self, state: TrainState) -> TrainState:
@@ -138,7 +139,8 @@ class StepWithoutFlush:
     def __call__(self, state: TrainState, take: Callable[[], Any]) -> tuple[TrainState, dict[str, jax.Array]]:
         """Ends the batch of the next step; `take` returns the batches from that one on, in turn."""
         if self._flight is None:
-            self._num_done, self._batch = int(state.step), take()
+            self._num_done = int(state.step)
+            self._batch = take()
             state, flight = self._begin(state, self._batch)
             state, self._flight, _ = self._call(state, flight, self._batch, self._batch, jnp.int32(FILL))
         self._num_done += 1
@@ -157,7 +159,8 @@ class StepWithoutFlush:
         return replace(state, older=Older(weights, _older(state).norm))
 
     def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
-        older, random = _older(state).weights, self.dropout_seed is not None
+        older = _older(state).weights
+        random = self.dropout_seed is not None
         flight = self.stream.begin(state.params, older, batch, state.step, random=random)
         return self.between_calls(state), flight
 

@@ -45,7 +45,8 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     Returns:
         Seconds.
     """
-    placement, variant = placement_of(setting), Variant(setting.schedule_name, setting.options)
+    placement = placement_of(setting)
+    variant = Variant(setting.schedule_name, setting.options)
     is_split = splits_backwards(variant, setting.pipe)
     backward_s = least_backward_s(times) if is_split else times.layer_backward_s
     forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
@@ -57,7 +58,8 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
         each_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
     else:
         backwards[-1] += times.head_s
-    before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
+    before = (0.0, *accumulate(forwards))
+    after = (0.0, *accumulate(backwards))
     all_compute = setting.num_microbatches >= placement.num_replicas
     is_flushed = not has_delays(variant, setting.pipe)
     longest_s = 0.0
@@ -66,9 +68,11 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
         work_s = each_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
         if is_flushed:
-            first_s, ends_s = before[min(stages)], max(sums_s, 0.0 if is_split else after[min(stages)])
+            first_s = before[min(stages)]
+            ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         else:
-            first_s, ends_s = 0.0, sums_s
+            first_s = 0.0
+            ends_s = sums_s
         longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
@@ -103,7 +107,8 @@ def _least_at_work(setting: Setting) -> AtWork:
 
 def pages_of_one_microbatch(setting: Setting) -> int:
     """Pages on the fullest device before the first backward: one microbatch's, of all its stages of a replica."""
-    layers, placement = setting.layers_per_stage, placement_of(setting)
+    layers = setting.layers_per_stage
+    placement = placement_of(setting)
     of_device = [
         [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
         for replica in range(placement.num_replicas)
@@ -124,7 +129,9 @@ def pages_in_rows(setting: Setting) -> int:
 
     It reads rows of fewer microbatches, the shorter ones that the estimate of the step needs; these hold no more.
     """
-    name, options, pipe = setting.schedule_name, setting.built_options, setting.pipe
+    name = setting.schedule_name
+    options = setting.built_options
+    pipe = setting.pipe
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
     return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage, setting.woven)
 

@@ -30,7 +30,8 @@ _MOST_NODES = 4096  # of a repair
 
 def nothing_fits(plan: Plan) -> ConfigError:
     """The error that names the largest part of the bytes and the changes that make the nearest way to train fit."""
-    topology, margin = plan.space.topology, plan.margin
+    topology = plan.space.topology
+    margin = plan.margin
     rule = (
         f"plan-fits: the predicted bytes, {margin:.0%} more as a margin for their error, and a reserve of"
         f" {gib(RESERVE_BYTES, '.1f')} GiB fit into the {gib(topology.hardware.memory_bytes, '.1f')} GiB of a GPU"

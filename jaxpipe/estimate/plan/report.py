@@ -99,7 +99,8 @@ def _searched(plan: Plan) -> list[str]:
             f" the others are idle: the fastest way on {space.num_gpus} takes {longer}"
         )
     if plan.tight is not None and plan.tight.step_s < plan.step_s:
-        setting, held = plan.tight.setting, plan.tight.held
+        setting = plan.tight.setting
+        held = plan.tight.held
         lines.append(
             f"tight        {plan.num_tight} are without a margin of {plan.margin:.0%} for the error of predicted bytes;"
             f" the fastest takes {plan.tight.step_s:.3f} s and {_gib(held.total)} GiB: {describe_setting(setting)};"
@@ -149,7 +150,8 @@ def _gpus(setting: Setting) -> str:
 
 
 def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
-    setting, estimate = row.setting, row.estimate
+    setting = row.setting
+    estimate = row.estimate
     overhead_s = getattr(parts, f"{parts.largest_overhead}_s")
     return (
         rank,
@@ -185,7 +187,8 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
-    topology, tight = plan.space.topology, plan.tight
+    topology = plan.space.topology
+    tight = plan.tight
     return {
         "topology": str(topology),
         "num_gpus": plan.rows[0].setting.num_gpus if plan.rows else plan.space.num_gpus,
@@ -225,7 +228,7 @@ def _row(row: Row, parts: Breakdown) -> dict[str, Any]:
     estimate = row.estimate
     return {
         **_setting(row.setting),
-        "equal": [{"schedule": each.schedule_name, "options": each.options} for each in row.equal],
+        "equal": [{"schedule": same.schedule_name, "options": same.options} for same in row.equal],
         "step_s": estimate.step_s,
         "samples_per_s": estimate.samples_per_s,
         "tokens_per_s": estimate.tokens_per_s,
@@ -374,8 +377,10 @@ _END = ("    return config", "")
 
 
 def _docstring(path: str, row: Row, command: str) -> list[str]:
-    setting, estimate = row.setting, row.estimate
-    hardware, stem = setting.topology.hardware, Path(path).stem
+    setting = row.setting
+    estimate = row.estimate
+    hardware = setting.topology.hardware
+    stem = Path(path).stem
     return [
         f'"""{stem}: {setting.schedule_name}, planned for {setting.topology}.',
         "",

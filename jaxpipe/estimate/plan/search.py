@@ -138,11 +138,11 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
         if not plan.rows and not any(map(may_fit, part.groups)):
             continue
         try:
-            found = search(part, source, top=top, margin=margin, below_s=plan.step_s)
+            of_fewer = search(part, source, top=top, margin=margin, below_s=plan.step_s)
         except ConfigError:  # `source` has measured times, for none of these meshes
             continue
-        rows = sorted((*plan.rows, *found.rows), key=lambda row: row.step_s)
-        plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + found.num_evaluated)
+        rows = sorted((*plan.rows, *of_fewer.rows), key=lambda row: row.step_s)
+        plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + of_fewer.num_evaluated)
     return plan
 
 
@@ -170,42 +170,44 @@ def search(
     Raises:
         ConfigError: `source` has times for none of them.
     """
-    frontier, seen = _Frontier(space, source), set()
+    frontier = _Frontier(space, source)
+    seen = set()
     fitting: set[int] = set()  # candidates with a setting that fits: the first one is the fastest
     rows: dict[object, Row] = {}  # by their digits
     last_s = 0.0  # of the last row
     least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> its smallest setting that does not fit
     tight: dict[int, Row] = {}  # candidate -> its fastest setting that fits without the margin alone
-    while found := frontier.pop(below_s):
-        if len(rows) == top and found.least_s > last_s:
+    while item := frontier.pop(below_s):
+        if len(rows) == top and item.least_s > last_s:
             break
-        seen.add(found.candidate)
-        if found.candidate in fitting:
+        seen.add(item.candidate)
+        if item.candidate in fitting:
             continue
-        if found.estimate is None:
-            held = _too_many_bytes(found.setting)
+        if item.estimate is None:
+            held = _too_many_bytes(item.setting)
             if held is None:
-                frontier.push(replace(found, estimate=estimate(found.setting, source)))
+                frontier.push(replace(item, estimate=estimate(item.setting, source)))
                 continue
         else:
-            held = memory(found.setting)
-            row = Row(found.estimate, held)
-            if fits(found.setting, held, margin=margin):
+            held = memory(item.setting)
+            row = Row(item.estimate, held)
+            if fits(item.setting, held, margin=margin):
                 same = rows.get(row.digits)
                 if same is not None:
-                    rows[row.digits] = replace(same, equal=(*same.equal, found.setting))
+                    rows[row.digits] = replace(same, equal=(*same.equal, item.setting))
                 elif len(rows) < top:
-                    rows[row.digits], last_s = row, row.step_s * (1.0 + _ROUNDING)
-                fitting.add(found.candidate)
+                    rows[row.digits] = row
+                    last_s = row.step_s * (1.0 + _ROUNDING)
+                fitting.add(item.candidate)
                 continue
-            if fits(found.setting, held):
-                tight.setdefault(found.candidate, row)
+            if fits(item.setting, held):
+                tight.setdefault(item.candidate, row)
                 continue
-        if found.candidate not in least or held.total < least[found.candidate][1].total:
-            least[found.candidate] = found.setting, held
-    too_large = {candidate: found for candidate, found in least.items() if candidate not in fitting | tight.keys()}
+        if item.candidate not in least or held.total < least[item.candidate][1].total:
+            least[item.candidate] = item.setting, held
+    too_large = {candidate: item for candidate, item in least.items() if candidate not in fitting | tight.keys()}
     rest = [row for candidate, row in tight.items() if candidate not in fitting]
-    smallest = sorted(too_large.values(), key=lambda found: found[1].total)
+    smallest = sorted(too_large.values(), key=lambda item: item[1].total)
     nearest = smallest[0] if smallest else None
     if not rows:  # which one it is decides the error's repair, so all its bytes are counted
         nearest = _nearest(smallest[:_MOST_COUNTED])
@@ -301,8 +303,8 @@ class _Frontier:
             _, _, item = heapq.heappop(self._heap)
             if isinstance(item, _Found):
                 return item
-            for found in self._settings(item.setting, item.times):
-                self.push(found)
+            for setting in self._settings(item.setting, item.times):
+                self.push(setting)
         return None
 
     def _settings(self, group: Setting, times: Times) -> Iterator[_Found]:

@@ -225,9 +225,9 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
     placements = {variant: placement_of(variant, group.pipe) for variant in variants()}
     return tuple(
         variant
-        for variant, found in placements.items()
-        if found
-        and found.num_stages <= group.model.num_layers
+        for variant, placement in placements.items()
+        if placement
+        and placement.num_stages <= group.model.num_layers
         and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
         and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )
@@ -240,14 +240,14 @@ def orders_of(setting: Setting) -> tuple[str, ...]:
 
 @cache
 def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str, ...]:
-    found: dict[bytes, str] = {}
+    order_of_gpus: dict[bytes, str] = {}
     for order in ("contiguous", *ORDERS):
         try:
             assignment = assign(order, **dict(axes), gpus_per_node=gpus_per_node)
         except ConfigError:
             continue
-        found.setdefault(assignment.gpus.tobytes(), order)
-    return tuple(found.values())
+        order_of_gpus.setdefault(assignment.gpus.tobytes(), order)
+    return tuple(order_of_gpus.values())
 
 
 def _base(config: ConfigDict, topology: Topology) -> Setting:
