@@ -71,9 +71,7 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     commands = commands_of(("-m", values.module), arguments, count)
     per_device = values.processes_per_device
     devices = _shared_devices(count, per_device) if per_device > 1 else _devices(count)
-    environments = [
-        os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices
-    ]
+    environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
 

@@ -25,8 +25,9 @@ from jaxpipe.command_line import check_unused, define_number
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
+from jaxpipe.estimate.plan.config_file import check_row, check_writable, file_and_row, write_config
 from jaxpipe.estimate.plan.nothing_fits import nothing_fits
-from jaxpipe.estimate.plan.report import check_row, check_writable, file_and_row, to_json, to_text, write_config
+from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, search_with_fewer
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.roofline import Roofline

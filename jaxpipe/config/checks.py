@@ -13,19 +13,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
-from jaxpipe.cluster.axes import BATCH_AXES, KERNEL_AXES, REST_AXIS, ROWS, STAGE_AXIS, MeshAxis, written
+from jaxpipe.cluster.axes import ROWS
 from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.bounds import TOGETHER, check_together, most_of
 from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
+from jaxpipe.config.divisibility import check_batch, check_divides
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
     check_fields,
     check_words_and_numbers,
-    mesh_sizes,
     model_config,
-    vocab_pipe,
 )
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
@@ -220,118 +219,6 @@ def check_error_feedback(config: ConfigDict) -> None:
                 repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
             )
         )
-
-
-# ---- Divisibility: the batch over devices that split it and microbatches, the model over axes that split a layer
-
-TABLE_ROWS = "rows of the token table"
-
-
-def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
-    """What an axis of the mesh must divide of model and data, by path.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
-    anatomy = model_config(config).anatomy
-    sizes = {}
-    if row.splits_kernels:
-        sizes |= {
-            TABLE_ROWS: anatomy.num_rows,
-            "model.num_heads": anatomy.num_heads,
-            "model.num_kv_heads": anatomy.num_kv_heads,
-            "model.feed_forward": anatomy.width,
-        }
-        if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
-            del sizes["model.num_kv_heads"]
-    if row.splits_tokens:
-        sizes["data.seq_len"] = config.data.seq_len
-    if row.splits_experts:
-        sizes["model.num_experts"] = anatomy.num_experts
-    return sizes
-
-
-def check_divides(config: ConfigDict, row: MeshAxis) -> None:
-    """Raises ConfigError unless the devices of an axis of the mesh divide everything that is split over it."""
-    try:
-        sizes = sizes_to_divide(config, row)
-    except ConfigError:
-        return  # `check` reports it by itself
-    name = f"mesh.{row.name}"
-    number = config.mesh[row.name]
-    broken = {path: size for path, size in sizes.items() if size % number}
-    if row.splits_kernels and not broken:
-        _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
-    if not broken:
-        return
-    rule = f"{row.name}-divides: every device of {name} has equally many {row.equally}"
-    if set(sizes.values()) == {1}:
-        raise ConfigError(
-            explain(
-                f"{name}={number} of a model without {row.equally}",
-                rule=rule,
-                picture=f"model.family={config.model.family!r}",
-                repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
-            )
-        )
-    common = math.gcd(*sizes.values())
-    nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
-    raise ConfigError(
-        explain(
-            f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
-            rule=rule,
-            picture="\n".join(
-                f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
-            ),
-            repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
-        )
-    )
-
-
-def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
-    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
-    if size % num_parts:
-        parts = written(config.mesh, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
-        raise ConfigError(
-            explain(
-                f"{parts} does not divide {TABLE_ROWS}={size}",
-                rule="vocab-over-pipe: every device has equally many rows of the token table",
-                picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
-                repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
-            )
-        )
-
-
-def check_batch(config: ConfigDict) -> None:
-    """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
-    batch_size = config.data.batch_size
-    num_parts = config.pipeline.num_microbatches * mesh_sizes(config).num_batch_parts
-    parts = written(config.mesh, BATCH_AXES, prefix="mesh.")
-    remainder = batch_size % num_parts
-    if remainder:
-        lower = batch_size - remainder
-        upper = batch_size - remainder + num_parts
-        nearest = upper if not lower or upper - batch_size < remainder else lower
-        raise ConfigError(
-            explain(
-                (
-                    f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
-                    f"{config.pipeline.num_microbatches} x {parts} = {num_parts}"
-                    " equal parts"
-                ),
-                rule="batch-divides: every device gets equally many sequences of every microbatch",
-                picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
-                repair=f"set data.batch_size={nearest}, the nearest legal value",
-            )
-        )
-
-
-def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
-    """A further repair if only the rows of the token table do not divide: more padding rows."""
-    if list(broken) != [TABLE_ROWS]:
-        return ""
-    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
-    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}"
 
 
 # ---- What is counted in steps must fit into them: warm-up, and checkpoints that are kept

@@ -20,6 +20,7 @@ from jaxpipe.estimate.communication import collectives_s, of_head_s
 from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, ring_s
+from jaxpipe.estimate.traffic import traffic, update_bytes
 from jaxpipe.estimate.work import (
     OPERATIONS,
     Matmul,
@@ -27,8 +28,6 @@ from jaxpipe.estimate.work import (
     head_matmuls,
     layer_matmuls,
     split_head_matmuls,
-    traffic,
-    update_bytes,
 )
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind

@@ -36,6 +36,7 @@ _BY_NUMBER = (
     *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor"),
 )
 _SUMS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "dot_general")
+# They move numbers without changing them: a stack needs other ones than a layer, so comparisons leave them out.
 _FORMS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
 # Those that join sums over several parameters to one.
 _JOINS = (
@@ -58,6 +59,7 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
     """
     rows = {**params, "layers": jax.tree.map(_row, params["layers"])}
     of_rows, of_stack = (_traced(optimizer, tree) for tree in (rows, params))
+    # Both traces must be one program, or the answer for one layer says nothing of the stack.
     is_same = of_rows.is_like(of_stack)  # it decides nothing by the shapes of parameters
     stack = of_stack.sources(_of_stack) if is_same else None
     if not has_flush:
@@ -85,11 +87,13 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
 
 def _row(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape of one layer's parameter."""
+    # Device, chunk and layer are the leading dims of every staged parameter.
     return jax.ShapeDtypeStruct(leaf.shape[len(STACKED) :], leaf.dtype)
 
 
 def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any], bool]) -> Any:
     """`optimizer` for one layer after the other; its state has one for each, and what all share once."""
+    # In-axes of vmap: layers lose a leading dim, what all share has none. A state's tree of parameters likewise.
     of_params = {"shared": None, "layers": 0}
 
     def axes(state: Any) -> Any:
@@ -97,12 +101,14 @@ def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any
         return jax.tree.unflatten(structure, [of_params if is_staged(node) else None for node in nodes])
 
     def mapped(function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any) -> Callable[..., Any]:
+        # One vmap for each of device, chunk and layer; vmap takes one dim at a time.
         for _ in STACKED:
             function = jax.vmap(function, inputs, outputs)
         return function
 
     def init(params: Params) -> Any:
         rows = {**params, "layers": jax.tree.map(_row, params["layers"])}
+        # The axes of the state follow from its tree alone, so no array of a single layer is made.
         state = jax.eval_shape(optimizer.init, rows)
         return mapped(optimizer.init, (of_params,), axes(state))(params)
 
@@ -183,6 +189,8 @@ def _traced(optimizer: optax.GradientTransformation, params: Params) -> _Update:
             if not is_staged(node):
                 places.append(None)
                 continue
+            # `optax.masked` leaves MaskedNode in place of a parameter. It has no leaves of its own, but counts in the
+            # numbering.
             leaves = jax.tree.leaves(node, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
             places += [k for k, leaf in enumerate(leaves) if not isinstance(leaf, optax.MaskedNode)]
         return places
@@ -191,6 +199,7 @@ def _traced(optimizer: optax.GradientTransformation, params: Params) -> _Update:
         with default_promotion():
             state = jax.eval_shape(optimizer.init, params)
             jaxpr, outputs = jax.make_jaxpr(optimizer.update, return_shape=True)(params, state, params)
+    # The function is the user's, so that any error may come out of it; all mean the same here.
     except Exception as error:
         raise ConfigError(
             explain(
@@ -209,6 +218,7 @@ def _primitives(jaxpr: core.Jaxpr) -> list[str]:
     names = []
     for equation in jaxpr.eqns:
         inner = list(core.jaxprs_in_params(equation.params))
+        # A name of a form is left out, but its inner jaxprs are still read.
         names += [] if equation.primitive.name in _FORMS else [equation.primitive.name]
         names += [name for called in inner for name in _primitives(called)]
     return names
@@ -221,6 +231,7 @@ def _interpreted(
     known = dict(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> _Value:
+        # A number written in the jaxpr or closed over belongs to no parameter.
         return _Value() if isinstance(atom, core.Literal) else known.get(atom, _Value())  # constants
 
     for equation in jaxpr.eqns:
@@ -228,6 +239,7 @@ def _interpreted(
         name = equation.primitive.name
         params = equation.params
         if name == "cond":
+            # What chooses a branch decides every output, as much as what the branch computes.
             (chooses, *given) = read_here
             branches = params["branches"]
             of_branches = [_interpreted(branch.jaxpr, given, rule) for branch in branches]
@@ -236,6 +248,7 @@ def _interpreted(
             called: Any = params.get("call_jaxpr", params.get("jaxpr"))
             outputs = _interpreted(getattr(called, "jaxpr", called), read_here, rule)
         else:
+            # Loops and other primitives with jaxprs inside count as one opaque function of all their inputs.
             outputs = [rule(equation, read_here)] * len(equation.outvars)
         known.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
@@ -258,6 +271,7 @@ def _of_stack(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
     is_sum_used = any(value.is_sum_used for value in values)
     aligned = [value for value in values if value.of and not value.is_sum]
     sums = [value for value in values if value.is_sum]
+    # The global norm arises here: sums of parameters, joined with sums of others.
     if sums and not aligned and name in _JOINS:
         return _Value(of, is_sum=True)
     if any(len(value.of) < 2 for value in sums):
@@ -266,6 +280,7 @@ def _of_stack(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
     of = frozenset().union(*(value.of for value in aligned))
     if not aligned or name in (*_BY_NUMBER, "cond"):
         return _Value(of, is_sum_used=is_sum_used)
+    # Only a sum over all dims: one over some would be of other numbers in the stack than in a layer.
     is_scalar = all(out.aval.shape == () for out in equation.outvars)  # pyright: ignore[reportAttributeAccessIssue]
     if is_scalar and name in _SUMS:
         return _Value(of, is_sum=True)

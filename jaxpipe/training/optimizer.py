@@ -105,6 +105,7 @@ def labels_of_muon(params: Any) -> Any:
     """The optimizer of each parameter under Muon: "muon" for the kernels of layers, "adamw" for all others."""
     matrices = is_kernel(params)["layers"]
     return {
+        # Muon is made for hidden matrices: its authors leave embedding and head to AdamW.
         **jax.tree.map(lambda _: "adamw", params),
         "layers": jax.tree.map(lambda is_matrix: "muon" if is_matrix else "adamw", matrices),
     }
@@ -112,6 +113,7 @@ def labels_of_muon(params: Any) -> Any:
 
 # ---- The bias of experts
 
+# Below this a load counts as the mean: without it rounding would decide the sign, and the bias, by mesh.
 _AS_THE_MEAN = 1e-5  # the rounding of sums of loads, which differs from mesh to mesh
 
 
@@ -127,6 +129,7 @@ def against_load(rate: float) -> optax.GradientTransformation:
     """
 
     def update(load: jax.Array) -> jax.Array:
+        # Loads are given as gradients, load minus mean; only their sign counts, as in the source.
         return jnp.where(jnp.abs(load) > _AS_THE_MEAN, -rate * jnp.sign(load), 0.0)
 
     return optax.stateless(lambda loads, _: jax.tree.map(update, loads))
@@ -163,8 +166,11 @@ def scale_by_muon(anatomy: Anatomy, *, beta: float) -> optax.GradientTransformat
     def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         del params
         apart = split_columns(updates, anatomy)
+        # Momentum is stored with columns joined, like the parameters, so that checkpoints and shardings need no other
+        # tree.
         before = inner.init(apart)._replace(count=state.num_steps, mu=split_columns(state.momentum, anatomy))
         orthogonal, after = inner.update(apart, before)
+        # The last two dims are a matrix; all before them count matrices.
         scaled = jax.tree.map(lambda leaf: RMS_OF_ADAMW * max(leaf.shape[-2:]) ** 0.5 * leaf, orthogonal)
         return join_columns(scaled, anatomy), MuonState(after.count, join_columns(after.mu, anatomy))
 
@@ -172,6 +178,7 @@ def scale_by_muon(anatomy: Anatomy, *, beta: float) -> optax.GradientTransformat
 
 
 def _dimensions(updates: Any) -> Any:
+    # Counted from the end, so that they hold for staged and canonical parameters.
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
 
 
@@ -185,6 +192,7 @@ def split_columns(tree: Any, anatomy: Anatomy) -> Any:
         if not any(getattr(entry, "key", None) == "query_key_value" for entry in path):
             return leaf
         by_group = leaf.reshape(*leaf.shape[:-1], anatomy.num_kv_heads, -1, anatomy.head_size)
+        # Of a key-value head the last two columns are its key and its value; all before are queries.
         parts = by_group[..., :-2, :], by_group[..., -2, :], by_group[..., -1, :]
         return {name: part.reshape(*leaf.shape[:-1], -1) for name, part in zip(_QUERY_KEY_VALUE, parts, strict=True)}
 
@@ -234,6 +242,7 @@ def error_feedback() -> optax.GradientTransformation:
 
     def update(updates: Any, state: FeedbackState, params: Any = None) -> tuple[Any, FeedbackState]:
         del params
+        # In the first step `before` holds zeros, no gradient: a correction would double the step.
         made_good = (state.num_steps > 0).astype(jnp.float32)
         corrected = jax.tree.map(lambda now, before: now + made_good * (now - before), updates, state.before)
         return corrected, FeedbackState(state.num_steps + 1, updates)
@@ -249,6 +258,8 @@ def learning_rate(config: ConfigDict) -> optax.Schedule:
     fields = config.optimizer
     steps = config.train.steps
     num_warmup = fields.warmup_steps or round(fields.warmup_fraction * steps)
+    # From 1 / (n + 1) of the peak, not from 0: a first step of rate 0 would be lost. At least one step, since optax
+    # divides by their number.
     warmup = optax.linear_schedule(fields.learning_rate / (num_warmup + 1), fields.learning_rate, max(num_warmup, 1))
     return optax.join_schedules([warmup, RATES[fields.schedule](config, steps - num_warmup)], [num_warmup])
 
@@ -266,6 +277,7 @@ def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
 def _wsd(config: ConfigDict, steps: int) -> optax.Schedule:
     """Stable, then down in a line; source: Hu et al., MiniCPM (arXiv 2404.06395), section 4."""
     fields = config.optimizer
+    # Bounded by the steps after warm-up, so that a short run still comes down to the final rate.
     num_down = min(max(1, round(fields.decay_fraction * config.train.steps)), max(steps, 1))
     last = fields.final_learning_rate_fraction * fields.learning_rate
     return optax.linear_schedule(fields.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))

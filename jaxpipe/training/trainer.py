@@ -19,7 +19,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
-from jaxpipe.config import base_config, check, mesh_axes
+from jaxpipe.config import check, mesh_axes
 from jaxpipe.config.costs import is_costs_file
 from jaxpipe.config.pipeline import forget_files, is_known
 from jaxpipe.distributed.log import logging_to, say
@@ -33,15 +33,13 @@ from jaxpipe.program.contract import check_jax
 from jaxpipe.schedules import simulate
 from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
-from jaxpipe.training.given import BatchSource, Model, given_task
+from jaxpipe.training.given import BatchSource, Model, check_nothing_given, check_optimizer_fields, given_task
 from jaxpipe.training.loop import Loop, OnStep
 from jaxpipe.training.metrics import keep_rows
 from jaxpipe.training.report import check_memory, report, write_timeline
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import TrainState, make_eval_step, state_like
 from jaxpipe.training.task import Task, task_of
-
-_OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
 
 
 @dataclass(frozen=True)
@@ -141,10 +139,10 @@ def fit(
     if is_costs_file(config.pipeline.costs) and run_folder.holds_run(path):
         resume.keep_costs(path, config)  # the file may be gone
     if model is None:
-        _check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
+        check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
         check(config, name=name)
     if optimizer is not None:
-        _check_optimizer_fields(config)
+        check_optimizer_fields(config)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
     with (
         # What the user has set for JAX stays in force for functions of one's own.
@@ -327,31 +325,3 @@ def _take_source_tokenizer(path: Path, config: ConfigDict) -> None:
     if config.checkpoint.init_from and "tokenizer" in config.data:
         source = run_folder.path_of(config.checkpoint.init_from)
         config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
-
-
-def _check_nothing_given(**given: Any) -> None:
-    """Raises ConfigError for batches or parameters without a model."""
-    for argument, value in given.items():
-        if value is not None and value != ():
-            raise ConfigError(
-                explain(
-                    f"{argument} is given without a model",
-                    rule="given-task: a config of a family has its model and its data",
-                    repair=f"leave {argument} out, or give model=Model(...) and a config of base_config('given')",
-                )
-            )
-
-
-def _check_optimizer_fields(config: ConfigDict) -> None:
-    """Raises ConfigError for fields of the config's own optimizer that are set where another one is given."""
-    defaults = base_config(config.model.family).optimizer
-    for field, default in defaults.items():
-        if field not in _OPTIMIZER_FIELDS and config.optimizer[field] != default:
-            raise ConfigError(
-                explain(
-                    f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
-                    rule="field-used: a field that has no effect is an error",
-                    picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
-                    repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
-                )
-            )

@@ -15,13 +15,14 @@ from jaxpipe.config.costs import Woven
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
-from jaxpipe.estimate.memory import AtWork, at_work, batch_bytes
+from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
+from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 

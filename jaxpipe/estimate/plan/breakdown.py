@@ -13,7 +13,8 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
-from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
+from jaxpipe.estimate.plan.rows import Row, largest_kind
+from jaxpipe.estimate.plan.search import settings_of
 from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group

@@ -22,7 +22,7 @@ from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, M
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.checks import sizes_to_divide
+from jaxpipe.config.divisibility import sizes_to_divide
 from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
