@@ -82,7 +82,9 @@ class Measurement:
         if written["format"] != FORMAT:
             raise ValueError(f"format {written['format']}, not {FORMAT}")
         values = {field.name: written[field.name] for field in fields(cls) if field.name != "head_parts"}
+        # Files from before heads were split lack the field.
         values["head_parts"] = written.get("head_parts", 1)
+        # JSON has only texts as keys.
         values["times"] = {int(size): Times(**times) for size, times in written["times"].items()}
         values["spread_ratio"] = {int(size): ratio for size, ratio in written["spread_ratio"].items()}
         values["link"] = None if written["link"] is None else Link(**written["link"])
@@ -110,6 +112,7 @@ class Measured:
         measurement = self._measurement(setting)
         size = setting.microbatch_size
         sizes = sorted(measurement.times)
+        # No extrapolation: small microbatches leave a GPU idle, so that times bend below the smallest size.
         if not sizes[0] <= size <= sizes[-1]:
             raise ConfigError(
                 explain(
@@ -123,6 +126,7 @@ class Measured:
             field.name: [getattr(measurement.times[of_size], field.name) for of_size in sizes]
             for field in fields(Times)
         }
+        # None marks what was not timed, as S and T of a model without a split head.
         timed = {name: column for name, column in columns.items() if None not in column}
         times = Times(**{name: float(np.interp(size, sizes, column)) for name, column in timed.items()})
         return _with_update_of(self._with_head_of(times, measurement, setting), measurement, setting)
@@ -131,6 +135,7 @@ class Measured:
         """`times` with the collectives of S and T, and without both where `setting` has other ones or none."""
         if not setting.vocab_over_pipe or measurement.head_parts != setting.pipe:
             return replace(times, statistics_s=None, gradients_s=None)
+        # `check` of the file made sure: with `head_parts` above 1 both are there.
         assert times.statistics_s is not None
         assert times.gradients_s is not None
         before_s, after_s = of_head_s(setting, self.gather_s)
@@ -170,6 +175,7 @@ class Measured:
             if measurement.subject == wanted:
                 return measurement
         differing = [_differing(wanted, measurement.subject) for measurement in self.measurements]
+        # The measurement with the fewest differing fields is most likely the one that was meant.
         nearest = min(differing, key=len)
         raise ConfigError(
             explain(
@@ -208,7 +214,9 @@ def subject_of(setting: Setting) -> dict[str, Any]:
 
 def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
     """Identity of what is timed, as JSON values: `model` except its number of layers, and `others`."""
+    # Times are of one layer, so that the number of layers does not matter.
     sizes = {name: value for name, value in asdict(model).items() if name != "num_layers"}
+    # Through JSON, so that tuples become lists, as they come back from a file.
     return json.loads(json.dumps({"family": type(model).__name__, **sizes, **others}))
 
 
@@ -217,6 +225,7 @@ def _read(path: str | Path) -> Measurement:
         measurement = Measurement.from_json(json.loads(read_whole(local_path(str(path)), waits=True)))
         measurement.check()
         return measurement
+    # Whatever a file that is something else may raise on the way through `from_json`.
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
@@ -229,6 +238,7 @@ def _read(path: str | Path) -> Measurement:
 
 def _differing(wanted: dict[str, Any], measured: dict[str, Any]) -> Sequence[str]:
     """Fields that differ, as text."""
+    # A dict keeps the order of the fields; a set would change the message from run to run.
     names = dict.fromkeys((*wanted, *measured))
     return [
         f"{name}={wanted.get(name)!r}, measured {measured.get(name)!r}"
@@ -247,6 +257,7 @@ def _with_update_of(times: Times, measurement: Measurement, setting: Setting) ->
 def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float:
     """Parameters that a device of `setting` updates, given those of a layer, and of embedding and head, on one."""
     placement = setting.schedule_of(setting.num_microbatches).placement
+    # Chunks of the second replica come after these; their masters are with the first.
     owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)
     num_of_layers: float = num_layers * num_of_layer
@@ -254,5 +265,6 @@ def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float
         num_of_layers /= setting.num_master_parts
         num_shared /= setting.num_master_parts
     if setting.zero1 or setting.vocab_over_pipe:
+        # With ZeRO-1 devices of `pipe` share the masters of embedding and head; with a split head the rows.
         num_shared /= setting.pipe
     return num_of_layers + num_shared

@@ -26,8 +26,10 @@ from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
 
 Expected = tuple[str, str]  # how a layer recomputes; the text that has times
+# Least number of periods of the rows for which a table has all that a longer one has: warm-up, cool-down, and one
+# period between them. S and T reach over further periods.
 FEW = 3
-FEW_WOVEN = 5  # least number of periods for which a table is representative; of one with S and T
+FEW_WOVEN = 5
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,17 @@ def counts(setting: Setting) -> Counts:
     name = setting.schedule_name
     num_microbatches = setting.num_microbatches
     is_woven = setting.woven is not None
+    # Lowering all microbatches would take seconds for each candidate of a plan.
     few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options, is_woven=is_woven)
+    # Hashable texts, since `counted` caches by them.
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
     of_few = _of_equal_stages(
         name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
     )
+    # Only schedules as GPipe hold more with more microbatches.
     if not of_few.holds_all:
         return of_few
+    # Exact: such a device holds equally much of every microbatch.
     waiting = {unit: number * num_microbatches // few for unit, number in of_few.waiting.items()}
     buffers = {
         unit: number - of_few.waiting.get(unit, 0) + waiting.get(unit, 0) for unit, number in of_few.buffers.items()
@@ -94,10 +100,12 @@ def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str
         256
     """
     period = period_of(name, pipe, options)
+    # Without a known period nothing says when a table repeats, so it is lowered whole.
     if period is None:
         return num_microbatches
     group = max(pipe, period)
     few = max(group * (FEW_WOVEN if is_woven else FEW), find_method(name).least_microbatches(pipe))
+    # The remainder stays what it is: it decides how the last period is filled.
     return min(num_microbatches, few + (num_microbatches - few) % (2 * group))
 
 
@@ -116,6 +124,7 @@ def _of_equal_stages(
     """
     num_layers = layers_per_stage[0]
     schedule = named_schedule(name, pipe, num_microbatches, options)
+    # Pages and gradients in flight are counted in layers, so that tables differ in more than a factor.
     if len(set(layers_per_stage)) > 1 or schedule.has_transfers or schedule.placement.num_replicas > 1:
         return counted(name, options, pipe, layers_per_stage, expected, num_microbatches, woven)
     of_one_layer = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
@@ -154,6 +163,7 @@ def counted(
     costs = costs.of_layers(layers_per_stage)
     table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs)
     placement = schedule.placement
+    # A device may hold a second replica's chunks too, but each microbatch runs through one of them.
     most_layers = max(
         sum(layers_per_stage[stage] for _, stage in held[: placement.num_chunks]) for held in placement.stages_of
     )
@@ -165,6 +175,7 @@ def counted(
         known_unit_bytes=table.known_unit_bytes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
+        # With a flush a device has one version of its weights, which `parameter_bytes` counts by chunks.
         copies=sum(table.copies_of_chunk) if schedule.delays else 0,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
@@ -225,6 +236,7 @@ def memory(setting: Setting) -> Bytes:
     itemsize = ITEMSIZE[setting.dtype]
     layer = layer_residuals(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
+    # Whole backwards defer nothing; their table still may count a page.
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     # Unit of what transfers store -> its bytes.
     of_unit = {
@@ -239,6 +251,7 @@ def memory(setting: Setting) -> Bytes:
         setting,
         has_whole_backwards=number.has_whole_backwards,
         has_split_backward=number.has_split_backward,
+        # Only without flush is a layer updated inside of the step; `copies` is 0 with one.
         updated_layer=params.updated_layer if number.copies else 0,
         met=params.met,
     )
@@ -249,6 +262,7 @@ def memory(setting: Setting) -> Bytes:
         gradients=params.gradients,
         slots=number.pages * layer.page_bytes,
         weight_slots=num_apart * layer.apart_bytes + work.deferred,
+        # All that is neither a message nor a split head's is on its way between a pair of devices.
         transit=sum(size for unit, size in stored.items() if unit not in ("message", "head slot")),
         inboxes=stored["message"],
         logits=work.logits,
@@ -265,6 +279,7 @@ def fits(setting: Setting, needed: Bytes | None = None, *, margin: float = 0.0) 
         margin: fraction by which a step may need more bytes than predicted.
     """
     predicted = (needed or memory(setting)).total
+    # The margin is of what is predicted; the reserve is known.
     return predicted * (1.0 + margin) + RESERVE_BYTES <= setting.topology.hardware.memory_bytes
 
 

@@ -59,6 +59,7 @@ def balanced_partition(
     num_stages = 1 + max(max(stages) for stages in held)
     _check_enough(len(layers), num_stages)
     problem = _Problem(layers, held, first, last, sizes or [0.0] * len(layers), most)
+    # Equal layers: dealing them out is optimal, and fast.
     if len({*zip(layers, problem.sizes, strict=True)}) == 1:
         counts = _dealt(problem, num_stages)
     else:
@@ -98,11 +99,13 @@ class _Problem:
     def least_largest_stage(self, num_stages: int) -> tuple[int, ...]:
         """Partition whose largest stage is shortest, each stage within `most` bytes if any partition is."""
         total = self.time[-1] + sum(self.ends)
+        # If no partition fits, the least time is searched all the same, and `_refuse` shows that one.
         most = self.most if self._filled(math.inf, self.most, num_stages) else math.inf
         best = self._filled(math.inf, most, num_stages)
         assert best  # all but the last layers on the first stage, at the least
         low = total / num_stages
         high = total
+        # `high` always has a partition, `low` has none or is a bound that none can beat.
         while high - low > TINY * total:
             middle = (low + high) / 2
             partition = self._filled(middle, most, num_stages)
@@ -121,6 +124,7 @@ class _Problem:
         for stage in range(num_stages):
             room = bound - (self.ends[0] if stage == 0 else 0.0) - (self.ends[1] if stage == num_stages - 1 else 0.0)
             end = begin
+            # Later stages must keep a layer each.
             latest = num_layers - (num_stages - 1 - stage)
             while (
                 end < latest
@@ -128,6 +132,7 @@ class _Problem:
                 and self.size[end + 1] - self.size[begin] <= most
             ):
                 end += 1
+            # Not even one layer fits within the bound.
             if end == begin:
                 return None
             counts.append(end - begin)
@@ -149,7 +154,9 @@ def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
 
     def rank(stage: int) -> tuple[bool, float, int, int]:
         is_full = any(held[device] + size > problem.most for device in holders[stage])
+        # Ties go to the middle: the ends have embedding and head, which the times may understate.
         middle = min(stage, num_stages - 1 - stage)
+        # Rounded, since sums in another order differ by an ulp and would decide ties by chance.
         return is_full, round(max(times[device] for device in holders[stage]), 9), counts[stage], -middle
 
     for _ in range(len(problem.layers) - num_stages):
@@ -170,11 +177,13 @@ def _moved(problem: _Problem, counts: tuple[int, ...]) -> tuple[int, ...]:
         moves = [
             _move(counts, source, target)
             for source in problem.held[busiest]
+            # A stage keeps at least one layer.
             if counts[source] > 1
             for target in range(len(counts))
             if target != source
         ]
         best = min(moves, key=lambda moved: _rank(problem, moved), default=counts)
+        # Better by more than rounding, or the search could go round in circles.
         if not _is_less(_rank(problem, best), rank):
             return counts
         counts = best

@@ -47,6 +47,7 @@ def layer_sizes(setting: Setting) -> LayerSizes:
     anatomy = setting.anatomy
     num_parts = setting.num_kernel_parts
     num_tokens = setting.microbatch_size * setting.seq_len
+    # A device has whole heads, so that the number of heads is divided first.
     rows = num_tokens * (anatomy.num_heads // num_parts)
     return LayerSizes(
         stream=num_tokens * anatomy.hidden // setting.num_token_parts,
@@ -117,6 +118,7 @@ class LayerResiduals:
         """
         kept = 0
         others = {*self.saved, *self.deferred}.difference(self.float32, self.int32)
+        # Arrays share memory only with arrays of their dtype.
         for itemsize, names in ((self.itemsize, others), (FLOAT32_BYTES, self.float32), (FLOAT32_BYTES, self.int32)):
             free, wanted = (
                 [size for name, size in arrays.items() if name in names]
@@ -125,6 +127,7 @@ class LayerResiduals:
                     self.deferred,
                 )
             )
+            # Which deferred arrays fill the room best is a subset sum; there are a dozen, so that all sums are tried.
             sums = {0}
             for size in wanted:
                 sums |= {total + size for total in sums if total + size <= sum(free)}
@@ -176,12 +179,14 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
             **ups,
             **routing,
         }
+        # Fused and chunked attention recompute probabilities from these; xla's saves them.
         if setting.model.attention != "xla":
             saved["log-sum-exp"] = of.rows
         elif recompute == "none":
             saved["probabilities"] = of.scores
     of_routing = _deferred_of_routing(setting) if routing else {}
     of_tiles = {name: size for name, size in routing.items() if name == EXPERT_OF_TILE}
+    # A layer of parallel halves keeps a number a token of each norm and computes the outputs again in W.
     size_of_norm = of.stream // setting.anatomy.hidden if parallel else of.stream
     norms = {"norm of attention": size_of_norm, "norm of the feed forward": size_of_norm}
     deferred = {
@@ -191,6 +196,7 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
         **norms,
         **({"attended": of.queries} if full else {}),
+        # Recomputed in I, so that W finds them only if I defers them; else they are saved from forward.
         **(of_tiles if full else {}),
         **of_routing,
     }
@@ -214,6 +220,7 @@ def routing_residuals(setting: Setting) -> Arrays:
     of_all = choices * dispatch.num_sources
     num_tiles, _ = dispatch.shape(setting.microbatch_size, setting.seq_len)
     return {
+        # The router sees a device's own tokens only; its choices are gathered for the rest.
         CHOSEN: choices // setting.num_token_parts,
         "weights of the chosen": of_all,
         "choice of a row": rows,

@@ -92,6 +92,7 @@ class Setting(MeshSizes):
         """Costs for which S and T are woven into the schedule's rows; None without them."""
         if not self.vocab_over_pipe:
             return None
+        # Text in place of `Costs`: a cache key of `counted`.
         written = times_written(self.options, self.costs)
         return self.model.recompute, written, head_share(self.model, self.seq_len, self.num_predicted)
 
@@ -141,7 +142,9 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
     schedule = outline(config)
     axes = mesh_axes(config)
     model = model_config(config)
+    # Given models and runs from before the field have none.
     packing = config.data.get("packing", WINDOWS)
+    # Before the setting exists: its assignment would fail with a less helpful error.
     topology.check_holds(**axes)
     return Setting(
         model=model,
@@ -168,6 +171,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
 
 def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) -> str:
     """Order of the mesh that `mesh.order="auto"` stands for, the first that the topology allows."""
+    # The last one is not tried: if none fits, its error tells why.
     *preferred, last = orders_to_try(schedule)
     for order in preferred:
         with suppress(ConfigError):
@@ -185,6 +189,7 @@ def placement_of(setting: Setting) -> Placement:
 
 @cache
 def _placement(name: str, num_devices: int, options: str) -> Placement:
+    # The placement does not depend on the microbatches, and few are built faster.
     return smallest_schedule(name, num_devices, options).placement
 
 
@@ -211,6 +216,7 @@ class Group:
         return self.per_node == self.size
 
 
+# Arrays have no single truth value, so that a generated __eq__ would raise.
 @dataclass(frozen=True, eq=False)
 class Places:
     """The groups of a mesh and the number of their devices per node; of the groups of a kind the worst one.
@@ -241,11 +247,13 @@ def places_of(setting: Setting) -> Places:
 def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> Places:
     sizes = dict(axes)
     nodes = assign(order, **sizes, gpus_per_node=gpus_per_node).nodes.reshape(*sizes.values())
+    # [pipe, copy of the pipeline] node of a device.
     flat = np.moveaxis(nodes, AXES.index(STAGE_AXIS), 0).reshape(sizes[STAGE_AXIS], -1)
 
     def worst(*along: str) -> Group:
         """Of the groups along these axes the one with the fewest members in a node."""
         places = [AXES.index(axis) for axis in along]
+        # Members of a group side by side in the last dims, one row a group.
         last = np.moveaxis(nodes, places, range(-len(places), 0))
         return _worst(last.reshape(-1, MeshSizes(**sizes).along(along)))
 
@@ -262,4 +270,5 @@ def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -
 def _worst(nodes: np.ndarray) -> Group:
     """The group with the fewest members in a node, given the nodes of all groups, [group, member]."""
     size = nodes.shape[1]
+    # Groups in the same nodes count once: thousands of GPUs have few different rows.
     return Group(size, min(int(np.unique(group, return_counts=True)[1].min()) for group in np.unique(nodes, axis=0)))

@@ -55,6 +55,7 @@ def traffic(setting: Setting) -> Traffic:
     item = ITEMSIZE[setting.dtype]
     residuals = layer_residuals(setting)
     softmax = _softmax_bytes(setting)
+    # A kernel reads its input and writes its output: a factor of 2 wherever an array passes through one.
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
     moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
     if setting.anatomy.num_experts > 1:  # tokens spread into rows, and summed from them
@@ -63,8 +64,10 @@ def traffic(setting: Setting) -> Traffic:
     recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
     # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
     added = layer_parameters(setting.model).of_device(setting) * (item + 2 * FLOAT32_BYTES)
+    # Logits of the rows that a device of `pipe` has.
     part = predicted_tokens(setting) * (setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe))
     return Traffic(
+        # Saved arrays are written once more, into their page, and read from the layer's.
         forward=forward + 2 * residuals.page_bytes,
         input_gradient=2 * forward + recomputed,
         weight_gradient=added,
@@ -82,6 +85,7 @@ def _softmax_bytes(setting: Setting) -> int:
     """Softmax bytes in forward: "xla" reads scores, writes probabilities; "chunked" reads float32 scores twice."""
     item = ITEMSIZE[setting.dtype]
     bytes_of_score = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
+    # cuDNN keeps scores on the chip.
     return seen_scores(setting) * bytes_of_score[setting.model.attention]
 
 
@@ -107,6 +111,8 @@ def update_bytes(setting: Setting) -> float:
     by_copies = shared_by_copies(setting)
     shared = sum(number for _, number in by_copies)
     owned_shared = sum(number / (group.size if setting.zero1 else 1) for group, number in by_copies)
+    # With two replicas each device has masters of one of its two chunks.
     masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
+    # AdamW: 4 arrays read, 3 written, 1 more read for the norm. Zeroed sums: one write for all that a device computes.
     return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES

@@ -79,6 +79,7 @@ def head_bytes(setting: Setting) -> int:
     itemsize = ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)
     logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
+    # Read off compiled heads: the gathered stream and its gradient; alone one more, where the norm's mean is taken off.
     streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
     return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
 
@@ -89,6 +90,7 @@ def _embed_backward(setting: Setting) -> int:
     has_dropout = setting.anatomy.has_dropout
     if setting.num_token_parts > 1:
         return of.stream + has_dropout * of.local
+    # Alone the gradient is added where it stands; only the mask is new, a byte an element.
     return has_dropout * of.local // ITEMSIZE[setting.dtype]
 
 
@@ -100,6 +102,7 @@ def _buffers(setting: Setting) -> Buffers:
         local=itemsize * of.stream,
         stream=itemsize * of.stream * setting.num_token_parts,
         width=itemsize * of.width,
+        # A dense layer's rows are its tokens, which `stream` has.
         rows=itemsize * feed_forward_rows(setting) * setting.anatomy.hidden if setting.anatomy.num_experts > 1 else 0,
         scores=_scores(setting, has_dropout=setting.anatomy.has_dropout),
     )
@@ -113,11 +116,13 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     """
     model = setting.model
     itemsize = ITEMSIZE[setting.dtype]
+    # `rows` counts queries, one a token.
     num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
     cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
     most_scores = max(block.num_queries * (block.end_key - block.first_key) for block in cut)
+    # Twice: probabilities and their gradients.
     return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores
 
 
@@ -151,11 +156,13 @@ def at_work(
         met: bytes of shared gradients that travel while a layer's backward computes.
     """
     parts = part_bytes(setting, has_whole_backwards=has_whole_backwards, has_split_backward=has_split_backward)
+    # What all stages share travels while the backward of a layer computes: both are there at once.
     if met:
         parts["layer_backward"] += met
     deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)
+    # The parts that hold deferred arrays are compared without their bytes, which are counted apart.
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
     largest = max(others, parts.get("layer_input_gradient", 0), updated_layer)
     return AtWork(deferred, logits, max(0, largest - logits))

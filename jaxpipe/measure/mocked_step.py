@@ -253,7 +253,10 @@ def _measurement(
         sum(prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
     )
     identity = identity_of(device, num_repeats=num_repeats, num_layers=max(step.pipeline.layers_per_stage))
-    how = f"stage {mocked.stage} of {mocked.num_devices} devices, collectives {mocked.collectives}; {mocked.source}, scaled"
+    how = (
+        f"stage {mocked.stage} of {mocked.num_devices} devices, collectives {mocked.collectives};"
+        f" {mocked.source}, scaled"
+    )
     return Measurement(
         identity=identity | {"num_processes": 1, "mocked": how},
         subject=subject_of_config(config),

@@ -130,9 +130,8 @@ def given_task(
     _set(config, "model", "num_layers", _num_layers(model))
     _set(config, "data", "batch_size", num_sequences(example))
     check_given(config)
-    num_heldout = sum(
-        1 for _ in heldout.first(config.train.eval_batches)
-    )  # raises for malformed ones now, not at the first evaluation
+    # Raises for malformed held-out batches now, not at the first evaluation.
+    num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))
     if config.checkpoint.keep_best and not num_heldout:
         raise ConfigError(
             explain(

@@ -221,7 +221,7 @@ def keep_rows(file: Path, *, last_step: int) -> int:
 
 def _step_of(line: bytes) -> int | None:
     """The step of a row; None if the line is incomplete."""
-    # A killed process may leave half a line that is valid JSON by chance, as `1` of `12`.
+    # A row appended to a line without an end would make both unreadable, so such a line goes even if it is whole.
     if not line.endswith(b"\n"):
         return None
     try:

@@ -44,11 +44,13 @@ DECIDES_SCHEDULE = {
 
 
 def keep_costs(path: Path, config: ConfigDict) -> None:
-    """Sets `pipeline.costs` to those of the run in `path`: it keeps its schedule, whatever GPU or file it finds.
+    """Sets `pipeline.costs` to those of the run in `path`.
 
-    Not if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
+    A resumed run keeps the schedule it began with, even if other costs would be measured now. Not if `config` has times
+    of its own, or other fields that decide the schedule. A run from before costs were decided
     had orders for I and W as long as F.
     """
+    # Costs that a user names win over those of the run; a changed schedule is then told as a change.
     if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
         return
     before = _before(path, config)
@@ -62,7 +64,7 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
 
 
 def keep_schedule(path: Path, config: ConfigDict) -> None:
-    """Sets `pipeline.schedule` to the schedule.json of the run in `path`: its file or method may be changed, or gone.
+    """Sets `pipeline.schedule` to the schedule.json of the run in `path`: the file or method may be changed, or gone.
 
     Not if another field that decides the schedule differs from the run's.
     """
@@ -71,7 +73,10 @@ def keep_schedule(path: Path, config: ConfigDict) -> None:
     before = _before(path, config)
     if _decide_the_same(before, config):
         config.pipeline.update(
-            schedule=str(path / SCHEDULE), options="", vocab_over_pipe=before.pipeline.vocab_over_pipe
+            # A schedule from a file takes no options: the file already has what they decided.
+            schedule=str(path / SCHEDULE),
+            options="",
+            vocab_over_pipe=before.pipeline.vocab_over_pipe,
         )
         if not are_decided(config.pipeline.costs):
             config.pipeline.costs = before.pipeline.costs
@@ -87,6 +92,7 @@ def _decide_the_same(before: ConfigDict, config: ConfigDict) -> bool:
 
 def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:
     """`config`, or a copy with the schedule that the run in `path` was told, if `keep_schedule` has replaced it."""
+    # Otherwise config.json would name schedule.json itself, and what the user named would be lost.
     if config.pipeline.schedule != str(path / SCHEDULE) or not (path / CONFIG).is_file():
         return config
     before = _before(path, config).pipeline
@@ -104,8 +110,10 @@ def _before(path: Path, config: ConfigDict) -> ConfigDict:
     saved = load(str(path))
     now = config.model.family
     family = saved["model"]["family"]
+    # A config.json is data and may come from others: a Python file runs only if the command names it, too.
     if not is_python_file(family) or now == family:
         return config_from(str(path), saved, family=family)
+    # The run's own copy of the file counts as the file.
     if now != kept_family(path, family):
         raise _refused(path, [_change("model.family", family, now)])
     return config_from(str(path), saved, family=now)
@@ -114,6 +122,7 @@ def _before(path: Path, config: ConfigDict) -> ConfigDict:
 def _is_other_family(path: Path, family: str) -> bool:
     """Whether the run in `path` keeps another file of its family; False for an old run that keeps none."""
     kept = path / FAMILY
+    # A family is FILE:NAME; only the file is compared.
     return kept.is_file() and kept.read_bytes() != local_path(family.partition(":")[0]).read_bytes()
 
 
@@ -133,6 +142,7 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     before = _before(path, config)
     kept = config.pipeline.schedule == str(path / SCHEDULE)
     config = named_as_before(path, config)
+    # First, since another family has other fields, which could not be compared below.
     if before.model.family != config.model.family:
         raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
     fields = [(section, field) for section in before for field in before[section]]
@@ -141,6 +151,7 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
         for section, field in fields
         if before[section][field] != config[section][field]
     }
+    # With a fingerprint of the tokens, files may move: their contents are compared instead of their paths.
     refused = [words for name, words in differ.items() if _is_fixed(name, knows_data=(path / DATA).is_file())]
     if refused:
         raise _refused(path, refused)
@@ -160,9 +171,11 @@ def check_no_checkpoint_lost(path: Path) -> None:
     A run writes the row of a step before the step's checkpoint, and starts its second checkpoint only when the first is
     complete; one that could write none, and said so, is refused too.
     """
+    # Read raw: this check must not run a family's Python file.
     every = load(str(path))["checkpoint"]["save_every"]
     rows = path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
+    # Twice: the second checkpoint starts only when the first is complete, so with more rows one must be there.
     if every and num_rows > 2 * every:
         raise CheckpointError(
             explain(
@@ -221,6 +234,7 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
         return
     try:
         before = Fingerprint.from_json(read_whole(path / DATA))
+    # RecursionError: JSON of thousands of brackets, as of a damaged file.
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
@@ -296,6 +310,7 @@ def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
         ConfigError: a field differs, so that stages would train in different ways, or wait for each other forever.
     """
     here = {
+        # As JSON text, so that 1 and 1.0, or True and 1, count as different.
         f"{section}.{field}": json.dumps(value)
         for section, values in config.to_dict().items()
         for field, value in values.items()
@@ -320,6 +335,7 @@ def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
 
 def check_same_schedule(processes: ProcessGroup, schedule: Schedule, costs: str) -> None:
     """Raises ConfigError unless process 0 has the same schedule and `pipeline.costs`; other programs would deadlock."""
+    # A digest, since a schedule may have megabytes and every process sends it.
     digest = hashlib.sha256(f"{costs}\n{to_json(schedule)}".encode()).hexdigest()
     if digest != processes.agree("schedule", digest):
         raise ConfigError(

@@ -40,9 +40,9 @@ class Step(Protocol):
         ...
 
     def init(self, state: TrainState) -> TrainState:
-        """The state with what the first call needs of the step before, as if that had changed nothing; traceable.
+        """The state with previous weights equal to the current ones if the schedule has delays; traceable.
 
-        A state that has it stays as it is; what this step does not need is dropped.
+        A state that has previous weights keeps them; a step with a flush drops them.
         """
         ...
 
