@@ -236,7 +236,7 @@ def memory(setting: Setting) -> Bytes:
     itemsize = ITEMSIZE[setting.dtype]
     layer = layer_residuals(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
-    # Whole backwards defer nothing; their table still may count a page.
+    # Without split backwards nothing is deferred, whatever the table counts.
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     # Unit of what transfers store -> its bytes.
     of_unit = {

@@ -154,7 +154,7 @@ def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
 
     def rank(stage: int) -> tuple[bool, float, int, int]:
         is_full = any(held[device] + size > problem.most for device in holders[stage])
-        # Ties go to the middle: the ends have embedding and head, which the times may understate.
+        # Ties go to the stages in the middle, away from embedding and head.
         middle = min(stage, num_stages - 1 - stage)
         # Rounded, since sums in another order differ by an ulp and would decide ties by chance.
         return is_full, round(max(times[device] for device in holders[stage]), 9), counts[stage], -middle

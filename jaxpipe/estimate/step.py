@@ -142,6 +142,7 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
         setting.woven,
     )
+    # Devices sum at the same time; the one with most to sum decides.
     at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
     reduced_s = makespans.closed_s - makespans.exchanged_s if program.reduces_in_rounds else float(at_once_s)
     return Estimate(
@@ -151,6 +152,7 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
         pipeline_s=makespans.exchanged_s if program.waits_between_steps else makespans.span_s,
         reduce_s=reduced_s + collectives.shared_s,
         update_s=times.update_s,
+        # Of computed time alone, as papers count it: sums and exchanges are no bubble.
         bubble_ratio=1.0 - makespans.work_s / makespans.computed_s,
     )
 
@@ -205,6 +207,7 @@ def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
 
 def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
     """Seconds to sum a stage's gradients over their copies, [stage]."""
+    # Sums are made by stage, as soon as its gradients are complete.
     layer_s = _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
     return np.array(setting.layers_per_stage) * layer_s
 
@@ -213,6 +216,8 @@ def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group
     """Seconds to sum gradients over their copies: scattered with ZeRO-1, else gathered again."""
     over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
     num_bytes = FLOAT32_BYTES * sum(number for _, number in by_copies)
+    # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, in `_copies_s`. Over tensor and
+    # token parts a sum is always whole.
     return (1 if setting.zero1 else 2) * over_copies_s + 2 * source.gather_s(places_of(setting).sums, num_bytes)
 
 
@@ -229,6 +234,7 @@ def _copies_s(setting: Setting, source: TimeSource) -> float:
         seconds += sum(source.gather_s(group, item * most * number) for group, number in by_copies if number)
         seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))
     if placement.num_replicas == 2:
+        # A replica's stage is on the mirrored device of `pipe`.
         is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
         own = item * most * parameters.owned_by_device(setting) / 2
         seconds += source.link(in_node=not is_apart).seconds(own)

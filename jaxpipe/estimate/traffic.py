@@ -111,7 +111,7 @@ def update_bytes(setting: Setting) -> float:
     by_copies = shared_by_copies(setting)
     shared = sum(number for _, number in by_copies)
     owned_shared = sum(number / (group.size if setting.zero1 else 1) for group, number in by_copies)
-    # With two replicas each device has masters of one of its two chunks.
+    # With two replicas a device has the masters of half of the layers that it computes.
     masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
     # AdamW: 4 arrays read, 3 written, 1 more read for the norm. Zeroed sums: one write for all that a device computes.

@@ -79,7 +79,8 @@ def head_bytes(setting: Setting) -> int:
     itemsize = ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)
     logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
-    # Read off compiled heads: the gathered stream and its gradient; alone one more, where the norm's mean is taken off.
+    # Read off compiled heads: split tokens are gathered, and so is their gradient; on one device a norm that takes off
+    # the mean holds two more.
     streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
     return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
 
@@ -162,7 +163,6 @@ def at_work(
     deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)
-    # The parts that hold deferred arrays are compared without their bytes, which are counted apart.
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
     largest = max(others, parts.get("layer_input_gradient", 0), updated_layer)
     return AtWork(deferred, logits, max(0, largest - logits))

@@ -77,6 +77,7 @@ def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
     if values.output is None:
         check_unused(values, ["overwrite"], "it needs --output")
+    # Before anything is allocated that is timed later.
     keep_freed_memory()
     if values.mock is not None:
         if values.output is not None:
@@ -87,9 +88,11 @@ def execute(values: FlagValues) -> None:
         return
     check_unused(values, mock.FLAGS, "it needs --mock")
     config = values.config
+    # Before the check: a config for 64 devices is measured on one, where its pipeline would not be legal.
     _leave_pipeline_out(config)
     check(config, name=config_flags.get_config_filename(values["config"]))
     sizes = sizes_of(values.microbatch_sizes, config)
+    # A launched process has the same command line as its launcher, and only tells its result.
     if pinned.is_launched(values):
         pinned.join(values)
         pinned.tell(_measure(values, sizes).to_json())
@@ -104,6 +107,7 @@ def execute(values: FlagValues) -> None:
     else:
         measurement = _measure(values, sizes)
     print(to_text(measurement))
+    # After printing: a user sees what was measured even if a file of it would be of no use.
     _check_resolved(measurement)
     if values.output is not None:
         write(measurement.to_json(), values.output)
@@ -115,6 +119,7 @@ def _leave_pipeline_out(config: ConfigDict) -> None:
     if vocab_pipe(config) > 1:
         kept["vocab_over_pipe"] = config.pipeline.vocab_over_pipe
     else:
+        # Times of layers do not depend on the pipeline; of a split head they do.
         config.mesh.pipe = 1
     config.pipeline.update({**base_config().pipeline, **kept})
     config.optimizer.error_feedback = False  # which schedules without flush alone have
@@ -128,6 +133,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     """
     if written is None:
         return [microbatch_size(config)]
+    # At most five digits, as the error says: larger ones fit no device, and int() reads any number of digits.
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(
@@ -143,6 +149,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
 
 def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
     config = values.config
+    # A launched process has a device of its own and must not choose again.
     devices = devices_to_measure(config) if values.process_id is None else jax.local_devices()
     return measure(
         config, devices, microbatch_sizes=sizes, num_layers=values.num_layers, num_repeats=values.num_repeats
@@ -166,6 +173,7 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
 def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
     file = local_path(path)
+    # Checked before anything is timed, which takes minutes.
     folder = file.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         said = (
@@ -224,6 +232,7 @@ def to_text(measurement: Measurement) -> str:
     identity = measurement.identity
     subject = measurement.subject
     sizes = list(measurement.times)
+    # Times of S and T are None unless the head is split.
     names = [field.name for field in fields(Times) if getattr(measurement.times[sizes[0]], field.name) is not None]
     lines = [
         f"device            {identity['device_kind']}, {identity['num_processes']} processes at once;"

@@ -26,6 +26,7 @@ FLAGS = ("stage", "collectives")
 LOCAL = "local"
 SKIPPED = "skipped"
 _OF_PARTS = ("microbatch_sizes", "num_layers", "num_processes", "process_id", "coordinator_address")
+# XLA compiles for all devices of the mesh; beyond this it takes long and shows nothing new.
 _MOST_DEVICES = 512
 
 
@@ -53,6 +54,7 @@ def execute(values: FlagValues) -> dict[str, Any]:
     num_nodes, gpus_per_node = cluster_of(values.mock, config)
     check_stage(values.stage, config)
     if values.collectives == LOCAL:
+        # Before anything is traced: it changes how collectives are traced from now on.
         make_collectives_local()
     mesh = config.mesh
     devices = mocked_devices(num_nodes, gpus_per_node, platform=mesh.platform, deterministic=mesh.deterministic)
@@ -71,6 +73,7 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
     Raises:
         ConfigError: `written` has another form, or the mesh has another size.
     """
+    # At most four digits each, as the rule says: more would be a typo.
     numbers = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})", written)
     axes = mesh_axes(config)
     num_needed = prod(axes.values())
@@ -85,6 +88,7 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
     num_nodes = int(numbers[1])
     gpus_per_node = int(numbers[2])
     if num_nodes * gpus_per_node != num_needed:
+        # The nearest cluster to propose: the same GPUs a node, if they divide the mesh.
         nodes = num_needed // gpus_per_node if num_needed % gpus_per_node == 0 else 1
         raise ConfigError(
             explain(

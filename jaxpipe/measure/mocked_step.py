@@ -86,10 +86,12 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
     Raises:
         ConfigError: collectives are to be local, and XLA's partitioner has made some of its own.
     """
+    # Numbers in place of devices: the real order, in which the timed device is then put at `stage`.
     places = mesh_order(config, build_schedule(config), range(len(devices)), gpus_per_node)
     shape = [mesh_axes(config)[axis] for axis in AXES]
     devices = with_first_at(tuple(stage * (axis == "pipe") for axis in AXES), np.reshape(places, shape), devices)
     step = compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())
+    # Only the compiled program shows what XLA's partitioner has added.
     left = collectives_in(step.compiled.as_text()) if collectives_are_local() else ()
     if left:
         raise ConfigError(
@@ -119,15 +121,18 @@ def measure_mocked(
         A `MockedStep`, and the `Measurement` that `plan --costs` reads: the parts of a step as its source estimates
         them, so scaled that together they take as long as the step. Without a source it has no times.
     """
+    # All other devices of the mesh are mocked.
     (device,) = step.pipeline.mesh.local_devices
     timings, num_skipped = _run(step, config, num_repeats)
     stats = device.memory_stats()
+    # A copy, since `settle` writes into the config.
     settled = config.copy_and_resolve_references()
     step.costs.settle(settled)
     schedule = step.compiled.schedule
     costs = costs_of_stages(settled, schedule, step.pipeline.layers_per_stage)
     setting, source = _setting_and_source(config, device, step.pipeline.mesh.size, gpus_per_node)
     memory: Any = step.compiled.memory_analysis()
+    # Donated arguments are outputs, too; XLA counts them on both sides.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     alone = None if source is None else _without_collectives(source).times(setting)
     mocked = MockedStep(
@@ -163,6 +168,7 @@ def first_values(like: TrainState) -> TrainState:
 
     Each device makes its own part, the same wherever the others are.
     """
+    # Not zeros: matmuls of zeros take less power, so that clocks and times would flatter the GPU.
     params, structure = jax.tree.flatten(like.params)
     made = [_array(leaf, number, _DEVIATION) for number, leaf in enumerate(params)]
     others = jax.tree.map(lambda leaf: _array(leaf, 0, 0.0), replace(like, params=()))
@@ -174,11 +180,14 @@ def _array(like: jax.ShapeDtypeStruct, number: int, deviation: float) -> jax.Arr
     shape = like.sharding.shard_shape(like.shape)
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        # Counters and keys have no deviation.
         if not deviation or not jnp.issubdtype(like.dtype, jnp.floating):
             return np.zeros(shape, like.dtype)
+        # Seeded by the part's place, so that it does not depend on which devices are here.
         rng = np.random.default_rng([number, *(along.start or 0 for along in index or ())])
         # Numbers of a stage take half a minute to draw: a large part repeats those of a block.
         block = deviation * rng.standard_normal(min(prod(shape), _BLOCK), np.float32)
+        # `resize` repeats the block from its beginning.
         return np.resize(block, shape).astype(like.dtype)
 
     return jax.make_array_from_callback(like.shape, like.sharding, part)
@@ -202,9 +211,11 @@ def _run(step: CompiledStep, config: ConfigDict, num_repeats: int) -> tuple[list
     def call() -> Any:
         nonlocal state
         state, metrics = step.compiled(state, lambda: batch)
+        # The whole array spans devices that are not here.
         skipped.append(metrics["skipped"].addressable_data(0))
         return state, metrics
 
+    # The first step warms caches and allocator up.
     timings = [timed(call) for _ in range(num_repeats + 1)][1:]
     return timings, int(sum(map(int, skipped[1:])))
 
@@ -226,6 +237,7 @@ def _setting_and_source(
 
 def _without_collectives(source: TimeSource) -> TimeSource:
     """A roofline without the collectives inside layers; measured times keep them."""
+    # Local collectives take the time of a copy, so that only compute is compared.
     return replace(source, exposed_fraction=0.0) if isinstance(source, Roofline) else source
 
 

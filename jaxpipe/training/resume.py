@@ -47,8 +47,8 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
     """Sets `pipeline.costs` to those of the run in `path`.
 
     A resumed run keeps the schedule it began with, even if other costs would be measured now. Not if `config` has times
-    of its own, or other fields that decide the schedule. A run from before costs were decided
-    had orders for I and W as long as F.
+    of its own, or other fields that decide the schedule. A run from before costs were decided had orders for I and W as
+    long as F.
     """
     # Costs that a user names win over those of the run; a changed schedule is then told as a change.
     if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):

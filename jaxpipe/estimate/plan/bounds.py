@@ -52,24 +52,27 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     backward_s = least_backward_s(times) if is_split else times.layer_backward_s
     forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
     backwards = [layers * backward_s for layers in setting.layers_per_stage]
+    # Embedding and head belong to the end stages, unless every device has a part of them.
     forwards[0] += times.embed_forward_s
     backwards[0] += times.embed_backward_s
-    each_s = 0.0  # of a microbatch on every device
+    on_all_s = 0.0  # of a microbatch on every device
     if setting.vocab_over_pipe:
-        each_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
+        on_all_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
     else:
         backwards[-1] += times.head_s
     before = (0.0, *accumulate(forwards))
     after = (0.0, *accumulate(backwards))
+    # With fewer microbatches than replicas a device may have nothing to sum.
     all_compute = setting.num_microbatches >= placement.num_replicas
     is_flushed = not has_delays(variant, setting.pipe)
     longest_s = 0.0
     for chunks in placement.stages_of:
         stages = [stage for _, stage in chunks]
-        work_s = each_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
+        work_s = on_all_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
         if is_flushed:
             first_s = before[min(stages)]
+            # Either the device's own sums end the step, or the backwards of earlier stages; both may run at once.
             ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         else:
             first_s = 0.0
@@ -114,6 +117,7 @@ def pages_of_one_microbatch(setting: Setting) -> int:
         [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
         for replica in range(placement.num_replicas)
     ]
+    # One replica is enough for the bound: of two the less full.
     return min(map(max, of_device))
 
 
@@ -128,11 +132,12 @@ def pages_before_weaving(setting: Setting) -> int:
 def pages_in_rows(setting: Setting) -> int:
     """The most pages that any device holds by the order of its row; of one microbatch if activations move.
 
-    It reads rows of fewer microbatches, the shorter ones that the estimate of the step needs; these hold no more.
+    The rows that are read are of fewer microbatches, as the estimate of the step needs them; these hold no more.
     """
     name = setting.schedule_name
     options = setting.built_options
     pipe = setting.pipe
+    # The same rows as `clock.ends`, so that they are built once.
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
     return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage, setting.woven)
 
@@ -143,6 +148,7 @@ def _pages_in_rows(
 ) -> int:
     schedule = named_schedule(name, pipe, num_microbatches, options, woven)
     if schedule.has_transfers:
+        # Pages may be moved to another device, so that rows alone bound nothing but a single microbatch.
         return max(layers_per_stage)
     columns = schedule.columns
     held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(*BACKWARD_KINDS)

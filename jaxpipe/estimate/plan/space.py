@@ -123,8 +123,8 @@ class Space:
         base: the model on one GPU of the topology, which is that of all groups.
         legal: sizes of each axis in a node that divide the model.
         num_gpus: GPUs of every mesh.
-        groups: settings with plain 1F1B in place of the schedule, which nothing reads; with `error_feedback` if it is
-            wanted, though schedules with a flush take none.
+        groups: settings that share everything but the schedule, whose field is a placeholder (1F1B); with `error_feedback`
+            if it is wanted, though schedules with a flush take none.
     """
 
     base: Setting
@@ -173,6 +173,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
     # Some axes divide the batch, the others a layer; and every stage has a layer.
     most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
     most = base.batch_size * base.model.num_layers * most_sharing
+    # Downwards: a mesh of all GPUs may not divide model and batch. Above `most` no mesh can.
     for num_gpus in range(min(topology.num_gpus, most), 0, -1):
         if groups := _groups(base, legal, num_gpus):
             return Space(base, legal, num_gpus, groups)
@@ -229,6 +230,7 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
         if placement
         and placement.num_stages <= group.model.num_layers
         and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
+        # A tied table would have to lie on two devices of one replica.
         and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )
 
@@ -240,6 +242,7 @@ def orders_of(setting: Setting) -> tuple[str, ...]:
 
 @cache
 def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str, ...]:
+    # By the bytes of the assignment: equal ones would be estimated twice. `setdefault` keeps the first name.
     order_of_gpus: dict[bytes, str] = {}
     for order in ("contiguous", *ORDERS):
         try:
@@ -261,11 +264,13 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
     plain.optimizer.error_feedback = False
     plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
+    # Checked without, since the plain schedule has a flush; candidates without one take it again.
     return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
 
 
 def _legal_sizes(config: ConfigDict, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
     """The sizes of an axis that divide the model and have room in a node."""
+    # gcd of nothing is 0.
     common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
     return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
 
