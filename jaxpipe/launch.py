@@ -37,6 +37,7 @@ EXAMPLE = "python -m jaxpipe.launch --num_processes=4 -- --config=configs/quicks
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    # The first --: what the processes get may have one of its own.
     split = arguments.index("--") if "--" in arguments else len(arguments)
     own = arguments[:split]
     for_processes = arguments[split + 1 :]
@@ -71,6 +72,7 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     commands = commands_of(("-m", values.module), arguments, count)
     per_device = values.processes_per_device
     devices = _shared_devices(count, per_device) if per_device > 1 else _devices(count)
+    # Unbuffered, so that lines of several processes come in the order of time.
     environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
@@ -91,6 +93,7 @@ def _shared_devices(count: int, per_device: int) -> list[dict[str, str]]:
     lines = [f"{per_device} processes on each device; {transport}"]
     for name in wanted[0]:
         values = [variables[name] for variables in wanted]
+        # A variable that is equal for all is shown once.
         new = f"{name}={' '.join(values if len(set(values)) > 1 else values[:1])}"
         lines.append(f"{name} stays {given[name]}" if name in given else new)
     print("\n".join(f"jaxpipe.launch: {line}" for line in lines), file=sys.stderr, flush=True)
@@ -120,6 +123,7 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
             )
         )
     for argument in arguments:
+        # Both --flag=VALUE and -flag; a value without dashes may look like a name.
         if argument.lstrip("-").partition("=")[0] in JOIN_FLAGS and argument.startswith("-"):
             raise ConfigError(
                 explain(
@@ -134,6 +138,7 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
 def _exists(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
+        # `python -m` runs a package's __main__.
         is_package = spec is not None and spec.submodule_search_locations is not None
         return (importlib.util.find_spec(f"{module}.__main__") if is_package else spec) is not None
     except (ImportError, ValueError):  # an error of the package that contains it
@@ -157,9 +162,11 @@ def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
 def _terminal() -> dict[str, str]:
     """That there is a terminal, and its size, as environment variables: a progress bar cannot ask a pipe for them."""
     try:
+        # The bar is written to stderr, which may be a terminal while stdout is a file.
         size = os.get_terminal_size(sys.stderr.fileno())
     except OSError:
         return {}
+    # Lines get the number of their process in front.
     return {TERMINAL: "1", "COLUMNS": str(size.columns - len("[00] ")), "LINES": str(size.lines)}
 
 

@@ -91,6 +91,7 @@ def execute(values: FlagValues) -> None:
         check_unused(values, ["overwrite"], "it needs --write_config")
     config = values.config
     topology = parse_topology(values.topology)
+    # Registered before the search, which goes over all registered methods.
     for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):
         register_file(path)
     if values.allow_delayed:
@@ -98,14 +99,18 @@ def execute(values: FlagValues) -> None:
             register(method)
     path, row = file_and_row(values.write_config or "")
     if path:
+        # Before the search, which takes a while.
         check_writable(path, overwrite=values.overwrite)
+        # `values.top` bounds the rows; how many there are is known only after the search.
         check_row(values.write_config, row, values.top, of=f"--top={values.top}")
     roofline = Roofline.of(topology.hardware)
     source = roofline
     if values.costs:
         source = read_costs(*values.costs, otherwise=roofline)
+        # One warning for each kind of GPU, in the order of the files.
         for kind in dict.fromkeys(str(measurement.identity.get("device_kind")) for measurement in source.measurements):
             cores = with_such_cores(kind)
+            # Peaks are compared: GPUs that differ in memory alone take the same times.
             if cores is None or cores.bf16_flops_per_s != topology.hardware.bf16_flops_per_s:
                 print(f"costs        measured on {kind}, planned for {topology.hardware.description}", file=sys.stderr)
     plan = search_with_fewer(space_of(config, topology), source, top=values.top, margin=values.memory_margin)
@@ -116,10 +121,13 @@ def execute(values: FlagValues) -> None:
     else:
         print(to_text(plan, parts, compared))
     if not plan.rows:
+        # After the printed plan, which says what was searched and what is too large.
         raise nothing_fits(plan)
     if path:
+        # Again: fewer rows may fit than were asked for.
         check_row(values.write_config, row, len(plan.rows), of="the plan")
         write_config(path, config, plan.rows[row - 1], command=_command())
+        # To stderr: stdout may be JSON for another program.
         print(f"written      {path}", file=sys.stderr)
 
 

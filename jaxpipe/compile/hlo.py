@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# Name, shape (a tuple in brackets, or a word), opcode, operands.
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -18,12 +19,13 @@ PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
 EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
 EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` to the collectives of an axis
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
+# On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`.
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 _COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
 _NESTED = ("while", "conditional", "call")
 
-# These name a buffer or pass it on; what a while or a call writes is counted inside it.
+# Operations that name a buffer or pass it on; what a while or a call writes is counted inside it.
 _PASSES = {
     *("parameter", "get-tuple-element", "tuple", "bitcast", "opt-barrier"),
     *("while", "call", "conditional", "dynamic-update-slice"),
@@ -58,6 +60,7 @@ class Computation:
 def computations(text: str) -> tuple[dict[str, Computation], str]:
     """All computations of an HLO module by name, and the name of its entry."""
     by_name: dict[str, Computation] = {}
+    # The text has its entry last, mostly.
     entry = ""
     current = Computation()
     for line in text.splitlines():
@@ -65,6 +68,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
             current = by_name[header[2]] = Computation()
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.match(line):
+            # Layouts are left out: the same buffer has several.
             instruction = Instruction(match[2], re.sub(r"\{[^}]*\}", "", match[3]), match[4], match[5])
             current.instructions.append(instruction)
             if match[1]:
@@ -140,6 +144,7 @@ def overlapped_permutes(
     by_name, _ = computations(text)
     num_permutes = num_hidden = 0
     for computation in by_name.values():
+        # Name of a start -> matmuls before it, in the order in which the GPU executes them.
         started: dict[str, int] = {}
         num_actions = 0
         for instruction in computation.instructions:
@@ -150,6 +155,7 @@ def overlapped_permutes(
                 if is_asked_for and not _is_synchronous(instruction):
                     started[instruction.name] = num_actions
             elif instruction.opcode == f"{opcode}-done" and not _is_synchronous(instruction):
+                # The first operand of a done is its start.
                 start = re.search(r"%([\w.\-]+)", instruction.rest)
                 num_hidden += start is not None and num_actions > started.get(start[1], num_actions)
     return num_permutes, num_hidden
@@ -175,8 +181,10 @@ def unordered_collectives(text: str) -> list[tuple[str, str]]:
             if _has_collective(of_name, instruction):
                 is_nested = instruction.opcode in _NESTED
                 free = [name for name in nested if name not in waits_for and (is_nested or nested[name])]
+                # Two plain collectives are ordered by XLA itself, so that one of a pair must be nested.
                 pairs += [(name, instruction.name) for name in free]
                 nested[instruction.name] = is_nested
+            # Waiting passes on: who waits for this one waits for all that it waits for.
             before[instruction.name] = waits_for
     return pairs
 
@@ -188,6 +196,7 @@ def num_instructions(text: str) -> int:
 
 def _reachable(by_name: dict[str, Computation], names: list[str]) -> set[str]:
     """Computations that run when `names` run, without the insides of fusions, which write no buffers."""
+    # Computations may be called from several places.
     seen: set[str] = set()
     while names:
         name = names.pop()
@@ -232,6 +241,7 @@ def _updates_in_place(computed: dict[str, Computation], instruction: Instruction
 
 
 def _is_update(by_name: dict[str, Instruction], end: Instruction | None) -> bool:
+    # A bitcast changes the shape of the updated buffer, not the buffer.
     while end is not None and end.opcode == "bitcast":
         operand = re.search(r"%([\w.\-]+)", end.rest)
         end = by_name.get(operand[1]) if operand else None

@@ -72,10 +72,12 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         has_dropout: whether the step uses dropout.
     """
+    # Without shardings: `step.shapes` asks for shapes of the whole batch.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     of_step = step.shapes(state.params, shapes)
     workspace = update_bytes(step, state)
     workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
+    # What all stages share travels while a layer's backward computes.
     workspace["layer_backward"] += meeting_bytes(of_step)
     return Prediction(
         state=bytes_per_device(state),
@@ -94,6 +96,7 @@ def update_bytes(step: Step, state: PyTree) -> dict[str, int]:
         return {}
     is_staged = has_tree_of(state.params)
     nodes = [node for node in jax.tree.leaves(state.optimizer, is_leaf=is_staged) if is_staged(node)]
+    # Arrays of layers have a row for each layer of the longest stage; an UPDATE works on one row.
     num_rows = step.schedule.placement.num_chunks * max(step.pipeline.layers_per_stage)
     masters = state.params["layers"]
     parts = step.pipeline.parts(state.params)["layers"]
@@ -123,6 +126,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     """
     shapes = pipeline.shapes(params, batch, random=has_dropout)
     functions = pipeline.functions
+    # A message has the stream's shape, which is also the input of a layer.
     x = shapes.message
     microbatch = shapes.microbatch
     shared = shapes.copies["shared"]
@@ -132,6 +136,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     random = Randomness.like() if has_dropout else None
     index = _like((), np.int32)
     losses = shapes.losses
+    # A layer with losses of its own returns them, and its backward gets their gradients.
     result = (x, losses.layers) if losses.layers else x
     vjp = shapes.vjp
     split = shapes.split
@@ -186,7 +191,9 @@ def _added(sums: PyTree, grads: Sequence[jax.Array | None], i: jax.Array) -> PyT
     leaves, structure = jax.tree.flatten(sums)
     pairs = zip(leaves, grads, strict=True)
     return jax.tree.unflatten(
-        structure, [total if d is None else total.at[i].add(d.astype(total.dtype)) for total, d in pairs]
+        # None: a parameter without a gradient in this part. Sums are float32, gradients in the compute dtype.
+        structure,
+        [total if d is None else total.at[i].add(d.astype(total.dtype)) for total, d in pairs],
     )
 
 
@@ -197,7 +204,9 @@ def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, 
     """
     sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
     arguments = arguments if sums_of is None else (sums, *arguments)
+    # Replicated specs: the shapes are those of one device already.
     mapped = on_devices(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P())
+    # Donated, as in a step: without it XLA would count a copy of all sums.
     donated = () if sums_of is None else (0,)
     memory: Any = jax.jit(mapped, donate_argnums=donated).lower(*arguments).compile().memory_analysis()
     return memory.temp_size_in_bytes

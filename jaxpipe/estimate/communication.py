@@ -29,7 +29,7 @@ def collectives_s(
 def statistics_bytes(setting: Setting) -> float:
     """Bytes of what all devices of a split head know of the logits of a microbatch: three numbers a token and part."""
     tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
-    # Of each part: the largest logit, the sum of exponentials, and the target's logit if the part has it.
+    # Every device gets the statistics of all parts, three numbers of each.
     return 3 * FLOAT32_BYTES * tokens * setting.pipe
 
 

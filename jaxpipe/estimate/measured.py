@@ -135,7 +135,7 @@ class Measured:
         """`times` with the collectives of S and T, and without both where `setting` has other ones or none."""
         if not setting.vocab_over_pipe or measurement.head_parts != setting.pipe:
             return replace(times, statistics_s=None, gradients_s=None)
-        # `check` of the file made sure: with `head_parts` above 1 both are there.
+        # A measurement with `head_parts` above 1 has timed both.
         assert times.statistics_s is not None
         assert times.gradients_s is not None
         before_s, after_s = of_head_s(setting, self.gather_s)

@@ -28,6 +28,7 @@ from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS
 
 PLATFORMS = ("auto", "cpu", "gpu")
 
+# Device files, since asking a driver's library would start it.
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvgpu*", "nvhost-gpu*", "kfd")  # in /dev
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
@@ -75,10 +76,12 @@ def choose_devices(
             )
         )
     if platform != "cpu":
+        # Before the first question for devices, which starts the backends.
         prepare_gpus(deterministic=deterministic)
     _check_shared(num_devices, num_processes)
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices // num_processes)
+    # Never asked for on "cpu": the question alone would take memory on a GPU.
     gpus = [] if platform == "cpu" else _devices("gpu")
     if platform == "gpu" or len(gpus) >= num_devices:
         _check_count(gpus, num_devices, "GPUs", repair="mesh.platform='auto' for virtual CPU devices")
@@ -91,6 +94,7 @@ def choose_devices(
         else f"call jaxpipe.mesh.choose_devices({num_devices}) in a new process before any other use of JAX"
     )
     _check_count(cpus, num_devices, "CPU devices", repair=more)
+    # Else arrays without a device would be made on a GPU that the mesh does not use.
     jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
     why = "as mesh.platform says" if platform == "cpu" else f"because there are {len(gpus)} GPUs"
     why = why if num_processes == 1 else f"{num_devices // num_processes} in each of {num_processes} processes, {why}"
@@ -99,6 +103,7 @@ def choose_devices(
 
 def prepare_gpus(*, deterministic: bool) -> None:
     """Sets what programs on GPUs are compiled and run with, before JAX starts its backends."""
+    # Whoever sets one of them has decided.
     if not set(MEMORY_VARIABLES) & set(os.environ):
         os.environ[MEMORY_VARIABLES[0]] = memory_fraction()  # JAX's default is 0.75
     add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))

@@ -115,6 +115,7 @@ def add_flags(flags: Mapping[str, Any]) -> None:
                 + consequence,
                 stacklevel=2,
             )
+    # What the user has set comes first and stays as written.
     os.environ["XLA_FLAGS"] = " ".join([_written(), *added]).strip()
 
 
@@ -129,12 +130,14 @@ def is_known(name: str) -> bool:
     A library holds each name followed by a zero byte, so the beginning of a longer name is not found. The search takes
     milliseconds for a known name, which is in the first 20 MiB, and about a second for an unknown one.
     """
+    # Every library reads the same XLA_FLAGS, and each ends the process at a flag that it does not know.
     return all(_holds(library, name.encode() + b"\0") for library in _libraries())
 
 
 def _written() -> str:
     """The flags in XLA_FLAGS, or in the file that it names instead."""
     written = os.environ.get("XLA_FLAGS", "").strip()
+    # XLA takes a value without a dash for the name of a file.
     return written if written.startswith("-") or not written else Path(written).read_text().strip()
 
 

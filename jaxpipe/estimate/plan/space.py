@@ -123,8 +123,8 @@ class Space:
         base: the model on one GPU of the topology, which is that of all groups.
         legal: sizes of each axis in a node that divide the model.
         num_gpus: GPUs of every mesh.
-        groups: settings that share everything but the schedule, whose field is a placeholder (1F1B); with `error_feedback`
-            if it is wanted, though schedules with a flush take none.
+        groups: settings that share everything but the schedule, whose field is a placeholder (1F1B); with
+            `error_feedback` if it is wanted, though schedules with a flush take none.
     """
 
     base: Setting
