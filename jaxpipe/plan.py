@@ -90,6 +90,7 @@ def execute(values: FlagValues) -> None:
     if not values.write_config:
         check_unused(values, ["overwrite"], "it needs --write_config")
     config = values.config
+    # Before methods are registered: a typo here is the likeliest error.
     topology = parse_topology(values.topology)
     # Registered before the search, which goes over all registered methods.
     for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):

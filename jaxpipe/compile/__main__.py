@@ -50,7 +50,7 @@ def execute(values: FlagValues) -> None:
     """Compiles the step and prints its report."""
     config = config_of(values)
     topology = parse_topology(values.topology)
-    # All checks before JAX starts: GPUs can be described only once in a process, with the right flags.
+    # All checks come before JAX starts its backends, which takes a while and fixes XLA's flags.
     check(config, name=config_flags.get_config_filename(values["config"]))
     check_compilable(config, topology)
     # After the config's own checks, whose errors help on any machine.

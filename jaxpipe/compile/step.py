@@ -76,8 +76,8 @@ def compile_step(
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - start
-    # Between two calls, as a run holds it: without flush some arrays are in flight.
     has_dropout = dropout_seed(config, model) is not None
+    # Between two calls, as a run holds it: without flush some arrays are in flight.
     return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
 
 

@@ -37,8 +37,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     # .json, as jaxpipe.optimize writes it.
     config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
-    # Expected times of a stage's actions, for orders, rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",
-    # forward and backward likewise, only ratios matter; or a file of jaxpipe.measure. "auto": those of a known GPU,
+    # Expected times of a stage's actions, for orders, rounds and predictions: "forward=1.0,backward=1.8", only ratios
+    # matter, keys are fields of jaxpipe.schedules.Costs; or a file of jaxpipe.measure. "auto": those of a known GPU,
     # else by model.recompute, except for times in options.
     config.pipeline.costs = "auto"
     # Of one step; times the devices of mesh that split microbatches it divides data.batch_size.

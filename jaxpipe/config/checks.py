@@ -56,6 +56,7 @@ AT_LEAST_ZERO = (
     "checkpoint.keep_best",
 )
 
+# A factor below 1 would squeeze positions, not stretch them.
 AT_LEAST_ONE = ("model.rope_scaling_factor",)
 
 SMALLEST, LARGEST = (float(bound) for bound in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
@@ -93,11 +94,13 @@ def check_given(config: ConfigDict) -> None:
 
 
 def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]], *, name: str) -> None:
+    # In rounds, since later checks read what earlier ones have made sure: ranges before relations.
     for checks in rounds:
         errors = []
         for check_rule in checks(config):
             try:
                 check_rule()
+            # Collected, so that a user sees all mistakes of a round at once.
             except JaxpipeError as error:
                 errors.append(f"  {error}")
         if errors:
@@ -112,11 +115,13 @@ def _family(config: ConfigDict) -> Checks:
 def _types(config: ConfigDict) -> Checks:
     for section, fields in base_config(config.model.family).items():
         for field, default in fields.items():
+            # Defaults bind the loop's values now; the lambdas run later.
             yield lambda section=section, field=field, default=default: _check_type(config, section, field, default)
 
 
 def _check_type(config: ConfigDict, section: str, field: str, default: object) -> None:
     value = config[section][field]
+    # Not isinstance: True is an int, and 1 is no float to ConfigDict.
     if type(value) is not type(default):
         raise ConfigError(
             explain(
@@ -133,6 +138,7 @@ def _ranges(config: ConfigDict) -> Checks:
         if type(value) in (int, float):
             yield lambda path=path, value=value: _check_range(path, value)
     for paths in TOGETHER:
+        # A field that is too large by itself has its own error.
         if all(path in values and values[path] <= (most_of(path, values[path]) or math.inf) for path in paths):
             yield lambda paths=paths: check_together(paths, [values[path] for path in paths])
     yield lambda: check_words_and_numbers(config)
@@ -150,6 +156,7 @@ def _ranges(config: ConfigDict) -> Checks:
 def _check_range(path: str, value: float) -> None:
     most = most_of(path, value)
     with np.errstate(over="ignore"):
+        # In float32, as the program computes: 1e-50 is 0 there, and 0.99999999 is 1.
         as_computed = float(np.float32(value)) if isinstance(value, float) else value
     if isinstance(value, float) and not math.isfinite(as_computed):  # an int may be too large for a float
         bound = f"a finite number, at most {LARGEST:.1e}"
@@ -243,6 +250,7 @@ def check_kept_steps(config: ConfigDict) -> None:
     every = config.checkpoint.save_every
     kept = config.checkpoint.keep_every
     if kept and (not every or kept % every):
+        # `every` at least, as 0 would keep none.
         nearest = max(every, round(kept / every) * every) if every else kept
         repair = f"set checkpoint.keep_every={nearest}" if every else f"set checkpoint.save_every={kept}, or a divisor"
         raise ConfigError(

@@ -50,6 +50,7 @@ def read_config_file(written: str) -> ConfigDict:
         ConfigError: there is no such file, it cannot be run, or it has no get_config that returns a config.
         JaxpipeError: whatever the file itself raises of these.
     """
+    # The first colon: an argument may have more of them.
     path, colon, argument = written.partition(":")
     if not local_path(path).is_file():
         raise _error(
@@ -63,6 +64,7 @@ def read_config_file(written: str) -> ConfigDict:
             repair = "add such a function, or name another file, for example --config=configs/quickstart.py"
             raise _error(f"the config file {path!r} has no get_config", _EXAMPLE, repair)
         config = module.get_config(*([argument] if colon else []))
+    # Outside of the `with`: these errors are not raised by the file.
     if not isinstance(config, ConfigDict):
         raise _error(f"get_config of {path!r} returns {config!r}, no config", _EXAMPLE, "return the config")
     if lacking := _lacking(config):

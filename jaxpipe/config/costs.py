@@ -27,6 +27,7 @@ from jaxpipe.units import LEAST, MOST
 
 # In forwards: each matmul of forward has two in backward; recomputing a layer adds one, recomputing attention little.
 BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
+# One matmul of the two that backward has for each of forward's.
 WEIGHT_GRADIENT_COST = 1.0  # in forwards; the rest of a backward, recomputation included, belongs to I
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
@@ -60,9 +61,11 @@ def options_with_times(name: str, options: str, costs: str) -> str:
     is_made_for_times = not is_file_name(name) and find_method(name).is_made_for_times
     if not (are_decided(costs) and is_made_for_times) or has_times(options):
         return options
+    # Only ratios matter, and a forward of 1 is what the other defaults are in.
     times = {"forward": 1.0, **_times_in(costs)}
     gradients = ("input_gradient", "weight_gradient")
     ratios = {key: in_steps(times[key] / times["forward"]) for key in gradients if key in times}
+    # Unwritten, so that equal schedules have one text, and one entry in caches.
     if all(ratio == 1.0 for ratio in ratios.values()):
         return options  # the default
     return ",".join(filter(None, (options, *(f"{key}={ratio}" for key, ratio in ratios.items()))))
@@ -110,6 +113,7 @@ def costs_of_share(config: ConfigDict, schedule: Schedule, layers_per_stage: Seq
 
 def with_head(costs: Costs, forwards: float) -> Costs:
     """`costs` with those of S and T: a third of the head's matrix products is in S, which takes so many forwards."""
+    # The head is in forwards of a mean stage.
     forward = forwards * float(np.mean(costs.forward))
     return replace(costs, head_statistics=forward, head_gradients=2.0 * forward)
 
@@ -179,6 +183,7 @@ def check_costs(config: ConfigDict) -> None:
             )
         return
     try:
+        # Parsed strictly here; `options_of` would skip empty parts.
         times = parse_options(written.split(","))
         wrong = [f"{name}={value}" for name, value in times.items() if name not in _TIMES or not _is_time(value)]
     except ScheduleError:
@@ -198,6 +203,7 @@ def check_costs(config: ConfigDict) -> None:
 
 
 def _is_time(value: object) -> bool:
+    # Not isinstance: "true" is parsed as a bool, which is an int.
     return type(value) in (int, float) and LEAST <= value <= MOST  # pyright: ignore[reportOperatorIssue]
 
 

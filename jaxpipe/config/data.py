@@ -45,6 +45,7 @@ def check_vocabulary(config: ConfigDict) -> None:
                 rule="vocabulary: the model has a row for every token",
                 picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
                 repair=grow_or("name another data.tokenizer", num_tokens=needed)
+                # A started-from model has its tables already: more rows than it has cannot just be set.
                 if config.get("checkpoint", {}).get("init_from")
                 else f"set model.vocab_size={needed}",
             )
@@ -89,6 +90,7 @@ def check_prepared_tokenizer(config: ConfigDict) -> None:
         return  # `check` reports it by itself
     used = {prefix: identity_of(path) for prefix, path in paths.items() if path.is_file()}
     identities = {prefix: f"{path}: {used.get(prefix, 'no such file')}" for prefix, path in paths.items()}
+    # Files without a record, as Megatron-LM's, are taken at their word, unless others have one.
     other = [prefix for prefix in paths if used and used.get(prefix) != own]
     if other:
         raise ConfigError(

@@ -36,6 +36,7 @@ def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
             "model.num_kv_heads": anatomy.num_kv_heads,
             "model.feed_forward": anatomy.width,
         }
+        # A family without the field has as many as heads: one error is enough.
         if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
             del sizes["model.num_kv_heads"]
     if row.splits_tokens:
@@ -54,11 +55,13 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
     name = f"mesh.{row.name}"
     number = config.mesh[row.name]
     broken = {path: size for path, size in sizes.items() if size % number}
+    # Rows of the table are split further over `pipe`; told only where the axis itself divides them.
     if row.splits_kernels and not broken:
         _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
     if not broken:
         return
     rule = f"{row.name}-divides: every device of {name} has equally many {row.equally}"
+    # A model without experts, for example: no size but 1 is legal.
     if set(sizes.values()) == {1}:
         raise ConfigError(
             explain(
@@ -69,6 +72,7 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
             )
         )
     common = math.gcd(*sizes.values())
+    # A legal value divides the greatest common divisor of all sizes.
     nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
     raise ConfigError(
         explain(
@@ -105,6 +109,7 @@ def check_batch(config: ConfigDict) -> None:
     if remainder:
         lower = batch_size - remainder
         upper = batch_size - remainder + num_parts
+        # 0 sequences are no batch, however near.
         nearest = upper if not lower or upper - batch_size < remainder else lower
         raise ConfigError(
             explain(

@@ -101,6 +101,7 @@ def outline(config: ConfigDict) -> Schedule:
     pipeline = config.pipeline
     if is_file_name(pipeline.schedule) or not find_method(pipeline.schedule).takes_times:
         return build_schedule(config)
+    # A searched order may take seconds; placement and transfers are the same with few microbatches.
     return smallest_schedule(pipeline.schedule, config.mesh.pipe, pipeline.options)
 
 
@@ -133,6 +134,7 @@ def smallest_schedule(name: str, num_devices: int, options: str) -> Schedule:
 @cache
 def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven) -> Schedule:
     schedule = named_schedule(name, num_devices, num_microbatches, options)
+    # A file may have S and T of its own.
     if schedule.has_head_actions:
         return schedule
     return vocabulary(schedule, woven_costs(woven, schedule.placement.num_chunks))
@@ -188,6 +190,7 @@ def _read(path: str) -> Schedule:
 def forget_files() -> None:
     """Lets schedules' files be read anew, for one more run of this process."""
     _read.cache_clear()
+    # Woven rows are made of rows that were read.
     _woven.cache_clear()
 
 

@@ -86,6 +86,7 @@ def execute(values: FlagValues) -> None:
         if values.output is not None:
             write(content, values.output)
         return
+    # A flag without effect is an error in every command.
     check_unused(values, mock.FLAGS, "it needs --mock")
     config = values.config
     # Before the check: a config for 64 devices is measured on one, where its pipeline would not be legal.
@@ -100,6 +101,7 @@ def execute(values: FlagValues) -> None:
     if values.output is not None:
         check_output(values.output, overwrite=values.overwrite)
     if values.num_processes > 1:
+        # Before processes are started: each would report the same error.
         _check_alone(config, values.num_processes)
         program = ("-m", "jaxpipe.measure")
         content = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)

@@ -94,6 +94,7 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     if num_parts == 1:
         return stages
     config = config.copy_and_resolve_references()
+    # A device's part of the vocabulary as a whole one, which must not be padded again.
     config.model.update(vocab_size=stages.model.config.anatomy.num_rows // num_parts, vocab_multiple=1)
     # One layer: S and T have none, and the layers around them only cost time.
     part = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=1, splits_head=True)

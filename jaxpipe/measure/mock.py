@@ -64,6 +64,7 @@ def execute(values: FlagValues) -> dict[str, Any]:
         step, config, gpus_per_node=gpus_per_node, stage=values.stage, num_repeats=values.num_repeats
     )
     print(to_text(mocked, config, device_kind=devices[0].device_kind, num_repeats=values.num_repeats))
+    # A file of costs with one key more, which `plan --costs` does not read.
     return {**measurement.to_json(), "mock": asdict(mocked)}
 
 

@@ -220,6 +220,7 @@ def order_devices(
     Raises:
         ConfigError: nodes differ in size, or the mesh does not fit the order.
     """
+    # One node for all: the given order stays, whatever the nodes are.
     if order == "contiguous":
         gpus_per_node = len(devices)
     elif gpus_per_node is None:
@@ -256,9 +257,11 @@ def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     """
     nodes: dict[int, list[Any]] = {}
     for device in devices:
+        # CPU devices have no slice; those of a process are one node.
         nodes.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)
     in_order = [nodes[node] for node in sorted(nodes, key=lambda node: (-len(nodes[node]), node))]
     sizes = [len(node) for node in in_order]
+    # The last node may be smaller: a mesh need not use it whole.
     if len(set(sizes[:-1])) > 1:
         raise ConfigError(
             explain(

@@ -29,6 +29,7 @@ def make_collectives_local() -> None:
     for primitive, operation in _operations().items():
         _replaced.add(primitive)
         rule = _rule(operation, multiple_results=primitive.multiple_results)
+        # By platform, since a rule for all platforms would lose to JAX's own of one.
         for platform in PLATFORMS:
             mlir.register_lowering(primitive, rule, platform=platform)
 
@@ -47,6 +48,7 @@ def received(x: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     index = lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
+    # 2^32 over the golden ratio: multiples of it, modulo 2^32, spread evenly.
     spread = (index * jnp.uint32(2654435769)).astype(jnp.float32) * 2.0**-32 - 0.5  # multiples of the golden ratio
     return (x.astype(jnp.float32) * 0.5 + spread / 32).astype(x.dtype)
 
