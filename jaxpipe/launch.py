@@ -7,7 +7,7 @@ takes the i-th GPU where there are GPUs. With --processes_per_device=N it takes 
 try several processes on one GPU. The launcher then sets what NCCL and JAX need for that, and prints it; an environment
 variable that is set already stays as it is.
 
-The launcher prints their output with the number of the process before every line: `[2] ...`. It hands SIGTERM, SIGINT
+The launcher prints their output with the number of the process before every line: `[2] ...`, and hands SIGTERM, SIGINT
 and SIGHUP (a terminal that closes; as SIGTERM) on to all processes, once; a SIGINT after that kills them. When one
 process fails, the others get SIGTERM and, --grace_s later, SIGKILL. The exit code is that of the first process that
 failed (128 + n where signal n ended it), 75 where all have stopped on request, else 0. No process outlives the

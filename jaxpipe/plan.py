@@ -4,8 +4,8 @@
         [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE[:ROW]] [--config.X=Y ...]
 
 The search covers schedule, chunks, all axes of the mesh, microbatch size, recompute, mesh order, the head on
-the last stage or over all devices, and fewer GPUs where they are faster. What does not fit a GPU with a margin is
-dropped. Model, sequence length and batch size are the config's. Its own pipeline and mesh are not read, except a
+the last stage or over all devices, and fewer GPUs where they are faster. Ways that do not fit a GPU with a margin are
+dropped. Model, sequence length and batch size are the config's. The config's pipeline and mesh are not read, except a
 method's .py file in pipeline.schedule, which is tried as well.
 """
 

@@ -77,7 +77,7 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
     of_step = step.shapes(state.params, shapes)
     workspace = update_bytes(step, state)
     workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
-    # What all stages share travels while a layer's backward computes.
+    # Sums of shared parameters travel while a layer's backward computes.
     workspace["layer_backward"] += meeting_bytes(of_step)
     return Prediction(
         state=bytes_per_device(state),
@@ -110,8 +110,8 @@ _NUM_LAYERS = 2  # the part computes with one of them, so that it takes a slice 
 def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
     """Bytes of temporaries per device of each part of an action; a step needs the largest.
 
-    The parts are compiled alone, for the devices of the pipeline's mesh. What a device holds between actions is not
-    counted here.
+    The parts are compiled alone, for the devices of the pipeline's mesh. Arrays that a device holds between actions are
+    not counted here.
 
     Args:
         pipeline: pipeline whose functions are compiled, for its mesh.

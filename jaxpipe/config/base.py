@@ -120,7 +120,7 @@ def _data_section(family: str) -> ConfigDict:
     data.heldout_fraction = 0.05  # fraction of the text that is held out, about; in (0, 0.5]
     data.seed = 0  # of the order of the sequences, and of masks
     if not family_named(family).masked:
-        # What a row of tokens is: "windows" of the running text, in which attention crosses the ends of documents;
+        # The contents of a row: "windows" of the running text, in which attention crosses the ends of documents;
         # whole "documents" back to back, each of which sees itself alone; "none", one document, padded.
         data.packing = "windows"
     if family_named(family).masked:

@@ -43,7 +43,7 @@ AT_MOST: dict[str, float] = {
     "train.lost_after_s": 1e9,
 }
 
-# What several fields allocate together: their product is at most so much.
+# The most that the product of several fields may be, since they allocate memory together.
 TOGETHER: dict[tuple[str, ...], int] = {
     ("data.batch_size", "data.seq_len"): INT32,  # tokens of a step
     tuple(f"mesh.{axis}" for axis in AXES): MOST_DEVICES,

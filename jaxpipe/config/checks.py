@@ -100,8 +100,7 @@ def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]],
         for check_rule in checks(config):
             try:
                 check_rule()
-            # Collected, so that a user sees all mistakes of a round at once.
-            except JaxpipeError as error:
+            except JaxpipeError as error:  # collected, so that a user sees all mistakes of a round at once
                 errors.append(f"  {error}")
         if errors:
             rules = "1 rule" if len(errors) == 1 else f"{len(errors)} rules"
@@ -206,7 +205,7 @@ def _model(config: ConfigDict) -> Checks:
 
 
 def _given_relations(config: ConfigDict) -> Checks:
-    """Those that do not depend on what a model is made of."""
+    """The relations that do not depend on what a model is made of."""
     yield lambda: layers_per_stage(config)
     yield lambda: check_vocab_over_pipe(config)
     yield lambda: check_error_feedback(config)

@@ -103,7 +103,7 @@ def costs_of_stages(config: ConfigDict, schedule: Schedule, layers_per_stage: Se
 
 
 def costs_of_share(config: ConfigDict, schedule: Schedule, layers_per_stage: Sequence[int]) -> Costs:
-    """The same for a device's share of the model, in its forwards: see `schedules.costs_of_stages`."""
+    """The costs of a device's share of the model, in its forwards: see `schedules.costs_of_stages`."""
     costs = costs_of_stages(config, schedule, layers_per_stage)
     num_chunks = schedule.placement.num_chunks
     of_stages = {name: tuple(np.divide(times, num_chunks)) for name in _TIMES if np.ndim(times := getattr(costs, name))}

@@ -22,7 +22,7 @@ TABLE_ROWS = "rows of the token table"
 
 
 def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
-    """What an axis of the mesh must divide of model and data, by path.
+    """The sizes of model and data that an axis of the mesh must divide, by path.
 
     Raises:
         ConfigError: there is no such model.

@@ -1,7 +1,7 @@
 """Measured times of actions and links: `costs.json`, as `python -m jaxpipe.measure` writes it.
 
 Times are those of one layer, of embedding and of head, for several microbatch sizes; between two sizes they are
-interpolated linearly. They hold for any number of layers, but not for another model, dtype, sequence length or
+interpolated linearly. Such times hold for any number of layers, but not for another model, dtype, sequence length or
 `tensor`.
 """
 
@@ -225,7 +225,7 @@ def _read(path: str | Path) -> Measurement:
         measurement = Measurement.from_json(json.loads(read_whole(local_path(str(path)), waits=True)))
         measurement.check()
         return measurement
-    # Whatever a file that is something else may raise on the way through `from_json`.
+    # A file that is something else may raise any of these on the way through `from_json`.
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(

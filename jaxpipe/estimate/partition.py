@@ -30,14 +30,14 @@ def balanced_partition(
 ) -> tuple[int, ...]:
     """The layers of each stage, [stage], such that the busiest device has as little to do as possible.
 
-    Stages are consecutive layers, each at least one. Of equal partitions the first one found is returned; it has
+    Stages are consecutive layers, each at least one. Of equal partitions the first is returned, which has
     the fewest devices with most to do.
 
-    The best is found if every device holds one stage (by bisection: a bound on the time of a stage is kept if stages
-    filled one after the other hold all layers), and if all layers are equal, on any stages (they are
-    dealt out one by one, each to a device that has least to do). Else,
-    from the partition whose largest stage is least, layers move away from the device that has most to do as long as
-    that helps: no worse, though not always the best.
+    The partition is the best if every device holds one stage (by bisection: a bound on the time of a stage is kept if
+    stages filled one after the other hold all layers), and if all layers are equal, on any stages (layers are dealt out
+    one by one, each to a device that has least to do). Otherwise layers move away from the device that has most to do,
+    from the partition whose largest stage is least, as long as that helps: the result is no worse than that partition,
+    and not always the best.
 
     Args:
         layers: [layer] time of one layer, in any unit.

@@ -127,7 +127,7 @@ class LayerResiduals:
                     self.deferred,
                 )
             )
-            # Which deferred arrays fill the room best is a subset sum; there are a dozen, so that all sums are tried.
+            # A subset sum decides which deferred arrays fill the room best; of a dozen arrays all sums can be tried.
             sums = {0}
             for size in wanted:
                 sums |= {total + size for total in sums if total + size <= sum(free)}
@@ -212,7 +212,7 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
 
 
 def routing_residuals(setting: Setting) -> Arrays:
-    """What experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
+    """The arrays that experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
     anatomy = setting.anatomy
     rows = feed_forward_rows(setting)
     dispatch = dispatch_of_setting(setting)
@@ -231,7 +231,7 @@ def routing_residuals(setting: Setting) -> Arrays:
 
 
 def _deferred_of_routing(setting: Setting) -> Arrays:
-    """What I saves for W of experts besides rows, four bytes each."""
+    """The arrays that I saves for W of experts besides rows, four bytes each."""
     return {
         "token of a row": feed_forward_rows(setting),
         "token of a row, for the gradient": feed_forward_rows(setting),

@@ -141,7 +141,7 @@ class Roofline:
         Args:
             hardware: the kind of GPU.
             folder: where the file NAME.json of a GPU is: `constants.json` as `python -m experiments.gpu` writes it.
-                Its entries that are fields here take their place.
+                Entries that have the name of a field here replace its default.
         """
         path = folder / f"{hardware.name}.json"
         measured = json.loads(path.read_text()) if path.is_file() else {}

@@ -48,8 +48,9 @@ class Traffic:
 def traffic(setting: Setting) -> Traffic:
     """Bytes that the actions of `setting` read and write: norms, sums and activations read and write their arrays.
 
-    A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
-    and activations from saved arrays, or the whole layer. The embedding's adds the gathered gradient to rows of a sum.
+    A layer's backward reads and writes twice as much for each: the saved array and its gradient. Backward
+    recomputes norms and activations from saved arrays, or the whole layer. The embedding's backward adds the gathered
+    gradient to rows of a sum.
     """
     of = layer_sizes(setting)
     item = ITEMSIZE[setting.dtype]

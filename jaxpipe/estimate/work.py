@@ -113,7 +113,7 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:
     """Matmuls of S and of T for one microbatch, on one of the devices of `pipe` that share the head.
 
-    What stands before the logits every device computes whole, in S and again in T.
+    Every device computes all that stands before the logits whole, in S and again in T.
     """
     rows = setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe)
     num_chunks, size = chunks_of(predicted_tokens(setting), rows)

@@ -148,7 +148,7 @@ class AtWork(NamedTuple):
 def at_work(
     setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int = 0, met: int = 0
 ) -> AtWork:
-    """What the schedule decides only by the kinds of its backwards.
+    """The bytes at work, which depend on the schedule only by the kinds of its backwards.
 
     Args:
         has_whole_backwards: whether any backward is in one part.
@@ -157,7 +157,7 @@ def at_work(
         met: bytes of shared gradients that travel while a layer's backward computes.
     """
     parts = part_bytes(setting, has_whole_backwards=has_whole_backwards, has_split_backward=has_split_backward)
-    # What all stages share travels while the backward of a layer computes: both are there at once.
+    # Sums of shared parameters travel while the backward of a layer computes: both are there at once.
     if met:
         parts["layer_backward"] += met
     deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page

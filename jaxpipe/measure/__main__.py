@@ -6,15 +6,15 @@
         [--output=costs.json [--overwrite]] [--num_repeats=5] [--config.X=Y ...]
 
 The command times the compiled program with three stages of a few layers each on one device (on those that share
-kernels), a few of its actions at a time. It uses the config's model, data, optimizer and the sizes of mesh that split
-kernels, not its schedule. With pipeline.vocab_over_pipe=true it also times S and T of a head that is split over
-`mesh.pipe` devices. Times are medians of wall time. With --num_processes=P, P processes of one core and one thread
+kernels), a few of its actions at a time. The command uses the config's model, data, optimizer and the sizes of mesh
+that split kernels, not its schedule. With pipeline.vocab_over_pipe=true it also times S and T of a head that is split
+over `mesh.pipe` devices. Times are medians of wall time. With --num_processes=P, P processes of one core and one thread
 measure at once, as if they computed in one pipeline, and the link is between two of them.
 
 With --mock the command times the config's whole step instead, its own schedule and mesh included, on one device of a
-cluster that is not there: the one at index S of pipe, and 0 of every other axis. It needs one GPU, or none. What
-others would send is left out, and so is waiting for it: the time is to be compared with the device's busy time by the
-schedule's clock, not with the time of a step.
+cluster that is not there: the one at index S of pipe, and 0 of every other axis. One GPU is needed, or none.
+Messages of others are left out, and so is waiting for them: the time is to be compared with the device's busy time by
+the schedule's clock, not with the time of a step.
 """
 
 from __future__ import annotations

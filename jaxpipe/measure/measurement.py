@@ -1,4 +1,4 @@
-"""Measures a config's model on the devices at hand; the result is what `costs.json` holds.
+"""Measures a config's model on the devices at hand; `costs.json` holds the result.
 
 `actions` times the actions. This file times the rest of a training step (the train step with a pipeline without
 actions) and messages between two devices.

@@ -150,7 +150,7 @@ _WHAT_BECAME = {
 
 
 def to_text(mocked: MockedStep, config: ConfigDict, *, device_kind: str, num_repeats: int) -> str:
-    """What was measured, as lines to print."""
+    """The measurement as lines to print."""
     busy = f"{mocked.busy_forwards:.4g} forwards of a stage by the schedule's clock"
     if mocked.busy_s is None:
         busy += f"; not in seconds: no times of {device_kind} are known"

@@ -1,7 +1,7 @@
 """One device's part of a config's whole step, timed on a device that is here, without the others of its cluster.
 
 Goes in: a checked config, and the devices of a cluster of which the first is here (`jaxpipe.mesh.mocked`). Comes out:
-seconds and bytes of its step, beside what the schedule's clock and the accounting say. What other devices would do is
+seconds and bytes of its step, beside those of the schedule's clock and of the accounting. The work of other devices is
 left out: time of collectives, and waiting for messages.
 """
 

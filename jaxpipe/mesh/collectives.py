@@ -29,7 +29,7 @@ MEASURED = "measured_"  # begins the names of sums of a layer that are told besi
 
 
 def with_losses(result: Any) -> tuple[Any, dict[str, Any]]:
-    """What a layer or its part returns: x, and its sums of losses by name, of which x alone has none."""
+    """The x that a layer or its part returns, and its sums of losses by name; none if it returns x alone."""
     # x may itself be a tuple of two, but no layer's x is a dict.
     has_losses = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
     return result if has_losses else (result, {})
@@ -96,7 +96,7 @@ class Axis:
         return x if self.size == 1 else _scatter_sum(x, self, dim)
 
     def exchange(self, x: jax.Array) -> jax.Array:
-        """What all devices have for this one: `x` is "device ...", to each, and the result from each (all-to-all)."""
+        """The parts that all devices have for this one (all-to-all): `x` and the result are "device ..."."""
         return x if self.size == 1 else _exchange(x, self)
 
     def sum(self, x: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """The devices of a run, GPUs if the mesh fits on them, else virtual CPU devices; and the mesh of them, in its order.
 
 Virtual CPU devices must be requested before JAX starts its backends, so call `choose_devices` before any other use of
-JAX. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION, or XLA_CLIENT_MEM_FRACTION, is kept.
+JAX. Settings of the user in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION, or XLA_CLIENT_MEM_FRACTION, are kept.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def choose_devices(
 
 def prepare_gpus(*, deterministic: bool) -> None:
     """Sets what programs on GPUs are compiled and run with, before JAX starts its backends."""
-    # Whoever sets one of them has decided.
+    # A user who sets one of these variables has decided.
     if not set(MEMORY_VARIABLES) & set(os.environ):
         os.environ[MEMORY_VARIABLES[0]] = memory_fraction()  # JAX's default is 0.75
     add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))

@@ -40,7 +40,7 @@ def collectives_are_local() -> bool:
 
 
 def received(x: jax.Array) -> jax.Array:
-    """What a permute brings: half of what is sent, and small numbers that differ from element to element.
+    """The array that a permute brings: half of the sent one, and small numbers that differ from element to element.
 
     A device that is neither first nor last would else pass on the zeros that it begins with, and a GPU multiplies zeros
     at another clock rate. The half keeps what goes around from growing. Integers and truth values stay as they are.

@@ -1,7 +1,7 @@
 """The XLA flags that jaxpipe sets, each with its reason, and how they get into XLA_FLAGS.
 
-What the user has set there is kept. XLA ends the process at an unknown flag, so flags that the installed jaxlib or its
-GPU plugin lack are left out, with a warning.
+Flags that the user has set there are kept. XLA ends the process at an unknown flag, so flags that the installed jaxlib
+or its GPU plugin lack are left out, with a warning.
 
 Not set, since nothing has been measured on GPUs that send: pipelined sends and receives, loop double buffering, larger
 thresholds for combining reductions and gathers.
@@ -115,7 +115,7 @@ def add_flags(flags: Mapping[str, Any]) -> None:
                 + consequence,
                 stacklevel=2,
             )
-    # What the user has set comes first and stays as written.
+    # Flags of the user come first and stay as written.
     os.environ["XLA_FLAGS"] = " ".join([_written(), *added]).strip()
 
 

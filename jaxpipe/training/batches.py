@@ -65,7 +65,7 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
 def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
     """Raises DataError where answers alone are learned, and no row for training, or no evaluation, has any of them.
 
-    It reads rows up to the first one that has.
+    Rows are read up to the first that has a learned token.
     """
     sources = [source for source in train.sources if isinstance(source, CausalSequences | PackedSequences)]
     if not any(source.learned is not None for source in sources):
@@ -99,7 +99,7 @@ def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
 
 
 def padding_of(batches: Batches) -> str:
-    """What to say of rows of documents: their number, how much of them is padding, how many are cut; "" of windows."""
+    """Rows of documents in words: their number, how much of them is padding, how many are cut; "" of windows."""
     packed = [source for source in batches.sources if isinstance(source, PackedSequences)]
     if not packed:
         return ""

@@ -1,9 +1,9 @@
 """An optimizer given in Python acts on each layer's parameters as if they were not stacked, or is refused by name.
 
-Parameters of layers are stacked, [device, chunk, layer, ...], with rows that a shorter stage does not use. What an
-optimizer makes of the stack is what it would make of the layers one by one only if it treats numbers alone, as Adam, or
-sums over whole trees, as clipping by the global norm. One that looks at a whole parameter (the norms of LAMB, the rows
-and columns of Adafactor) must be shown a layer's. Which of these an optimizer is follows from its traced update:
+Parameters of layers are stacked, [device, chunk, layer, ...], with rows that a shorter stage does not use. An
+optimizer makes of the stack the same as of the layers one by one only if it treats numbers alone, as Adam, or sums over
+whole trees, as clipping by the global norm. An optimizer that looks at a whole parameter (the norms of LAMB, the rows
+and columns of Adafactor) must be shown a layer's. The traced update tells which of these an optimizer is:
 
 * what it makes of a parameter depends on that parameter alone: it is applied to each layer, by `jax.vmap`;
 * it also depends on others, by sums over several of them: it is applied to the stack;
@@ -36,9 +36,9 @@ _BY_NUMBER = (
     *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor"),
 )
 _SUMS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "dot_general")
-# They move numbers without changing them: a stack needs other ones than a layer, so comparisons leave them out.
+# Primitives that move numbers and change none: a stack needs others than a layer, so comparisons leave them out.
 _FORMS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
-# Those that join sums over several parameters to one.
+# Primitives that join sums over several parameters to a single sum.
 _JOINS = (
     *("add", "add_any", "max", "min", "and", "or", "convert_element_type"),
     *("concatenate", *_FORMS, *_SUMS),
@@ -71,7 +71,7 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
                 " with flush, as '1f1b'",
             )
         return optimizer
-    # One key would draw the same numbers for every layer.
+    # With one key every layer would draw the same numbers.
     if of_rows.is_apart() and not any(name.startswith("random_bits") for name in _primitives(of_rows.jaxpr.jaxpr)):
         return _over_rows(optimizer, has_tree_of(params))
     if stack is not None:
@@ -123,7 +123,7 @@ def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any
 
 
 class _Value(NamedTuple):
-    """What a value of the update is made of."""
+    """The parameters that a value of the update is made of."""
 
     of: frozenset[int] = frozenset()  # parameters that it depends on, and is aligned with or a sum of
     is_sum: bool = False  # whether it is a sum over whole parameters
@@ -239,7 +239,7 @@ def _interpreted(
         name = equation.primitive.name
         params = equation.params
         if name == "cond":
-            # What chooses a branch decides every output, as much as what the branch computes.
+            # The number that chooses a branch decides every output, as much as the branch itself does.
             (chooses, *given) = read_here
             branches = params["branches"]
             of_branches = [_interpreted(branch.jaxpr, given, rule) for branch in branches]
@@ -255,7 +255,7 @@ def _interpreted(
 
 
 def _of_rows(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
-    """It depends on all that the equation reads."""
+    """The value of an equation depends on all that the equation reads."""
     is_sum_used = any(value.is_sum_used for value in values) or equation.primitive.name in _SUMS
     return _Value(frozenset().union(*(value.of for value in values)), is_sum_used=is_sum_used)
 

@@ -175,7 +175,7 @@ class Loop:
         )
 
 
-# What `on_step` keeps of a state, which the next step would donate
+# Arrays of a state that `on_step` keeps, which the next step would donate
 
 
 def _num_references(state: TrainState) -> list[int]:
@@ -273,7 +273,7 @@ class SkippedSteps:
             max_in_row: number of consecutive skipped steps at which the run ends.
             has_flush: whether the schedule has one; without, some updates of a skipped step are made.
         """
-        # The same sums that the step's norm takes: a parameter whose square overflows is bad for it, too.
+        # The step's norm takes these sums, too: a parameter whose square overflows is bad for it, too.
         self._square_sums = jax.jit(pipeline.square_sums)
         self._max_in_row = max_in_row
         self._has_flush = has_flush

@@ -68,7 +68,7 @@ def _format_split(shapes: StepShapes) -> list[str]:
     saved = shapes.storage.saved
     num_layers = shapes.storage.pages_per_slot
     until_backward = num_layers * _num_bytes(saved.residuals)
-    # What I and W both read stays in the slot; the rest is replaced by what I defers.
+    # Arrays that I and W both read stay in the slot; deferred ones replace the rest.
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     return [
         f"split      of a microbatch a stage keeps {_mebibytes(until_backward)} from F to I, and then"

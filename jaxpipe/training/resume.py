@@ -1,4 +1,4 @@
-"""Checks whether a run can be resumed: allowed changes of the config, equal tokens, equal schedule."""
+"""Checks whether a run can be resumed: allowed changes of the config, and an equal schedule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, has_times, written_costs
-from jaxpipe.data import Fingerprint
-from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
-from jaxpipe.files import local_path, read_whole, write_whole
+from jaxpipe.files import local_path, write_whole
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.training.run_folder import CONFIG, FAMILY, METRICS, SCHEDULE, config_from, kept_family, load
-
-DATA = "data.json"  # in the run's folder
+from jaxpipe.training.same_data import DATA
 
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
@@ -46,9 +43,9 @@ DECIDES_SCHEDULE = {
 def keep_costs(path: Path, config: ConfigDict) -> None:
     """Sets `pipeline.costs` to those of the run in `path`.
 
-    A resumed run keeps the schedule it began with, even if other costs would be measured now. Not if `config` has times
-    of its own, or other fields that decide the schedule. A run from before costs were decided had orders for I and W as
-    long as F.
+    A resumed run keeps the schedule it began with, even if other costs would be measured now. Nothing is
+    set if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
+    had orders for I and W as long as F.
     """
     # Costs that a user names win over those of the run; a changed schedule is then told as a change.
     if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
@@ -66,7 +63,7 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
 def keep_schedule(path: Path, config: ConfigDict) -> None:
     """Sets `pipeline.schedule` to the schedule.json of the run in `path`: the file or method may be changed, or gone.
 
-    Not if another field that decides the schedule differs from the run's.
+    Nothing is set if another field that decides the schedule differs from the run's.
     """
     if not (path / SCHEDULE).is_file():
         return
@@ -214,79 +211,6 @@ def _refused(path: Path, refused: list[str]) -> ConfigError:
             ),
         )
     )
-
-
-# ---- The tokens
-
-
-def write_fingerprint(path: Path, fingerprint: Fingerprint) -> None:
-    """Writes the fingerprint of the run's tokens into its folder, whole."""
-    write_whole(path / DATA, fingerprint.to_json() + "\n")
-
-
-def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
-    """Checks that the tokens are those with which the run in `path` began; an old run without a fingerprint passes.
-
-    Raises:
-        ConfigError: the tokens differ, or the run's fingerprint cannot be read.
-    """
-    if not (path / DATA).is_file():
-        return
-    try:
-        before = Fingerprint.from_json(read_whole(path / DATA))
-    # RecursionError: JSON of thousands of brackets, as of a damaged file.
-    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        raise ConfigError(
-            explain(
-                f"{path / DATA} cannot be read: {type(error).__name__}: {error}",
-                rule="data-file: JSON with the fingerprint of the tokens, as a run has written it",
-                repair="correct the file, or move it away: data.files and data.tokenizer must then be as they were",
-            )
-        ) from error
-    if differ := _listed_differences(before, fingerprint, "before", "now"):
-        raise ConfigError(
-            explain(
-                f"data.files are other tokens than those with which the run in --workdir={path} began",
-                rule="same-data: a resumed run keeps its tokens (files may move), since its position counts batches",
-                picture=differ,
-                repair=(
-                    "put the files back as they were ('auto': run the same Python), or name another --workdir;"
-                    " checkpoint.init_from starts a new run from the parameters"
-                ),
-            )
-        )
-
-
-def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -> None:
-    """Checks that this process reads the same tokens as process 0.
-
-    Args:
-        first: fingerprint of process 0, from `to_json`.
-        fingerprint: fingerprint of this process.
-        process: index of this process.
-
-    Raises:
-        ConfigError: the tokens differ.
-    """
-    if differ := _listed_differences(Fingerprint.from_json(first), fingerprint, "process 0", f"process {process}"):
-        raise ConfigError(
-            explain(
-                f"data.files: process {process} reads other tokens than process 0",
-                rule="same-data: every process makes its rows of a batch from the same tokens",
-                picture=differ,
-                repair=(
-                    "name files that all machines share, or copy those of process 0 ('auto': run the same Python"
-                    " everywhere)"
-                ),
-            )
-        )
-
-
-def _listed_differences(fingerprint: Fingerprint, other: Fingerprint, name: str, other_name: str) -> str:
-    """A line for each of two fingerprints at every difference; empty if there is none."""
-    differ = differences(fingerprint, other)
-    width = max(len(name), len(other_name))
-    return first_of([f"{name:<{width}} {text}\n{other_name:<{width}} {other_text}" for text, other_text in differ])
 
 
 # ---- The schedule

@@ -1,7 +1,7 @@
 """One interface for the train steps of a run, of schedules with and without flush; and the step of those with one.
 
-A loop calls `init` once, then the step for each batch, and `flush` before it keeps or saves the state. What a step
-still has in flight between two calls is its own affair.
+A loop calls `init` once, then the step for each batch, and `flush` before it keeps or saves the state. Only the step
+itself knows what it has in flight between two calls.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class StepWithFlush:
 
     @property
     def table(self) -> RoundTable:
-        """Its round table."""
+        """The round table of the schedule."""
         return self.pipeline.table
 
     def shapes(self, params: Any, batch: Any, *, random: bool = True) -> StepShapes:
@@ -131,7 +131,7 @@ class StepWithFlush:
         return self
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> StepWithFlush:
-        """Compiles it."""
+        """Compiles the program."""
         self.function = self.function.compile(compiler_options)
         return self
 
@@ -140,5 +140,5 @@ class StepWithFlush:
         return self.function.memory_analysis()
 
     def as_text(self) -> str:
-        """Its optimized HLO."""
+        """The optimized HLO of the program."""
         return self.function.as_text()

@@ -27,7 +27,7 @@ from jaxpipe.training.task import Trained
 @partial(jax.tree_util.register_dataclass, data_fields=["weights", "norm"], meta_fields=[])
 @dataclass(frozen=True)
 class Older:
-    """What a schedule without flush needs of the step before.
+    """The part of a state that a schedule without flush needs of the step before.
 
     Attributes:
         weights: W(t-1) in the dtype of compute copies, staged and sharded as the parameters; None while a run has them
@@ -242,7 +242,7 @@ def mean_factors(num_losses: Any) -> Any:
 def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
     """The loss of a run, the sum of all means; then each if there are several, and what is measured beside them.
 
-    What is measured in every layer, "layer ...", keeps its dims.
+    Numbers measured in every layer, "layer ...", keep their dims.
 
     Args:
         means: the mean loss, or a tree of one for each kind; the path of a leaf is its name.

@@ -1,4 +1,4 @@
-"""What a run trains: a model and its batches, as a config describes them or as they are given in Python.
+"""The task of a run: a model and its batches, as a config describes them or as they are given in Python.
 
 Goes in: a checked config. Comes out: a `Task`, before any device is asked for. Left to others: devices, pipeline and
 optimizer (`setup`), and models and batches of one's own (`given`).
@@ -61,7 +61,7 @@ class TaskBatches(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What a run trains.
+    """The model and the batches of a run.
 
     Attributes:
         model: the model's functions.

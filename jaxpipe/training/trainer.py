@@ -37,6 +37,7 @@ from jaxpipe.training.given import BatchSource, Model, check_nothing_given, chec
 from jaxpipe.training.loop import Loop, OnStep
 from jaxpipe.training.metrics import keep_rows
 from jaxpipe.training.report import check_memory, report, write_timeline
+from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import TrainState, make_eval_step, state_like
 from jaxpipe.training.task import Task, task_of
@@ -108,15 +109,15 @@ def fit(
     Args:
         config: a config of `base_config`; of `base_config("given")` with `model`.
         workdir: folder for the files of the run, as of the command.
-        model: a model of one's own. It comes with batches and, in itself or as `params`, with initial parameters.
+        model: a model of one's own. Batches come with it and, in itself or as `params`, initial parameters.
         params: canonical parameters to start from; None: initial ones, or those of `checkpoint.init_from`.
         train_batches: for `model`: a function of the step, 0 or more, or an iterable that begins anew each time. A
             batch is a dict of arrays [batch size, ...], of the same shapes each time; every process and every call must
             give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
         optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and `zero1`
-            stay in force, as does `model.bias_rate`. It does to the layers what it does to one after the other, or is
-            refused; see `jaxpipe.training.by_layer`. Its labels and masks see {"shared": ..., "layers": ...}, the
+            stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked layers than of
+            one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see {"shared": ..., "layers": ...}, the
             latter of one layer. If it sums over parameters, as by clipping, they see the dims [device, chunk, layer] in
             front, too, and must decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
@@ -145,7 +146,7 @@ def fit(
         check_optimizer_fields(config)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
     with (
-        # What the user has set for JAX stays in force for functions of one's own.
+        # Settings of the user for JAX stay in force for functions of a model of one's own.
         default_rules() if model is None else jax.transfer_guard("allow"),
         ExitStack() as log_file,  # still open when the processes say why they end
         ProcessGroup(
@@ -297,9 +298,9 @@ def _check_resumable(path: Path, config: ConfigDict) -> None:
 def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: bool) -> None:
     """Checks that all processes read the same data, and the same ones as a resumed run before."""
     fingerprint = task.fingerprint
-    resume.check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
+    check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
     if is_resumed:
-        resume.check_same_data(path, fingerprint)
+        check_same_data(path, fingerprint)
 
 
 def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
@@ -314,7 +315,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     resume.write_run_schedule(path, setup.schedule)
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.schedule)))
     write_timeline(path, setup)
-    resume.write_fingerprint(path, setup.task.fingerprint)
+    write_fingerprint(path, setup.task.fingerprint)
     if not num_done:
         keep_rows(path / run_folder.METRICS, last_step=0)
     run_folder.write_config(path, resume.named_as_before(path, config))

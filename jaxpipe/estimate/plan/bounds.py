@@ -122,7 +122,7 @@ def pages_of_one_microbatch(setting: Setting) -> int:
 
 
 def pages_before_weaving(setting: Setting) -> int:
-    """The same as `pages_in_rows` of the rows without S and T, which many settings have in common.
+    """The pages of `pages_in_rows` in the rows without S and T, which many settings have in common.
 
     S and T let backwards wait, so rows with them hold no fewer pages.
     """
@@ -137,7 +137,7 @@ def pages_in_rows(setting: Setting) -> int:
     name = setting.schedule_name
     options = setting.built_options
     pipe = setting.pipe
-    # The same rows as `clock.ends`, so that they are built once.
+    # `clock.ends` takes rows of as many microbatches, so that they are built once.
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
     return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage, setting.woven)
 

@@ -17,7 +17,7 @@ from jaxpipe.estimate.plan.search import may_fit
 from jaxpipe.estimate.plan.space import describe_setting, on_nodes
 from jaxpipe.units import GIB, gib
 
-# What users call the kinds of `Bytes`.
+# The kinds of `Bytes` by the names that users know.
 _NAMES = {
     "masters and optimizer state": ("optimizer",),
     "compute copies and gradients": ("weights", "gradients"),

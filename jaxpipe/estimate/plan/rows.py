@@ -1,4 +1,4 @@
-"""What a search for the fastest ways to train returns: rows, and what was left out and why."""
+"""The result of a search for the fastest ways to train: rows, and why other ways were left out."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
 def with_fewer(space: Space) -> Iterator[Space]:
     """The spaces of fewer GPUs, or of fewer of every node, that have a legal mesh; those of most GPUs first.
 
-    They are all that a smaller topology of such nodes has, so that no plan is slower than that of a smaller one.
+    A smaller topology of such nodes has no other spaces, so that no plan is slower than that of a smaller one.
     """
     whole = space.topology
     for num_gpus in range(space.num_gpus, 0, -1):
