@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -127,13 +128,23 @@ def head_share(model: ModelConfig, seq_len: int, num_predicted: int | None) -> f
     return round(head_in_layers(model, seq_len=seq_len, num_predicted=num_predicted) / model.num_layers, 3)
 
 
-Woven = tuple[str, str, float]  # for which S and T are woven into rows: recompute and times of `costs_by`, `head_share`
+class HeadRowsSpec(NamedTuple):
+    """The costs for which S and T are woven into rows.
+
+    Attributes:
+        recompute: value of `model.recompute`.
+        times: text that has the times, as `costs_by` takes it.
+        head_share: matrix products of the head over those of all layers.
+    """
+
+    recompute: str
+    times: str
+    head_share: float
 
 
-def woven_costs(woven: Woven, num_chunks: int) -> Costs:
+def woven_costs(woven: HeadRowsSpec, num_chunks: int) -> Costs:
     """The costs for which S and T are woven into the rows of a schedule of so many chunks."""
-    recompute, written, share = woven
-    return with_head(costs_by(recompute, written), share * num_chunks)
+    return with_head(costs_by(woven.recompute, woven.times), woven.head_share * num_chunks)
 
 
 def times_written(options: str, costs: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import Woven, head_share, options_of, options_with_times, times_written, woven_costs
+from jaxpipe.config.costs import HeadRowsSpec, head_share, options_of, options_with_times, times_written, woven_costs
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest, explain
@@ -41,7 +41,7 @@ def build_schedule(config: ConfigDict) -> Schedule:
     woven = None
     if pipeline.vocab_over_pipe == "true":
         share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
-        woven = config.model.recompute, times_written(pipeline.options, pipeline.costs), share
+        woven = HeadRowsSpec(config.model.recompute, times_written(pipeline.options, pipeline.costs), share)
     schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options, woven)
     _check_sizes(config, schedule)
     return schedule
@@ -106,7 +106,7 @@ def outline(config: ConfigDict) -> Schedule:
 
 
 def named_schedule(
-    name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven | None = None
+    name: str, num_devices: int, num_microbatches: int, options: str, woven: HeadRowsSpec | None = None
 ) -> Schedule:
     """The registered schedule `name` in the given sizes, or the schedule in the file `name` in its own sizes.
 
@@ -132,7 +132,7 @@ def smallest_schedule(name: str, num_devices: int, options: str) -> Schedule:
 
 
 @cache
-def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven) -> Schedule:
+def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: HeadRowsSpec) -> Schedule:
     schedule = named_schedule(name, num_devices, num_microbatches, options)
     # A file may have S and T of its own.
     if schedule.has_head_actions:

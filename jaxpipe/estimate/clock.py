@@ -11,7 +11,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from jaxpipe.config.costs import Woven, options_of
+from jaxpipe.config.costs import HeadRowsSpec, options_of
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.schedules.analysis.simulate import Clock, clock_of
 from jaxpipe.schedules.analysis.timeline import Timeline, longest_span
@@ -117,7 +117,12 @@ FEWEST_PERIODS = 3
 
 
 def ends(
-    name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds, woven: Woven | None = None
+    name: str,
+    num_devices: int,
+    num_microbatches: int,
+    options: str,
+    seconds: Seconds,
+    woven: HeadRowsSpec | None = None,
 ) -> Makespans:
     """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(name, num_devices, num_microbatches, options)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.costs import Woven, costs_by, times_written, woven_costs
+from jaxpipe.config.costs import HeadRowsSpec, costs_by, times_written, woven_costs
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate.clock import period_of
 from jaxpipe.estimate.parameters import parameter_bytes
@@ -116,7 +116,7 @@ def _of_equal_stages(
     layers_per_stage: tuple[int, ...],
     expected: Expected,
     num_microbatches: int,
-    woven: Woven | None,
+    woven: HeadRowsSpec | None,
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
@@ -143,7 +143,7 @@ def counted(
     layers_per_stage: tuple[int, ...],
     expected: Expected,
     num_microbatches: int,
-    woven: Woven | None = None,
+    woven: HeadRowsSpec | None = None,
 ) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 

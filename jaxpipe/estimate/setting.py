@@ -18,7 +18,7 @@ from jaxpipe.cluster.axes import AXES, MASTER_AXES, MASTERS_OF_EXPERTS, STAGE_AX
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import Woven, head_share, options_with_times, times_written
+from jaxpipe.config.costs import HeadRowsSpec, head_share, options_with_times, times_written
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
 from jaxpipe.data.packing import DOCUMENTS, WINDOWS
@@ -88,13 +88,14 @@ class Setting(MeshSizes):
         return options_with_times(self.schedule_name, self.options, self.costs)
 
     @cached_property
-    def woven(self) -> Woven | None:
+    def woven(self) -> HeadRowsSpec | None:
         """Costs for which S and T are woven into the schedule's rows; None without them."""
         if not self.vocab_over_pipe:
             return None
         # Text in place of `Costs`: a cache key of `counted`.
         written = times_written(self.options, self.costs)
-        return self.model.recompute, written, head_share(self.model, self.seq_len, self.num_predicted)
+        share = head_share(self.model, self.seq_len, self.num_predicted)
+        return HeadRowsSpec(self.model.recompute, written, share)
 
     @property
     def vocab_parts(self) -> int:

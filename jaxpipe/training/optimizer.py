@@ -36,7 +36,7 @@ def with_load_bias(optimizer: optax.GradientTransformation, config: ConfigDict) 
     rate = config.model.get("bias_rate", 0.0)
     if not rate:
         return optimizer
-    of_each = {True: against_load(rate), False: optimizer}
+    of_each = {True: lower_bias_of_busy_experts(rate), False: optimizer}
     return optax.multi_transform(of_each, is_load_bias)  # pyright: ignore[reportArgumentType]  # labels are hashable
 
 
@@ -114,7 +114,7 @@ def labels_of_muon(params: Any) -> Any:
 # ---- The bias of experts
 
 # Below this a load counts as the mean: without it rounding would decide the sign, and the bias, by mesh.
-_AS_THE_MEAN = 1e-5  # the rounding of sums of loads, which differs from mesh to mesh
+_BALANCED_LOAD_TOLERANCE = 1e-5  # the rounding of sums of loads, which differs from mesh to mesh
 
 
 def is_load_bias(params: Any) -> Any:
@@ -122,7 +122,7 @@ def is_load_bias(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) == LOAD_BIAS, params)
 
 
-def against_load(rate: float) -> optax.GradientTransformation:
+def lower_bias_of_busy_experts(rate: float) -> optax.GradientTransformation:
     """Adds `rate` to the biases of experts with less load than the mean, and takes it from those with more.
 
     Source: DeepSeek-V3 technical report, 2024 (arXiv 2412.19437), section 2.1.2.
@@ -130,7 +130,7 @@ def against_load(rate: float) -> optax.GradientTransformation:
 
     def update(load: jax.Array) -> jax.Array:
         # Loads are given as gradients, load minus mean; only their sign counts, as in the source.
-        return jnp.where(jnp.abs(load) > _AS_THE_MEAN, -rate * jnp.sign(load), 0.0)
+        return jnp.where(jnp.abs(load) > _BALANCED_LOAD_TOLERANCE, -rate * jnp.sign(load), 0.0)
 
     return optax.stateless(lambda loads, _: jax.tree.map(update, loads))
 

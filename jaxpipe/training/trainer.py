@@ -117,9 +117,9 @@ def fit(
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
         optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and `zero1`
             stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked layers than of
-            one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see {"shared": ..., "layers": ...}, the
-            latter of one layer. If it sums over parameters, as by clipping, they see the dims [device, chunk, layer] in
-            front, too, and must decide by name.
+            one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
+            {"shared": ..., "layers": ...}, the latter of one layer. If it sums over parameters, as by clipping, they
+            see the dims [device, chunk, layer] in front, too, and must decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
             processes, stops the run, as a signal does. Arrays of `state` that it keeps stay as they are: the run then
             goes on with copies. `Run.pipeline.from_stages` brings kept parameters into the model's order.

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxpipe.config.costs import Woven
+from jaxpipe.config.costs import HeadRowsSpec
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
@@ -144,7 +144,12 @@ def pages_in_rows(setting: Setting) -> int:
 
 @cache
 def _pages_in_rows(
-    name: str, options: str, pipe: int, num_microbatches: int, layers_per_stage: tuple[int, ...], woven: Woven | None
+    name: str,
+    options: str,
+    pipe: int,
+    num_microbatches: int,
+    layers_per_stage: tuple[int, ...],
+    woven: HeadRowsSpec | None,
 ) -> int:
     schedule = named_schedule(name, pipe, num_microbatches, options, woven)
     if schedule.has_transfers:

@@ -186,7 +186,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _BoundedSetting:
     """A setting of a candidate, with its estimated step once that is known."""
 
     candidate: int
@@ -207,7 +207,7 @@ class _Frontier:
         self._source = source
         self._numbers = count()
         self._candidates = count()
-        self._heap: list[tuple[float, int, _Group | _Found]] = []
+        self._heap: list[tuple[float, int, _Group | _BoundedSetting]] = []
         mismatches: list[ConfigError] = []
         for group in space.groups:
             try:
@@ -220,28 +220,28 @@ class _Frontier:
         if mismatches and not self._heap:
             raise min(mismatches, key=lambda error: len(str(error)))  # of the group that is most like what was measured
 
-    def push(self, item: _Group | _Found) -> None:
+    def push(self, item: _Group | _BoundedSetting) -> None:
         """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
 
-    def pop(self, below_s: float) -> _Found | None:
+    def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
         while self._heap and self._heap[0][0] < below_s:
             _, _, item = heapq.heappop(self._heap)
-            if isinstance(item, _Found):
+            if isinstance(item, _BoundedSetting):
                 return item
             for setting in self._settings(item.setting, item.times):
                 self.push(setting)
         return None
 
-    def _settings(self, group: Setting, times: Times) -> Iterator[_Found]:
+    def _settings(self, group: Setting, times: Times) -> Iterator[_BoundedSetting]:
         for variant in legal_variants(group):
             candidate = next(self._candidates)
             for setting in settings_of(group, variant, times):
                 # Where the head is split, the update of embedding and head is too.
                 own = self._source.times(setting) if setting.vocab_over_pipe else times
                 bound_s = least_s(setting, own, step_collectives(setting, self._source))
-                yield _Found(candidate, setting, _rounded_down(bound_s))
+                yield _BoundedSetting(candidate, setting, _rounded_down(bound_s))
 
 
 def _rounded_down(seconds: float) -> float:
