@@ -45,7 +45,7 @@ def check_vocabulary(config: ConfigDict) -> None:
                 rule="vocabulary: the model has a row for every token",
                 picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
                 repair=grow_or("name another data.tokenizer", num_tokens=needed)
-                # A started-from model has its tables already: more rows than it has cannot just be set.
+                # A run from given parameters has its tables already, whose number of rows cannot just be set.
                 if config.get("checkpoint", {}).get("init_from")
                 else f"set model.vocab_size={needed}",
             )

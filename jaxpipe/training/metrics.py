@@ -86,7 +86,7 @@ class MetricsWriter:
         if has_row:
             row = {"step": step, **{name: finite.get(name) for name in numbers}}
             for name, array in by_layer.items():
-                # Four digits are enough for loads; rows stay short with many layers.
+                # Four decimals are enough for loads, and rows stay short with many layers.
                 layers = array.reshape(len(array), -1).astype(float).round(4)
                 for which, of_layers in (("most", layers.max(axis=1)), ("least", layers.min(axis=1))):
                     row[f"{name}_{which}"] = [value if math.isfinite(value) else None for value in of_layers.tolist()]

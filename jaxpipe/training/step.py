@@ -196,7 +196,7 @@ def make_train_step(
             "bad_parameter": first_bad(square_sums),
         }
         state = TrainState(params, moments, state.step + 1, state.num_skipped + skipped, num_skipped_in_row)
-        # The state must come out as it went in, or donation fails and the next call compiles anew.
+        # The state must be sharded as it came in, or donation fails and the compiled step refuses it.
         return lax.with_sharding_constraint(state, shardings_of(state, pipeline)), metrics
 
     return jax.jit(train_step, donate_argnums=0)
