@@ -7,7 +7,7 @@ takes the i-th GPU where there are GPUs. With --processes_per_device=N it takes 
 try several processes on one GPU. The launcher then sets what NCCL and JAX need for that, and prints it; an environment
 variable that is set already stays as it is.
 
-The launcher prints their output with the number of the process before every line: `[2] ...`. It hands SIGTERM, SIGINT
+The launcher prints their output with the number of the process before every line: `[2] ...`, and hands SIGTERM, SIGINT
 and SIGHUP (a terminal that closes; as SIGTERM) on to all processes, once; a SIGINT after that kills them. When one
 process fails, the others get SIGTERM and, --grace_s later, SIGKILL. The exit code is that of the first process that
 failed (128 + n where signal n ended it), 75 where all have stopped on request, else 0. No process outlives the
@@ -37,8 +37,10 @@ EXAMPLE = "python -m jaxpipe.launch --num_processes=4 -- --config=configs/quicks
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    # The first --: what the processes get may have one of its own.
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    own, for_processes = arguments[:split], arguments[split + 1 :]
+    own = arguments[:split]
+    for_processes = arguments[split + 1 :]
 
     def command() -> int:
         values = FlagValues()
@@ -70,7 +72,8 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     commands = commands_of(("-m", values.module), arguments, count)
     per_device = values.processes_per_device
     devices = _shared_devices(count, per_device) if per_device > 1 else _devices(count)
-    environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | each for each in devices]
+    # Unbuffered, so that lines of several processes come in the order of time.
+    environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
 
@@ -86,14 +89,15 @@ def _shared_devices(count: int, per_device: int) -> list[dict[str, str]]:
     nccl = shared_device.installed_nccl()
     wanted = [shared_device.variables(process, processes_per_device=per_device, nccl=nccl) for process in range(count)]
     given = shared_device.given(os.environ)
-    found = f"NCCL {shared_device.in_words(nccl)}" if nccl else "no NCCL found: sockets, which every version takes"
-    lines = [f"{per_device} processes on each device; {found}"]
+    transport = f"NCCL {shared_device.in_words(nccl)}" if nccl else "no NCCL found: sockets, which every version takes"
+    lines = [f"{per_device} processes on each device; {transport}"]
     for name in wanted[0]:
-        values = [each[name] for each in wanted]
+        values = [variables[name] for variables in wanted]
+        # A variable that is equal for all is shown once.
         new = f"{name}={' '.join(values if len(set(values)) > 1 else values[:1])}"
         lines.append(f"{name} stays {given[name]}" if name in given else new)
     print("\n".join(f"jaxpipe.launch: {line}" for line in lines), file=sys.stderr, flush=True)
-    return [{name: value for name, value in each.items() if name not in given} for each in wanted]
+    return [{name: value for name, value in variables.items() if name not in given} for variables in wanted]
 
 
 def check(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -107,7 +111,8 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
                 repair="give the module's name with dots, without .py",
             )
         )
-    count, per_device = values.num_processes, values.processes_per_device
+    count = values.num_processes
+    per_device = values.processes_per_device
     if count % per_device:
         raise ConfigError(
             explain(
@@ -118,6 +123,7 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
             )
         )
     for argument in arguments:
+        # Both --flag=VALUE and -flag; a value without dashes may look like a name.
         if argument.lstrip("-").partition("=")[0] in JOIN_FLAGS and argument.startswith("-"):
             raise ConfigError(
                 explain(
@@ -132,6 +138,7 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
 def _exists(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
+        # `python -m` runs a package's __main__.
         is_package = spec is not None and spec.submodule_search_locations is not None
         return (importlib.util.find_spec(f"{module}.__main__") if is_package else spec) is not None
     except (ImportError, ValueError):  # an error of the package that contains it
@@ -155,9 +162,11 @@ def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
 def _terminal() -> dict[str, str]:
     """That there is a terminal, and its size, as environment variables: a progress bar cannot ask a pipe for them."""
     try:
+        # The bar is written to stderr, which may be a terminal while stdout is a file.
         size = os.get_terminal_size(sys.stderr.fileno())
     except OSError:
         return {}
+    # Lines get the number of their process in front.
     return {TERMINAL: "1", "COLUMNS": str(size.columns - len("[00] ")), "LINES": str(size.lines)}
 
 

@@ -4,8 +4,8 @@
         [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE[:ROW]] [--config.X=Y ...]
 
 The search covers schedule, chunks, all axes of the mesh, microbatch size, recompute, mesh order, the head on
-the last stage or over all devices, and fewer GPUs where they are faster. What does not fit a GPU with a margin is
-dropped. Model, sequence length and batch size are the config's. Its own pipeline and mesh are not read, except a
+the last stage or over all devices, and fewer GPUs where they are faster. Ways that do not fit a GPU with a margin are
+dropped. Model, sequence length and batch size are the config's. The config's pipeline and mesh are not read, except a
 method's .py file in pipeline.schedule, which is tried as well.
 """
 
@@ -25,8 +25,9 @@ from jaxpipe.command_line import check_unused, define_number
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
+from jaxpipe.estimate.plan.config_file import check_row, check_writable, file_and_row, write_config
 from jaxpipe.estimate.plan.nothing_fits import nothing_fits
-from jaxpipe.estimate.plan.report import check_row, check_writable, file_and_row, to_json, to_text, write_config
+from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, search_with_fewer
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.roofline import Roofline
@@ -88,7 +89,10 @@ def execute(values: FlagValues) -> None:
     """Searches, prints the plan, and writes the config of a row if that is asked for."""
     if not values.write_config:
         check_unused(values, ["overwrite"], "it needs --write_config")
-    config, topology = values.config, parse_topology(values.topology)
+    config = values.config
+    # Before methods are registered: a typo here is the likeliest error.
+    topology = parse_topology(values.topology)
+    # Registered before the search, which goes over all registered methods.
     for path in (*values.method, *filter(is_python_file, [config.pipeline.schedule])):
         register_file(path)
     if values.allow_delayed:
@@ -96,14 +100,18 @@ def execute(values: FlagValues) -> None:
             register(method)
     path, row = file_and_row(values.write_config or "")
     if path:
+        # Before the search, which takes a while.
         check_writable(path, overwrite=values.overwrite)
+        # `values.top` bounds the rows; how many there are is known only after the search.
         check_row(values.write_config, row, values.top, of=f"--top={values.top}")
     roofline = Roofline.of(topology.hardware)
     source = roofline
     if values.costs:
         source = read_costs(*values.costs, otherwise=roofline)
-        for kind in dict.fromkeys(str(each.identity.get("device_kind")) for each in source.measurements):
+        # One warning for each kind of GPU, in the order of the files.
+        for kind in dict.fromkeys(str(measurement.identity.get("device_kind")) for measurement in source.measurements):
             cores = with_such_cores(kind)
+            # Peaks are compared: GPUs that differ in memory alone take the same times.
             if cores is None or cores.bf16_flops_per_s != topology.hardware.bf16_flops_per_s:
                 print(f"costs        measured on {kind}, planned for {topology.hardware.description}", file=sys.stderr)
     plan = search_with_fewer(space_of(config, topology), source, top=values.top, margin=values.memory_margin)
@@ -114,10 +122,13 @@ def execute(values: FlagValues) -> None:
     else:
         print(to_text(plan, parts, compared))
     if not plan.rows:
+        # After the printed plan, which says what was searched and what is too large.
         raise nothing_fits(plan)
     if path:
+        # Again: fewer rows may fit than were asked for.
         check_row(values.write_config, row, len(plan.rows), of="the plan")
         write_config(path, config, plan.rows[row - 1], command=_command())
+        # To stderr: stdout may be JSON for another program.
         print(f"written      {path}", file=sys.stderr)
 
 

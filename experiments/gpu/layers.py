@@ -26,7 +26,7 @@ from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
 from jaxpipe.estimate import Roofline, setting_of
 from jaxpipe.estimate.residuals import layer_residuals
-from jaxpipe.estimate.work import traffic
+from jaxpipe.estimate.traffic import traffic
 from jaxpipe.mesh import TensorAxis, with_losses
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.family import ModelConfig

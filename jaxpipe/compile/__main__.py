@@ -48,25 +48,29 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Compiles the step and prints its report."""
-    config, topology = config_of(values), parse_topology(values.topology)
+    config = config_of(values)
+    topology = parse_topology(values.topology)
+    # All checks come before JAX starts its backends, which takes a while and fixes XLA's flags.
     check(config, name=config_flags.get_config_filename(values["config"]))
     check_compilable(config, topology)
+    # After the config's own checks, whose errors help on any machine.
     check_plugin()
     mesh = config.mesh
     devices = absent_gpus(topology, deterministic=mesh.deterministic)
     step = compile_step(config, devices, gpus_per_node=topology.gpus_per_node)
-    found = report(step, hardware_bytes=topology.hardware.memory_bytes)
+    compiled = report(step, hardware_bytes=topology.hardware.memory_bytes)
     if values.format == "json":
-        print(json.dumps(found.to_json()))
+        print(json.dumps(compiled.to_json()))
         return
-    schedule, num_microbatches = config.pipeline.schedule, config.pipeline.num_microbatches
+    schedule = config.pipeline.schedule
+    num_microbatches = config.pipeline.num_microbatches
     print(
         f"step         {schedule}, {describe_mesh(mesh)}, {num_microbatches}"
         f" microbatches of {microbatch_size(config)} sequences\n"
         f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
         f" {jax.__version__}\n"
         f"costs        {step.costs.costs}: {step.costs.source}\n"
-        f"{to_text(found)}"
+        f"{to_text(compiled)}"
     )
 
 

@@ -35,10 +35,13 @@ def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any
         topology: hardware and number of the GPUs.
         deterministic: the value of `mesh.deterministic`, which decides flags of the compiler.
     """
+    # The flags of a run, so that the compiled program is that of the run; tuning alone is left out.
     add_flags(_UNTUNED | GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
+    # JAX itself runs on CPUs here; asked for GPUs it would fail without any.
     jax.config.update("jax_platforms", "cpu")
     described = topologies.get_topology_desc(
         platform="cuda",
+        # Slices, processes of a slice, GPUs of a process.
         topology=f"1x{topology.num_nodes}x{topology.gpus_per_node}",
         target_config=target_config(topology.hardware),
     )
@@ -58,6 +61,7 @@ OLDEST_CAPABILITY = (7, 5)
 
 def check_plugin() -> None:
     """Raises ConfigError if the packages that compile for CUDA are missing."""
+    # Any of the places where XLA looks for ptxas.
     has_compiler = any(map(_is_installed, COMPILERS)) or shutil.which("ptxas") or os.path.isdir(CUDA)
     missing = [
         what
@@ -91,7 +95,8 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
                 repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
             )
         )
-    mesh, axes = config.mesh, mesh_axes(config)
+    mesh = config.mesh
+    axes = mesh_axes(config)
     num_needed = math.prod(axes.values())
     if num_needed != topology.num_gpus:
         raise ConfigError(
@@ -125,6 +130,7 @@ def _repair(axes: Mapping[str, int], topology: Topology) -> str:
     """A legal value for `REST_AXIS`, or else another number of nodes."""
     num_devices = math.prod(axes.values())
     num_others = num_devices // axes[REST_AXIS]
+    # Copies of the pipeline are the easiest to change: no layer and no schedule depends on them.
     if topology.num_gpus % num_others == 0:
         return f"set mesh.{REST_AXIS}={topology.num_gpus // num_others}"
     num_nodes, remainder = divmod(num_devices, topology.gpus_per_node)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# Name, shape (a tuple in brackets, or a word), opcode, operands.
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -18,12 +19,13 @@ PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
 EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
 EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` to the collectives of an axis
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
+# On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`.
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
 _COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
 _NESTED = ("while", "conditional", "call")
 
-# These name a buffer or pass it on; what a while or a call writes is counted inside it.
+# Operations that name a buffer or pass it on; what a while or a call writes is counted inside it.
 _PASSES = {
     *("parameter", "get-tuple-element", "tuple", "bitcast", "opt-barrier"),
     *("while", "call", "conditional", "dynamic-update-slice"),
@@ -57,18 +59,21 @@ class Computation:
 
 def computations(text: str) -> tuple[dict[str, Computation], str]:
     """All computations of an HLO module by name, and the name of its entry."""
-    found: dict[str, Computation] = {}
-    entry, current = "", Computation()
+    by_name: dict[str, Computation] = {}
+    # The text has its entry last, mostly.
+    entry = ""
+    current = Computation()
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
-            current = found[header[2]] = Computation()
+            current = by_name[header[2]] = Computation()
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.match(line):
+            # Layouts are left out: the same buffer has several.
             instruction = Instruction(match[2], re.sub(r"\{[^}]*\}", "", match[3]), match[4], match[5])
             current.instructions.append(instruction)
             if match[1]:
                 current.root = instruction
-    return found, entry
+    return by_name, entry
 
 
 def collectives_in(text: str) -> set[str]:
@@ -94,19 +99,19 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     Raises:
         ValueError: the program has no loop.
     """
-    found, entry = computations(text)
+    by_name, entry = computations(text)
     shapes = set(shapes)
-    outside = [i for name in _reachable(found, [entry]) for i in found[name].instructions]
-    loops = _reachable(found, [c for i in outside if i.opcode == "while" for c in i.called])
+    outside = [i for name in _reachable(by_name, [entry]) for i in by_name[name].instructions]
+    loops = _reachable(by_name, [c for i in outside if i.opcode == "while" for c in i.called])
     if not loops:
         raise ValueError("the program has no loop, so there is nothing to count in")
     return [
         instruction
         for name in sorted(loops)
-        for instruction in found[name].instructions
+        for instruction in by_name[name].instructions
         if shapes.intersection(re.findall(r"\w+\[[\d,]*\]", instruction.shape))
         and instruction.opcode not in _PASSES
-        and not _updates_in_place(found, instruction)
+        and not _updates_in_place(by_name, instruction)
     ]
 
 
@@ -115,11 +120,11 @@ def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, s
     pairs: dict[str, set[tuple[int, int]]] = {}
     for computation in computations(text)[0].values():
         for instruction in computation.instructions:
-            found = scope.search(instruction.rest)
-            if instruction.opcode in ("collective-permute", "collective-permute-start") and found:
+            named = scope.search(instruction.rest)
+            if instruction.opcode in ("collective-permute", "collective-permute-start") and named:
                 listed = re.search(r"source_target_pairs=\{(?:\{\d+,\d+\},?)*\}", instruction.rest)
                 numbers = re.findall(r"\{(\d+),(\d+)\}", listed[0] if listed else "")
-                pairs.setdefault(found[1], set()).update((int(s), int(t)) for s, t in numbers)
+                pairs.setdefault(named[1], set()).update((int(s), int(t)) for s, t in numbers)
     return pairs
 
 
@@ -136,19 +141,21 @@ def overlapped_permutes(
         scope: pattern of the scopes to count; None counts all. Permutes that XLA has combined count as one.
         opcode: of other collectives, as "all-reduce".
     """
-    found, _ = computations(text)
+    by_name, _ = computations(text)
     num_permutes = num_hidden = 0
-    for computation in found.values():
+    for computation in by_name.values():
+        # Name of a start -> matmuls before it, in the order in which the GPU executes them.
         started: dict[str, int] = {}
         num_actions = 0
         for instruction in computation.instructions:
             is_asked_for = scope is None or scope.search(instruction.rest) is not None
-            num_actions += _multiplies_matrices(found, instruction)
+            num_actions += _multiplies_matrices(by_name, instruction)
             if instruction.opcode in (opcode, f"{opcode}-start"):
                 num_permutes += is_asked_for
                 if is_asked_for and not _is_synchronous(instruction):
                     started[instruction.name] = num_actions
             elif instruction.opcode == f"{opcode}-done" and not _is_synchronous(instruction):
+                # The first operand of a done is its start.
                 start = re.search(r"%([\w.\-]+)", instruction.rest)
                 num_hidden += start is not None and num_actions > started.get(start[1], num_actions)
     return num_permutes, num_hidden
@@ -174,8 +181,10 @@ def unordered_collectives(text: str) -> list[tuple[str, str]]:
             if _has_collective(of_name, instruction):
                 is_nested = instruction.opcode in _NESTED
                 free = [name for name in nested if name not in waits_for and (is_nested or nested[name])]
+                # Two plain collectives are ordered by XLA itself, so that one of a pair must be nested.
                 pairs += [(name, instruction.name) for name in free]
                 nested[instruction.name] = is_nested
+            # Waiting passes on: who waits for this one waits for all that it waits for.
             before[instruction.name] = waits_for
     return pairs
 
@@ -185,14 +194,15 @@ def num_instructions(text: str) -> int:
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
 
 
-def _reachable(found: dict[str, Computation], names: list[str]) -> set[str]:
+def _reachable(by_name: dict[str, Computation], names: list[str]) -> set[str]:
     """Computations that run when `names` run, without the insides of fusions, which write no buffers."""
+    # Computations may be called from several places.
     seen: set[str] = set()
     while names:
         name = names.pop()
-        if name in found and name not in seen:
+        if name in by_name and name not in seen:
             seen.add(name)
-            names += [c for i in found[name].instructions if i.opcode != "fusion" for c in i.called]
+            names += [c for i in by_name[name].instructions if i.opcode != "fusion" for c in i.called]
     return seen
 
 
@@ -200,12 +210,12 @@ def _is_synchronous(permute: Instruction) -> bool:
     return '"is_sync":true' in permute.rest
 
 
-def _multiplies_matrices(found: dict[str, Computation], instruction: Instruction) -> bool:
+def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a matmul, or a loop with one."""
-    inside = _reachable(found, instruction.called) if instruction.opcode == "while" else ()
+    inside = _reachable(by_name, instruction.called) if instruction.opcode == "while" else ()
     return any(
-        each.opcode == "dot" or _MATRIX_PRODUCT.search(each.rest)
-        for each in (instruction, *(each for name in inside for each in found[name].instructions))
+        candidate.opcode == "dot" or _MATRIX_PRODUCT.search(candidate.rest)
+        for candidate in (instruction, *(candidate for name in inside for candidate in by_name[name].instructions))
     )
 
 
@@ -218,11 +228,11 @@ def _has_collective(of_name: dict[str, Computation], instruction: Instruction) -
     )
 
 
-def _updates_in_place(found: dict[str, Computation], instruction: Instruction) -> bool:
+def _updates_in_place(computed: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether a fusion ends in updates of slices, one for each of its results."""
     if instruction.opcode != "fusion":
         return False
-    fused = found[instruction.called[0]]
+    fused = computed[instruction.called[0]]
     by_name = {i.name: i for i in fused.instructions}
     ends = [fused.root]
     if fused.root and fused.root.opcode == "tuple":
@@ -231,6 +241,7 @@ def _updates_in_place(found: dict[str, Computation], instruction: Instruction) -
 
 
 def _is_update(by_name: dict[str, Instruction], end: Instruction | None) -> bool:
+    # A bitcast changes the shape of the updated buffer, not the buffer.
     while end is not None and end.opcode == "bitcast":
         operand = re.search(r"%([\w.\-]+)", end.rest)
         end = by_name.get(operand[1]) if operand else None

@@ -72,9 +72,12 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         has_dropout: whether the step uses dropout.
     """
+    # Without shardings: `step.shapes` asks for shapes of the whole batch.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    of_step, workspace = step.shapes(state.params, shapes), update_bytes(step, state)
+    of_step = step.shapes(state.params, shapes)
+    workspace = update_bytes(step, state)
     workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
+    # Sums of shared parameters travel while a layer's backward computes.
     workspace["layer_backward"] += meeting_bytes(of_step)
     return Prediction(
         state=bytes_per_device(state),
@@ -93,8 +96,10 @@ def update_bytes(step: Step, state: PyTree) -> dict[str, int]:
         return {}
     is_staged = has_tree_of(state.params)
     nodes = [node for node in jax.tree.leaves(state.optimizer, is_leaf=is_staged) if is_staged(node)]
+    # Arrays of layers have a row for each layer of the longest stage; an UPDATE works on one row.
     num_rows = step.schedule.placement.num_chunks * max(step.pipeline.layers_per_stage)
-    masters, parts = state.params["layers"], step.pipeline.parts(state.params)["layers"]
+    masters = state.params["layers"]
+    parts = step.pipeline.parts(state.params)["layers"]
     summed = [leaf for leaf, part in zip(*map(jax.tree.leaves, (masters, parts)), strict=True) if part.is_summed]
     return {"update": sum(map(bytes_per_device, (summed, masters, *(node["layers"] for node in nodes)))) // num_rows}
 
@@ -105,8 +110,8 @@ _NUM_LAYERS = 2  # the part computes with one of them, so that it takes a slice 
 def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dropout: bool) -> dict[str, int]:
     """Bytes of temporaries per device of each part of an action; a step needs the largest.
 
-    The parts are compiled alone, for the devices of the pipeline's mesh. What a device holds between actions is not
-    counted here.
+    The parts are compiled alone, for the devices of the pipeline's mesh. Arrays that a device holds between actions are
+    not counted here.
 
     Args:
         pipeline: pipeline whose functions are compiled, for its mesh.
@@ -120,14 +125,21 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         split.
     """
     shapes = pipeline.shapes(params, batch, random=has_dropout)
-    functions, x, microbatch = pipeline.functions, shapes.message, shapes.microbatch
-    shared, layers = shapes.copies["shared"], _stacked(shapes.copies["layer"])
+    functions = pipeline.functions
+    # A message has the stream's shape, which is also the input of a layer.
+    x = shapes.message
+    microbatch = shapes.microbatch
+    shared = shapes.copies["shared"]
+    layers = _stacked(shapes.copies["layer"])
     saved = shapes.storage.saved
     pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
-    index, losses = _like((), np.int32), shapes.losses
+    index = _like((), np.int32)
+    losses = shapes.losses
+    # A layer with losses of its own returns them, and its backward gets their gradients.
     result = (x, losses.layers) if losses.layers else x
-    vjp, split = shapes.vjp, shapes.split
+    vjp = shapes.vjp
+    split = shapes.split
     assert vjp
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
@@ -146,7 +158,8 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
         assert split
-        params, residuals = _at(layers, i), _at(pages, i)
+        params = _at(layers, i)
+        residuals = _at(pages, i)
         dx, grads, deferred = split.input_gradient(params, residuals, dy, *given)
         return _added(sums, grads, i), dx, deferred
 
@@ -178,7 +191,9 @@ def _added(sums: PyTree, grads: Sequence[jax.Array | None], i: jax.Array) -> PyT
     leaves, structure = jax.tree.flatten(sums)
     pairs = zip(leaves, grads, strict=True)
     return jax.tree.unflatten(
-        structure, [total if d is None else total.at[i].add(d.astype(total.dtype)) for total, d in pairs]
+        # None: a parameter without a gradient in this part. Sums are float32, gradients in the compute dtype.
+        structure,
+        [total if d is None else total.at[i].add(d.astype(total.dtype)) for total, d in pairs],
     )
 
 
@@ -189,7 +204,9 @@ def _temp_bytes(pipeline: Pipeline, function: Callable, sums_of: PyTree | None, 
     """
     sums = jax.tree.map(lambda leaf: _like(leaf.shape, np.float32), sums_of)
     arguments = arguments if sums_of is None else (sums, *arguments)
+    # Replicated specs: the shapes are those of one device already.
     mapped = on_devices(function, mesh=pipeline.mesh, in_specs=P(), out_specs=P())
+    # Donated, as in a step: without it XLA would count a copy of all sums.
     donated = () if sums_of is None else (0,)
     memory: Any = jax.jit(mapped, donate_argnums=donated).lower(*arguments).compile().memory_analysis()
     return memory.temp_size_in_bytes

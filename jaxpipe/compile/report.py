@@ -84,6 +84,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
         numbers = asdict(self)
+        # The prediction stands below by its parts.
         del numbers["prediction"]
         return {
             **numbers,
@@ -103,19 +104,23 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         hardware_bytes: memory of one device.
     """
     compiled = step.compiled
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
+    text = compiled.as_text()
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
     exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
+    # Rows travel by several kinds of collectives, counted one by one.
     of_experts = [overlapped_permutes(text, scope=EXPERTS, opcode=opcode) for opcode in OF_EXPERTS]
     expert_collectives, overlapped_expert = map(sum, zip(*of_experts, strict=True))
     shapes = compiled.shapes(step.state.params, step.batch)
     asked, sent = link_bytes(shapes)
+    # The link with most bytes decides how fast the schedule's messages can be.
     source, target = np.unravel_index(int(sent.argmax()), sent.shape)
     return Report(
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
+        # Outputs in place of arguments, which XLA counts on both sides.
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
         num_slots=compiled.table.num_slots,

@@ -63,10 +63,13 @@ def compile_step(
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
     costs = decide_costs(config, topology_of(devices, gpus_per_node=gpus_per_node))
+    # `settle` writes decided costs into the config, and the caller's stays as it was.
     config = copy.deepcopy(config)
     costs.settle(config)
     model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
     optimizer, step = optimizer_and_step(config, model, pipeline)
+    # Counting terms of a split batch needs a sum over devices, and a mocked step may have no collectives but local
+    # ones.
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
     state = state_like(model, pipeline, optimizer, step.init)
     batch = _batch_like(config, batch_sharding)
@@ -74,6 +77,7 @@ def compile_step(
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - start
     has_dropout = dropout_seed(config, model) is not None
+    # Between two calls, as a run holds it: without flush some arrays are in flight.
     return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
 
 

@@ -37,8 +37,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
     # .json, as jaxpipe.optimize writes it.
     config.pipeline.schedule = "1f1b"
     config.pipeline.options = ""  # of the schedule, as "num_chunks=3,eager_sync=false" of bitpipe
-    # Expected times of a stage's actions, for orders, rounds and predictions: "input_gradient=1.2,weight_gradient=0.8",
-    # forward and backward likewise, only ratios matter; or a file of jaxpipe.measure. "auto": those of a known GPU,
+    # Expected times of a stage's actions, for orders, rounds and predictions: "forward=1.0,backward=1.8", only ratios
+    # matter, keys are fields of jaxpipe.schedules.Costs; or a file of jaxpipe.measure. "auto": those of a known GPU,
     # else by model.recompute, except for times in options.
     config.pipeline.costs = "auto"
     # Of one step; times the devices of mesh that split microbatches it divides data.batch_size.
@@ -120,7 +120,7 @@ def _data_section(family: str) -> ConfigDict:
     data.heldout_fraction = 0.05  # fraction of the text that is held out, about; in (0, 0.5]
     data.seed = 0  # of the order of the sequences, and of masks
     if not family_named(family).masked:
-        # What a row of tokens is: "windows" of the running text, in which attention crosses the ends of documents;
+        # The contents of a row: "windows" of the running text, in which attention crosses the ends of documents;
         # whole "documents" back to back, each of which sees itself alone; "none", one document, padded.
         data.packing = "windows"
     if family_named(family).masked:
@@ -165,7 +165,8 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
 
 def _with_names_of_others(text: str) -> str:
     """`text` of ml_collections with what other trainers' name in it is here, and its guess only if that is close."""
-    named, guess = re.search(r'^Key "(\w+)" does not exist', text), re.search(r'\s*Did you mean "(\w+)"[^\n?]*\?', text)
+    named = re.search(r'^Key "(\w+)" does not exist', text)
+    guess = re.search(r'\s*Did you mean "(\w+)"[^\n?]*\?', text)
     if not named:
         return text
     if other := elsewhere(named[1]):

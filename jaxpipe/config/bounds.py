@@ -43,7 +43,7 @@ AT_MOST: dict[str, float] = {
     "train.lost_after_s": 1e9,
 }
 
-# What several fields allocate together: their product is at most so much.
+# The most that the product of several fields may be, since they allocate memory together.
 TOGETHER: dict[tuple[str, ...], int] = {
     ("data.batch_size", "data.seq_len"): INT32,  # tokens of a step
     tuple(f"mesh.{axis}" for axis in AXES): MOST_DEVICES,
@@ -58,7 +58,8 @@ def most_of(path: str, value: float) -> float | None:
 
 def check_together(paths: Sequence[str], values: Sequence[int]) -> None:
     """Raises ConfigError if the product of fields, a key of `TOGETHER`, is more than can be meant."""
-    product, most = 1, TOGETHER[tuple(paths)]
+    product = 1
+    most = TOGETHER[tuple(paths)]
     for value in values:
         product *= value
     if product > most:

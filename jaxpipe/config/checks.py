@@ -13,19 +13,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
-from jaxpipe.cluster.axes import BATCH_AXES, KERNEL_AXES, REST_AXIS, ROWS, STAGE_AXIS, MeshAxis, written
+from jaxpipe.cluster.axes import ROWS
 from jaxpipe.config.base import AUTO, base_config
 from jaxpipe.config.bounds import TOGETHER, check_together, most_of
 from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
+from jaxpipe.config.divisibility import check_batch, check_divides
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
     check_fields,
     check_words_and_numbers,
-    mesh_sizes,
     model_config,
-    vocab_pipe,
 )
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
@@ -33,7 +32,8 @@ from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
 from jaxpipe.files import local_path
 
 DTYPES = ("float32", "bfloat16")
-OPTIMIZERS, RATES = ("adamw", "muon", "lion", "sgd"), ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer
+OPTIMIZERS = ("adamw", "muon", "lion", "sgd")
+RATES = ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer
 AT_LEAST_ZERO = (
     "model.embedding_dropout",
     "model.attention_dropout",
@@ -56,9 +56,10 @@ AT_LEAST_ZERO = (
     "checkpoint.keep_best",
 )
 
+# A factor below 1 would squeeze positions, not stretch them.
 AT_LEAST_ONE = ("model.rope_scaling_factor",)
 
-SMALLEST, LARGEST = (float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
+SMALLEST, LARGEST = (float(bound) for bound in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
 # Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
 LESS_THAN_ONE = (
     "model.embedding_dropout",
@@ -93,16 +94,17 @@ def check_given(config: ConfigDict) -> None:
 
 
 def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]], *, name: str) -> None:
+    # In rounds, since later checks read what earlier ones have made sure: ranges before relations.
     for checks in rounds:
-        found = []
-        for one in checks(config):
+        errors = []
+        for check_rule in checks(config):
             try:
-                one()
-            except JaxpipeError as error:
-                found.append(f"  {error}")
-        if found:
-            rules = "1 rule" if len(found) == 1 else f"{len(found)} rules"
-            raise ConfigError("\n".join([f"{rules} broken in {name}", *found]))
+                check_rule()
+            except JaxpipeError as error:  # collected, so that a user sees all mistakes of a round at once
+                errors.append(f"  {error}")
+        if errors:
+            rules = "1 rule" if len(errors) == 1 else f"{len(errors)} rules"
+            raise ConfigError("\n".join([f"{rules} broken in {name}", *errors]))
 
 
 def _family(config: ConfigDict) -> Checks:
@@ -112,11 +114,13 @@ def _family(config: ConfigDict) -> Checks:
 def _types(config: ConfigDict) -> Checks:
     for section, fields in base_config(config.model.family).items():
         for field, default in fields.items():
+            # Defaults bind the loop's values now; the lambdas run later.
             yield lambda section=section, field=field, default=default: _check_type(config, section, field, default)
 
 
 def _check_type(config: ConfigDict, section: str, field: str, default: object) -> None:
     value = config[section][field]
+    # Not isinstance: True is an int, and 1 is no float to ConfigDict.
     if type(value) is not type(default):
         raise ConfigError(
             explain(
@@ -133,6 +137,7 @@ def _ranges(config: ConfigDict) -> Checks:
         if type(value) in (int, float):
             yield lambda path=path, value=value: _check_range(path, value)
     for paths in TOGETHER:
+        # A field that is too large by itself has its own error.
         if all(path in values and values[path] <= (most_of(path, values[path]) or math.inf) for path in paths):
             yield lambda paths=paths: check_together(paths, [values[path] for path in paths])
     yield lambda: check_words_and_numbers(config)
@@ -150,6 +155,7 @@ def _ranges(config: ConfigDict) -> Checks:
 def _check_range(path: str, value: float) -> None:
     most = most_of(path, value)
     with np.errstate(over="ignore"):
+        # In float32, as the program computes: 1e-50 is 0 there, and 0.99999999 is 1.
         as_computed = float(np.float32(value)) if isinstance(value, float) else value
     if isinstance(value, float) and not math.isfinite(as_computed):  # an int may be too large for a float
         bound = f"a finite number, at most {LARGEST:.1e}"
@@ -199,7 +205,7 @@ def _model(config: ConfigDict) -> Checks:
 
 
 def _given_relations(config: ConfigDict) -> Checks:
-    """Those that do not depend on what a model is made of."""
+    """The relations that do not depend on what a model is made of."""
     yield lambda: layers_per_stage(config)
     yield lambda: check_vocab_over_pipe(config)
     yield lambda: check_error_feedback(config)
@@ -215,119 +221,10 @@ def check_error_feedback(config: ConfigDict) -> None:
         raise ConfigError(
             explain(
                 f"optimizer.error_feedback=True with pipeline.schedule={config.pipeline.schedule!r}",
-                rule="feedback-of-delay: it makes good that a gradient is of older weights, as without flush",
+                rule="feedback-needs-delay: error feedback corrects gradients of older weights, which a flush rules out",
                 repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
             )
         )
-
-
-# ---- Divisibility: the batch over devices that split it and microbatches, the model over axes that split a layer
-
-TABLE_ROWS = "rows of the token table"
-
-
-def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
-    """What an axis of the mesh must divide of model and data, by path.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
-    anatomy, sizes = model_config(config).anatomy, {}
-    if row.splits_kernels:
-        sizes |= {
-            TABLE_ROWS: anatomy.num_rows,
-            "model.num_heads": anatomy.num_heads,
-            "model.num_kv_heads": anatomy.num_kv_heads,
-            "model.feed_forward": anatomy.width,
-        }
-        if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
-            del sizes["model.num_kv_heads"]
-    if row.splits_tokens:
-        sizes["data.seq_len"] = config.data.seq_len
-    if row.splits_experts:
-        sizes["model.num_experts"] = anatomy.num_experts
-    return sizes
-
-
-def check_divides(config: ConfigDict, row: MeshAxis) -> None:
-    """Raises ConfigError unless the devices of an axis of the mesh divide everything that is split over it."""
-    try:
-        sizes = sizes_to_divide(config, row)
-    except ConfigError:
-        return  # `check` reports it by itself
-    name, number = f"mesh.{row.name}", config.mesh[row.name]
-    broken = {path: size for path, size in sizes.items() if size % number}
-    if row.splits_kernels and not broken:
-        _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
-    if not broken:
-        return
-    rule = f"{row.name}-divides: every device of {name} has equally many {row.equally}"
-    if set(sizes.values()) == {1}:
-        raise ConfigError(
-            explain(
-                f"{name}={number} of a model without {row.equally}",
-                rule=rule,
-                picture=f"model.family={config.model.family!r}",
-                repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
-            )
-        )
-    common = math.gcd(*sizes.values())
-    nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
-    raise ConfigError(
-        explain(
-            f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
-            rule=rule,
-            picture="\n".join(
-                f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
-            ),
-            repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
-        )
-    )
-
-
-def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
-    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
-    if size % num_parts:
-        parts = written(config.mesh, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
-        raise ConfigError(
-            explain(
-                f"{parts} does not divide {TABLE_ROWS}={size}",
-                rule="vocab-over-pipe: every device has equally many rows of the token table",
-                picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
-                repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
-            )
-        )
-
-
-def check_batch(config: ConfigDict) -> None:
-    """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
-    batch_size = config.data.batch_size
-    num_parts = config.pipeline.num_microbatches * mesh_sizes(config).num_batch_parts
-    parts = written(config.mesh, BATCH_AXES, prefix="mesh.")
-    remainder = batch_size % num_parts
-    if remainder:
-        lower, upper = batch_size - remainder, batch_size - remainder + num_parts
-        nearest = upper if not lower or upper - batch_size < remainder else lower
-        raise ConfigError(
-            explain(
-                (
-                    f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
-                    f"{config.pipeline.num_microbatches} x {parts} = {num_parts}"
-                    " equal parts"
-                ),
-                rule="batch-divides: every device gets equally many sequences of every microbatch",
-                picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
-                repair=f"set data.batch_size={nearest}, the nearest legal value",
-            )
-        )
-
-
-def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
-    """A further repair if only the rows of the token table do not divide: more padding rows."""
-    if list(broken) != [TABLE_ROWS]:
-        return ""
-    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
-    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}"
 
 
 # ---- What is counted in steps must fit into them: warm-up, and checkpoints that are kept
@@ -335,7 +232,8 @@ def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
 
 def check_warm_up(config: ConfigDict) -> None:
     """Raises ConfigError if the learning rate would not reach its peak."""
-    warmup, steps = config.optimizer.warmup_steps, config.train.steps
+    warmup = config.optimizer.warmup_steps
+    steps = config.train.steps
     if warmup and warmup >= steps:
         raise ConfigError(
             explain(
@@ -348,8 +246,10 @@ def check_warm_up(config: ConfigDict) -> None:
 
 def check_kept_steps(config: ConfigDict) -> None:
     """Raises ConfigError if keep_every names steps at which no checkpoint is saved."""
-    every, kept = config.checkpoint.save_every, config.checkpoint.keep_every
+    every = config.checkpoint.save_every
+    kept = config.checkpoint.keep_every
     if kept and (not every or kept % every):
+        # `every` at least, as 0 would keep none.
         nearest = max(every, round(kept / every) * every) if every else kept
         repair = f"set checkpoint.keep_every={nearest}" if every else f"set checkpoint.save_every={kept}, or a divisor"
         raise ConfigError(
@@ -364,7 +264,8 @@ def check_kept_steps(config: ConfigDict) -> None:
 
 def check_best(config: ConfigDict) -> None:
     """Raises ConfigError if keep_best compares checkpoints whose held-out loss is not measured."""
-    every, measured = config.checkpoint.save_every, config.train.eval_every
+    every = config.checkpoint.save_every
+    measured = config.train.eval_every
     if config.checkpoint.keep_best and (not every or every % measured):
         nearest = max(measured, round(every / measured) * measured)
         raise ConfigError(

@@ -50,6 +50,7 @@ def read_config_file(written: str) -> ConfigDict:
         ConfigError: there is no such file, it cannot be run, or it has no get_config that returns a config.
         JaxpipeError: whatever the file itself raises of these.
     """
+    # The first colon: an argument may have more of them.
     path, colon, argument = written.partition(":")
     if not local_path(path).is_file():
         raise _error(
@@ -63,6 +64,7 @@ def read_config_file(written: str) -> ConfigDict:
             repair = "add such a function, or name another file, for example --config=configs/quickstart.py"
             raise _error(f"the config file {path!r} has no get_config", _EXAMPLE, repair)
         config = module.get_config(*([argument] if colon else []))
+    # Outside of the `with`: these errors are not raised by the file.
     if not isinstance(config, ConfigDict):
         raise _error(f"get_config of {path!r} returns {config!r}, no config", _EXAMPLE, "return the config")
     if lacking := _lacking(config):
@@ -91,14 +93,14 @@ def raised_by_config(error: BaseException) -> bool:
 def _lacking(config: ConfigDict) -> list[str]:
     """The sections, and in the others the fields, that `config` does not have."""
     model = config.get("model")
-    found = []
+    lacking = []
     for section, fields in base_config(model.get("family", "gpt") if isinstance(model, ConfigDict) else "gpt").items():
         given = config.get(section)
         if not isinstance(given, ConfigDict):
-            found.append(section)
+            lacking.append(section)
             continue
-        found += [f"{section}.{field}" for field in fields if field not in given]
-    return found
+        lacking += [f"{section}.{field}" for field in fields if field not in given]
+    return lacking
 
 
 def _error(what: str, picture: str, repair: str) -> ConfigError:
@@ -204,12 +206,12 @@ def define_process_flags(values: FlagValues) -> None:
 
 def value_of(flag: str, arguments: Sequence[str]) -> str:
     """The value of `--flag=VALUE` or `--flag VALUE` before the flags are parsed; empty if it is not given."""
-    found = ""
+    last = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, separator, value = argument.partition("=")
         if name in (f"--{flag}", f"-{flag}"):
-            found = value if separator else following
-    return found  # the last one wins, as in absl
+            last = value if separator else following
+    return last  # the last one wins, as in absl
 
 
 def early_values(define: Callable[[FlagValues], None], arguments: Sequence[str]) -> FlagValues:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -27,6 +28,7 @@ from jaxpipe.units import LEAST, MOST
 
 # In forwards: each matmul of forward has two in backward; recomputing a layer adds one, recomputing attention little.
 BACKWARD_COSTS = {"none": 2.0, "attention": 2.0, "full": 3.0}
+# One matmul of the two that backward has for each of forward's.
 WEIGHT_GRADIENT_COST = 1.0  # in forwards; the rest of a backward, recomputation included, belongs to I
 
 _TIMES = ("forward", "backward", "input_gradient", "weight_gradient")
@@ -60,9 +62,11 @@ def options_with_times(name: str, options: str, costs: str) -> str:
     is_made_for_times = not is_file_name(name) and find_method(name).is_made_for_times
     if not (are_decided(costs) and is_made_for_times) or has_times(options):
         return options
+    # Only ratios matter, and a forward of 1 is what the other defaults are in.
     times = {"forward": 1.0, **_times_in(costs)}
     gradients = ("input_gradient", "weight_gradient")
     ratios = {key: in_steps(times[key] / times["forward"]) for key in gradients if key in times}
+    # Unwritten, so that equal schedules have one text, and one entry in caches.
     if all(ratio == 1.0 for ratio in ratios.values()):
         return options  # the default
     return ",".join(filter(None, (options, *(f"{key}={ratio}" for key, ratio in ratios.items()))))
@@ -100,8 +104,9 @@ def costs_of_stages(config: ConfigDict, schedule: Schedule, layers_per_stage: Se
 
 
 def costs_of_share(config: ConfigDict, schedule: Schedule, layers_per_stage: Sequence[int]) -> Costs:
-    """The same for a device's share of the model, in its forwards: see `schedules.costs_of_stages`."""
-    costs, num_chunks = costs_of_stages(config, schedule, layers_per_stage), schedule.placement.num_chunks
+    """The costs of a device's share of the model, in its forwards: see `schedules.costs_of_stages`."""
+    costs = costs_of_stages(config, schedule, layers_per_stage)
+    num_chunks = schedule.placement.num_chunks
     of_stages = {name: tuple(np.divide(times, num_chunks)) for name in _TIMES if np.ndim(times := getattr(costs, name))}
     head = {name: getattr(costs, name) / num_chunks for name in ("head_statistics", "head_gradients")}
     return replace(costs, **of_stages, **head)
@@ -109,6 +114,7 @@ def costs_of_share(config: ConfigDict, schedule: Schedule, layers_per_stage: Seq
 
 def with_head(costs: Costs, forwards: float) -> Costs:
     """`costs` with those of S and T: a third of the head's matrix products is in S, which takes so many forwards."""
+    # The head is in forwards of a mean stage.
     forward = forwards * float(np.mean(costs.forward))
     return replace(costs, head_statistics=forward, head_gradients=2.0 * forward)
 
@@ -122,13 +128,23 @@ def head_share(model: ModelConfig, seq_len: int, num_predicted: int | None) -> f
     return round(head_in_layers(model, seq_len=seq_len, num_predicted=num_predicted) / model.num_layers, 3)
 
 
-Woven = tuple[str, str, float]  # for which S and T are woven into rows: recompute and times of `costs_by`, `head_share`
+class HeadRowsSpec(NamedTuple):
+    """The costs for which S and T are woven into rows.
+
+    Attributes:
+        recompute: value of `model.recompute`.
+        times: text that has the times, as `costs_by` takes it.
+        head_share: matrix products of the head over those of all layers.
+    """
+
+    recompute: str
+    times: str
+    head_share: float
 
 
-def woven_costs(woven: Woven, num_chunks: int) -> Costs:
+def woven_costs(woven: HeadRowsSpec, num_chunks: int) -> Costs:
     """The costs for which S and T are woven into the rows of a schedule of so many chunks."""
-    recompute, written, share = woven
-    return with_head(costs_by(recompute, written), share * num_chunks)
+    return with_head(costs_by(woven.recompute, woven.times), woven.head_share * num_chunks)
 
 
 def times_written(options: str, costs: str) -> str:
@@ -178,6 +194,7 @@ def check_costs(config: ConfigDict) -> None:
             )
         return
     try:
+        # Parsed strictly here; `options_of` would skip empty parts.
         times = parse_options(written.split(","))
         wrong = [f"{name}={value}" for name, value in times.items() if name not in _TIMES or not _is_time(value)]
     except ScheduleError:
@@ -197,6 +214,7 @@ def check_costs(config: ConfigDict) -> None:
 
 
 def _is_time(value: object) -> bool:
+    # Not isinstance: "true" is parsed as a bool, which is an int.
     return type(value) in (int, float) and LEAST <= value <= MOST  # pyright: ignore[reportOperatorIssue]
 
 

@@ -45,6 +45,7 @@ def check_vocabulary(config: ConfigDict) -> None:
                 rule="vocabulary: the model has a row for every token",
                 picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
                 repair=grow_or("name another data.tokenizer", num_tokens=needed)
+                # A run from given parameters has its tables already, whose number of rows cannot just be set.
                 if config.get("checkpoint", {}).get("init_from")
                 else f"set model.vocab_size={needed}",
             )
@@ -88,14 +89,15 @@ def check_prepared_tokenizer(config: ConfigDict) -> None:
     except ConfigError:
         return  # `check` reports it by itself
     used = {prefix: identity_of(path) for prefix, path in paths.items() if path.is_file()}
-    found = {prefix: f"{path}: {used.get(prefix, 'no such file')}" for prefix, path in paths.items()}
+    identities = {prefix: f"{path}: {used.get(prefix, 'no such file')}" for prefix, path in paths.items()}
+    # Files without a record, as Megatron-LM's, are taken at their word, unless others have one.
     other = [prefix for prefix in paths if used and used.get(prefix) != own]
     if other:
         raise ConfigError(
             explain(
                 f"data.files: {other[0]!r} was not prepared with data.tokenizer={config.data.tokenizer!r}",
                 rule="prepared-tokenizer: a token means the same in all files; PREFIX.tokenizer.json says what",
-                picture="\n".join([f"data.tokenizer: {own}", *(found[prefix] for prefix in other[:MOST_SHOWN])]),
+                picture="\n".join([f"data.tokenizer: {own}", *(identities[prefix] for prefix in other[:MOST_SHOWN])]),
                 repair="set data.tokenizer to the one of the files, and prepare all files of a blend with one",
             )
         )
@@ -109,7 +111,7 @@ def _check_prepared_ends(config: ConfigDict, paths: Mapping[str, Path]) -> None:
         if tokenizer.masked is None and beside(path, TOKENIZER_CONFIG).is_file():
             there = load_tokenizer(str(path), is_masked=False)
             if there.separator != tokenizer.separator:
-                ends = [one.decode([one.separator]) for one in (tokenizer, there)]
+                ends = [loaded.decode([loaded.separator]) for loaded in (tokenizer, there)]
                 raise ConfigError(
                     explain(
                         f"data.files: documents of {prefix!r} end with another token than data.tokenizer names",

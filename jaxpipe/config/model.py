@@ -53,7 +53,8 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     Raises:
         ConfigError: the field holds something else.
     """
-    value, word = config.model[field], family_of(config).words[field]
+    value = config.model[field]
+    word = family_of(config).words[field]
     if value == word or isinstance(value, int):
         return None if value == word else value
     most = AT_MOST.get(f"model.{field}", INT32)
@@ -86,7 +87,8 @@ def microbatch_size(config: ConfigDict) -> int:
 
 def check_family(config: ConfigDict) -> None:
     """Raises ConfigError unless `model` has the fields of its family, not those of another."""
-    name, family = config.model.family, family_of(config)
+    name = config.model.family
+    family = family_of(config)
     if family.is_given:
         model_config(config)
     different = set(config.model) ^ set(model_section(name))

@@ -1,4 +1,4 @@
-"""What other trainers call a field, and what it is here.
+"""Names that other trainers give to a field, and its name here.
 
 The names are those of Megatron-LM, MaxText, torchtitan, Hugging Face's Trainer and DeepSpeed. Goes in: a name that is
 no field of a config. Comes out: a sentence for the error, or nothing. The tables are data: a field that is added here
@@ -135,7 +135,7 @@ _ADVICE = {
 
 
 def elsewhere(field: str) -> str:
-    """What a field is here that other trainers call so, in words; empty for a name that none of them has.
+    """The field, in words, that other trainers call so; empty for a name that none of them has.
 
     Args:
         field: a name, with or without a section: "mesh.fsdp", "lr", "micro-batch-size".

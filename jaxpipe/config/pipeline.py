@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import Woven, head_share, options_of, options_with_times, times_written, woven_costs
+from jaxpipe.config.costs import HeadRowsSpec, head_share, options_of, options_with_times, times_written, woven_costs
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest, explain
@@ -41,7 +41,7 @@ def build_schedule(config: ConfigDict) -> Schedule:
     woven = None
     if pipeline.vocab_over_pipe == "true":
         share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
-        woven = config.model.recompute, times_written(pipeline.options, pipeline.costs), share
+        woven = HeadRowsSpec(config.model.recompute, times_written(pipeline.options, pipeline.costs), share)
     schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options, woven)
     _check_sizes(config, schedule)
     return schedule
@@ -101,11 +101,12 @@ def outline(config: ConfigDict) -> Schedule:
     pipeline = config.pipeline
     if is_file_name(pipeline.schedule) or not find_method(pipeline.schedule).takes_times:
         return build_schedule(config)
+    # A searched order may take seconds; placement and transfers are the same with few microbatches.
     return smallest_schedule(pipeline.schedule, config.mesh.pipe, pipeline.options)
 
 
 def named_schedule(
-    name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven | None = None
+    name: str, num_devices: int, num_microbatches: int, options: str, woven: HeadRowsSpec | None = None
 ) -> Schedule:
     """The registered schedule `name` in the given sizes, or the schedule in the file `name` in its own sizes.
 
@@ -131,8 +132,9 @@ def smallest_schedule(name: str, num_devices: int, options: str) -> Schedule:
 
 
 @cache
-def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: Woven) -> Schedule:
+def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: HeadRowsSpec) -> Schedule:
     schedule = named_schedule(name, num_devices, num_microbatches, options)
+    # A file may have S and T of its own.
     if schedule.has_head_actions:
         return schedule
     return vocabulary(schedule, woven_costs(woven, schedule.placement.num_chunks))
@@ -188,11 +190,14 @@ def _read(path: str) -> Schedule:
 def forget_files() -> None:
     """Lets schedules' files be read anew, for one more run of this process."""
     _read.cache_clear()
+    # Woven rows are made of rows that were read.
     _woven.cache_clear()
 
 
 def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
-    path, mesh, pipeline = config.pipeline.schedule, config.mesh, config.pipeline
+    path = config.pipeline.schedule
+    mesh = config.mesh
+    pipeline = config.pipeline
     sizes = (
         ("mesh.pipe", mesh.pipe, schedule.num_devices),
         ("pipeline.num_microbatches", pipeline.num_microbatches, schedule.batch_size),
@@ -234,7 +239,8 @@ def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
 
 
 def _check_enough_layers(config: ConfigDict) -> None:
-    num_stages, num_chunks = _num_stages(config), outline(config).placement.num_chunks
+    num_stages = _num_stages(config)
+    num_chunks = outline(config).placement.num_chunks
     if num_stages > config.model.num_layers:
         fewer = f"mesh.pipe={max(1, config.model.num_layers // num_chunks)} or less, or "
         if is_file_name(config.pipeline.schedule):  # its devices and stages are fixed
@@ -269,7 +275,9 @@ def _check_costs_unset(config: ConfigDict) -> None:
 
 
 def _explicit(config: ConfigDict) -> tuple[int, ...]:
-    text, num_layers, num_stages = config.pipeline.layers_per_stage, config.model.num_layers, _num_stages(config)
+    text = config.pipeline.layers_per_stage
+    num_layers = config.model.num_layers
+    num_stages = _num_stages(config)
     balanced = ",".join(map(str, balanced_split(num_layers, num_stages)))
     repair = f"set pipeline.layers_per_stage={AUTO!r}, which is {balanced!r}"
     try:

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from jaxpipe.config.costs import Woven, options_of
+from jaxpipe.config.costs import HeadRowsSpec, options_of
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.schedules.analysis.simulate import Clock, clock_of
 from jaxpipe.schedules.analysis.timeline import Timeline, longest_span
@@ -47,6 +47,7 @@ class Seconds:
     def message(self) -> np.ndarray:
         """[source device, target device] time of one message; a device's message to itself takes none."""
         times = self.latency + self.per_byte * self.message_bytes
+        # Stages of one device hand their arrays over in place.
         np.fill_diagonal(times, 0.0)
         return times
 
@@ -72,13 +73,16 @@ class Makespans:
 
 def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     """The makespans of `clock.schedule` at `seconds`; `exchanged_s` is the makespan of `simulate`."""
-    columns, num_devices = clock.schedule.columns, clock.schedule.num_devices
+    columns = clock.schedule.columns
+    num_devices = clock.schedule.num_devices
     duration = seconds.of_kind[columns.kind, columns.stage]
+    # Before transfers get their durations: they run beside compute and are no work of the device.
     work_s = float(np.bincount(columns.device, duration, minlength=num_devices).max(initial=0.0))
     duration[clock.transfers] = clock.transfer_times(
         seconds.latency, seconds.per_byte, seconds.slot_bytes, seconds.exchange_bytes
     )
-    is_compute, is_sync = columns.is_kind(*COMPUTE_KINDS), columns.kind == Kind.SYNC
+    is_compute = columns.is_kind(*COMPUTE_KINDS)
+    is_sync = columns.kind == Kind.SYNC
     travel = clock.travel_times(seconds.message, meeting=0.0)  # collectives of a split head are in its S and T
 
     start, end = clock.run(duration, travel)
@@ -86,15 +90,18 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
         period_s = Timeline(clock.schedule, start, end).period
         of_devices = [seconds.closing[[stage for _, stage in held]] for held in clock.schedule.placement.stages_of]
         closed_s = period_s + max(float(closing.sum()) for closing in of_devices)
+        # Work of all batches of the rows, told for one.
         return Makespans(period_s, period_s, closed_s, work_s / clock.schedule.num_batches, period_s)
     computed_s = float(end[is_compute].max(initial=0.0))
     exchanged_s = max(computed_s, float(end[is_sync].max(initial=0.0)))
     span_s = longest_span(clock.schedule, start, end)
     closed_s = exchanged_s
+    # A second run of the clock only where a closing sum may delay another action.
     if seconds.closing.any():
         closing = np.zeros(len(duration))
         closing[clock.closers] = seconds.closing[columns.stage[clock.closers]]
         _, end = clock.run(duration, travel, closing)
+        # An action ends before its closing sum: the device is busy, but its message is already on the way.
         closed_s = max(float((end + closing)[is_compute].max(initial=0.0)), float(end[is_sync].max(initial=0.0)))
     return Makespans(computed_s, exchanged_s, closed_s, work_s, span_s)
 
@@ -110,17 +117,26 @@ FEWEST_PERIODS = 3
 
 
 def ends(
-    name: str, num_devices: int, num_microbatches: int, options: str, seconds: Seconds, woven: Woven | None = None
+    name: str,
+    num_devices: int,
+    num_microbatches: int,
+    options: str,
+    seconds: Seconds,
+    woven: HeadRowsSpec | None = None,
 ) -> Makespans:
     """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(name, num_devices, num_microbatches, options)
     schedules = [named_schedule(name, num_devices, num, options, woven) for num in few]
-    last = [makespans(clock_of(each), seconds) for each in schedules]
+    last = [makespans(clock_of(schedule), seconds) for schedule in schedules]
+    # Short enough to be simulated whole.
     if len(few) == 1:
         return last[0]
     less, more = last
     num_periods = (num_microbatches - few[0]) / (few[1] - few[0])
-    first, second = astuple(less), astuple(more)
+    first = astuple(less)
+    second = astuple(more)
+    # A searched order may gain by chance from fewer to more microbatches; the busiest device's compute bounds a period
+    # from below.
     work_s = more.work_s - less.work_s
     return Makespans(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
 

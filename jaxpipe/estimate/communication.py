@@ -18,6 +18,7 @@ def collectives_s(
         setting: the setting.
         gather_s: that of the source of times. An all-to-all takes as long as a gather of as many bytes.
     """
+    # A gather brings the whole stream; a message carries a device's part of it.
     num_bytes = {STREAM: message_bytes(setting) * setting.num_token_parts, EXPERT_ROWS: dispatch_bytes(setting)}
     groups = places_of(setting).along
     over = {row.name: row.collectives for row in ROWS if row.collectives}
@@ -28,6 +29,7 @@ def collectives_s(
 def statistics_bytes(setting: Setting) -> float:
     """Bytes of what all devices of a split head know of the logits of a microbatch: three numbers a token and part."""
     tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
+    # Every device gets the statistics of all parts, three numbers of each.
     return 3 * FLOAT32_BYTES * tokens * setting.pipe
 
 
@@ -39,6 +41,7 @@ def of_head_s(setting: Setting, gather_s: Callable[[Group, float], float]) -> tu
         gather_s: that of the source of times.
     """
     pipe = places_of(setting).along[STAGE_AXIS]
+    # An all-reduce is a scattered sum and a gather, which take a ring equally long.
     sum_s = 2 * gather_s(pipe, message_bytes(setting))
     return 2 * sum_s, 2 * sum_s + gather_s(pipe, statistics_bytes(setting))
 

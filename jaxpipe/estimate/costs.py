@@ -65,17 +65,20 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
         ScheduleError: the schedule cannot be built.
     """
-    found, wanted = _costs_of(config, topology), config.pipeline.vocab_over_pipe
+    costs = _costs_of(config, topology)
+    wanted = config.pipeline.vocab_over_pipe
     if wanted == AUTO:
-        is_shorter = topology is not None and _is_shorter_split(config, topology, found.costs)
+        is_shorter = topology is not None and _is_shorter_split(config, topology, costs.costs)
         wanted = "true" if is_written_with_head(config) or is_shorter else "false"
-    return replace(found, vocab_over_pipe=wanted)
+    return replace(costs, vocab_over_pipe=wanted)
 
 
 def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> bool:
     """Whether a step is estimated to be shorter if the vocabulary is split over `pipe`; not if it cannot be."""
-    split, pipeline = copy.deepcopy(config), config.pipeline
+    split = copy.deepcopy(config)
+    pipeline = config.pipeline
     split.pipeline.vocab_over_pipe = "true"
+    # Layers that are set aside for embedding and head say that the user balances without a split.
     is_balanced = not (pipeline.embedding_layers or pipeline.head_layers)
     try:
         check_vocab_over_pipe(split)
@@ -84,6 +87,7 @@ def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> boo
     setting = replace(undecided(config, topology), costs=costs)
     if not (is_balanced and setting.can_split_vocabulary and is_timed(outline(config))):
         return False
+    # A roofline even where costs are measured: both ways must come from one source, and few files time S and T.
     source = Roofline.of(topology.hardware)
     without, split_s = (
         estimate(replace(setting, vocab_over_pipe=is_split), source).step_s for is_split in (False, True)
@@ -101,7 +105,9 @@ def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
     Raises:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
     """
-    pipeline, costs = config.pipeline, config.pipeline.costs
+    pipeline = config.pipeline
+    costs = config.pipeline.costs
+    # In this order: what a user wrote, what a user measured, what an option has, then estimates.
     if are_decided(costs):
         return Decided(costs, "pipeline.costs")
     if is_costs_file(costs):
@@ -109,7 +115,9 @@ def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
         times = read_costs(costs).times(replace(setting, vocab_over_pipe=False))  # those of layers are wanted alone
         return Decided(costs_of(times), f"measured, {costs}")
     if has_times(pipeline.options):
+        # The times of the options go into the order itself; costs would be second ones.
         return Decided(AUTO, "pipeline.options")
+    # A model given in Python has no anatomy, of which work could be counted.
     if topology is not None and not family_of(config).is_given:
         times = Roofline.of(topology.hardware).times(undecided(config, topology))
         return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
@@ -147,9 +155,11 @@ def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pip
     """Seconds of the actions of stages of so many layers; messages take none."""
     seconds = stage_seconds(times, layers_per_stage, vocab_over_pipe=vocab_over_pipe)
     forward, backward, inputs, weights = (tuple(seconds[kind].tolist()) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
+    # S and T are alike on all devices, so that the last stage's stand for all.
     return Costs(forward, backward, inputs, weights, *seconds[[Kind.S, Kind.T], -1].tolist())
 
 
 def _one_node(config: ConfigDict) -> Topology:
     """A node that holds the mesh, for measured times of actions, which do not depend on the kind of GPU."""
+    # Any kind will do, since a setting must have one.
     return Topology(next(iter(HARDWARE.values())), 1, math.prod(mesh_axes(config).values()))

@@ -1,7 +1,7 @@
 """Measured times of actions and links: `costs.json`, as `python -m jaxpipe.measure` writes it.
 
 Times are those of one layer, of embedding and of head, for several microbatch sizes; between two sizes they are
-interpolated linearly. They hold for any number of layers, but not for another model, dtype, sequence length or
+interpolated linearly. Such times hold for any number of layers, but not for another model, dtype, sequence length or
 `tensor`.
 """
 
@@ -73,19 +73,21 @@ class Measurement:
                 raise ValueError(f"microbatch size {size}: {said}")
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Measurement:
+    def from_json(cls, written: dict[str, Any]) -> Measurement:
         """Returns the measurement that `to_json` has written.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: `found` is something else.
         """
-        if found["format"] != FORMAT:
-            raise ValueError(f"format {found['format']}, not {FORMAT}")
-        values = {field.name: found[field.name] for field in fields(cls) if field.name != "head_parts"}
-        values["head_parts"] = found.get("head_parts", 1)
-        values["times"] = {int(size): Times(**times) for size, times in found["times"].items()}
-        values["spread_ratio"] = {int(size): ratio for size, ratio in found["spread_ratio"].items()}
-        values["link"] = None if found["link"] is None else Link(**found["link"])
+        if written["format"] != FORMAT:
+            raise ValueError(f"format {written['format']}, not {FORMAT}")
+        values = {field.name: written[field.name] for field in fields(cls) if field.name != "head_parts"}
+        # Files from before heads were split lack the field.
+        values["head_parts"] = written.get("head_parts", 1)
+        # JSON has only texts as keys.
+        values["times"] = {int(size): Times(**times) for size, times in written["times"].items()}
+        values["spread_ratio"] = {int(size): ratio for size, ratio in written["spread_ratio"].items()}
+        values["link"] = None if written["link"] is None else Link(**written["link"])
         return cls(**values)
 
 
@@ -107,8 +109,10 @@ class Measured:
         Raises:
             ConfigError: the model has not been measured, or neither its microbatch size nor a smaller and a larger one.
         """
-        found = self._measurement(setting)
-        size, sizes = setting.microbatch_size, sorted(found.times)
+        measurement = self._measurement(setting)
+        size = setting.microbatch_size
+        sizes = sorted(measurement.times)
+        # No extrapolation: small microbatches leave a GPU idle, so that times bend below the smallest size.
         if not sizes[0] <= size <= sizes[-1]:
             raise ConfigError(
                 explain(
@@ -118,15 +122,20 @@ class Measured:
                     repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
                 )
             )
-        columns = {field.name: [getattr(found.times[each], field.name) for each in sizes] for field in fields(Times)}
+        columns = {
+            field.name: [getattr(measurement.times[of_size], field.name) for of_size in sizes]
+            for field in fields(Times)
+        }
+        # None marks what was not timed, as S and T of a model without a split head.
         timed = {name: column for name, column in columns.items() if None not in column}
         times = Times(**{name: float(np.interp(size, sizes, column)) for name, column in timed.items()})
-        return _with_update_of(self._with_head_of(times, found, setting), found, setting)
+        return _with_update_of(self._with_head_of(times, measurement, setting), measurement, setting)
 
-    def _with_head_of(self, times: Times, found: Measurement, setting: Setting) -> Times:
+    def _with_head_of(self, times: Times, measurement: Measurement, setting: Setting) -> Times:
         """`times` with the collectives of S and T, and without both where `setting` has other ones or none."""
-        if not setting.vocab_over_pipe or found.head_parts != setting.pipe:
+        if not setting.vocab_over_pipe or measurement.head_parts != setting.pipe:
             return replace(times, statistics_s=None, gradients_s=None)
+        # A measurement with `head_parts` above 1 has timed both.
         assert times.statistics_s is not None
         assert times.gradients_s is not None
         before_s, after_s = of_head_s(setting, self.gather_s)
@@ -138,7 +147,7 @@ class Measured:
         Raises:
             ConfigError: the link has not been measured.
         """
-        links = [each.link for each in self.measurements if each.link is not None]
+        links = [measurement.link for measurement in self.measurements if measurement.link is not None]
         if in_node and links:
             return links[0]
         if self.otherwise is None:
@@ -162,10 +171,11 @@ class Measured:
 
     def _measurement(self, setting: Setting) -> Measurement:
         wanted = subject_of(setting)
-        for each in self.measurements:
-            if each.subject == wanted:
-                return each
-        differing = [_differing(wanted, each.subject) for each in self.measurements]
+        for measurement in self.measurements:
+            if measurement.subject == wanted:
+                return measurement
+        differing = [_differing(wanted, measurement.subject) for measurement in self.measurements]
+        # The measurement with the fewest differing fields is most likely the one that was meant.
         nearest = min(differing, key=len)
         raise ConfigError(
             explain(
@@ -204,7 +214,9 @@ def subject_of(setting: Setting) -> dict[str, Any]:
 
 def subject(model: ModelConfig, **others: Any) -> dict[str, Any]:
     """Identity of what is timed, as JSON values: `model` except its number of layers, and `others`."""
+    # Times are of one layer, so that the number of layers does not matter.
     sizes = {name: value for name, value in asdict(model).items() if name != "num_layers"}
+    # Through JSON, so that tuples become lists, as they come back from a file.
     return json.loads(json.dumps({"family": type(model).__name__, **sizes, **others}))
 
 
@@ -213,6 +225,7 @@ def _read(path: str | Path) -> Measurement:
         measurement = Measurement.from_json(json.loads(read_whole(local_path(str(path)), waits=True)))
         measurement.check()
         return measurement
+    # A file that is something else may raise any of these on the way through `from_json`.
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             explain(
@@ -223,13 +236,14 @@ def _read(path: str | Path) -> Measurement:
         ) from error
 
 
-def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> Sequence[str]:
+def _differing(wanted: dict[str, Any], measured: dict[str, Any]) -> Sequence[str]:
     """Fields that differ, as text."""
-    names = dict.fromkeys((*wanted, *found))
+    # A dict keeps the order of the fields; a set would change the message from run to run.
+    names = dict.fromkeys((*wanted, *measured))
     return [
-        f"{name}={wanted.get(name)!r}, measured {found.get(name)!r}"
+        f"{name}={wanted.get(name)!r}, measured {measured.get(name)!r}"
         for name in names
-        if wanted.get(name) != found.get(name)
+        if wanted.get(name) != measured.get(name)
     ]
 
 
@@ -243,6 +257,7 @@ def _with_update_of(times: Times, measurement: Measurement, setting: Setting) ->
 def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float:
     """Parameters that a device of `setting` updates, given those of a layer, and of embedding and head, on one."""
     placement = setting.schedule_of(setting.num_microbatches).placement
+    # Chunks of the second replica come after these; their masters are with the first.
     owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)
     num_of_layers: float = num_layers * num_of_layer
@@ -250,5 +265,6 @@ def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float
         num_of_layers /= setting.num_master_parts
         num_shared /= setting.num_master_parts
     if setting.zero1 or setting.vocab_over_pipe:
+        # With ZeRO-1 devices of `pipe` share the masters of embedding and head; with a split head the rows.
         num_shared /= setting.pipe
     return num_of_layers + num_shared

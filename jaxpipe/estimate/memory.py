@@ -2,13 +2,8 @@
 
 Goes in: a setting. Comes out: bytes by kind. Buffers of the rounds (pages, messages, transfers) are counted in a
 lowered table of few microbatches: once it includes warm-up and cool-down, only a schedule that holds all microbatches
-at once needs more. Two kinds are counted in `parameters` and `residuals`.
-
-The workspace is what the parts of an action need while they compute; one part runs at a time, the largest counts. The
-arrays that XLA holds at once depend on the order that its scheduler takes, so these are not counts but formulas with a
-reason: the arrays needed at the worst moment, term by term, with small whole factors read off compiled parts
-(`jaxpipe.compile.prediction`) and compiled steps. Experiment 015 compares steps. A workspace is 1 to 10 % of a large
-step's bytes.
+at once needs more. Left to others: what is counted in parameters and in residuals, the workspace of an action, and the
+exponentials of a split head, each in the file of its name.
 """
 
 from __future__ import annotations
@@ -16,131 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import NamedTuple
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.costs import Woven, costs_by, times_written, woven_costs
+from jaxpipe.config.costs import HeadRowsSpec, costs_by, times_written, woven_costs
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate.clock import period_of
-from jaxpipe.estimate.parameters import layer_parameters, parameter_bytes
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
+from jaxpipe.estimate.parameters import parameter_bytes
+from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.work import local_rows, predicted_tokens
+from jaxpipe.estimate.split_head import exponential_bytes
+from jaxpipe.estimate.workspace import at_work
 from jaxpipe.lowering import lower
-from jaxpipe.models.attention_blocks import Visible
-from jaxpipe.models.attention_chunked import blocks
-from jaxpipe.models.cross_entropy import chunks_of
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
 
-
-@dataclass(frozen=True)
-class Buffers:
-    """Bytes of the arrays that the parts of an action hold on one device.
-
-    Attributes:
-        kernels: the gradients of all kernels of a layer, in the layer's compute dtype.
-        local, stream: "batch seq hidden", split along the sequence over `tensor`, and gathered.
-        width: "batch seq local_width".
-        rows: "tile row hidden" of experts, 0 without any.
-        scores: scores that attention's backward holds at its largest block of queries.
-    """
-
-    kernels: int
-    local: int
-    stream: int
-    width: int
-    rows: int
-    scores: int
-
-
-def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool) -> dict[str, int]:
-    """Bytes of each part except the head; a layer's forward needs less than its backward.
-
-    Args:
-        has_whole_backwards: whether any backward is in one part.
-        has_split_backward: whether any backward is in two parts.
-    """
-    parts = {"embed_backward": _embed_backward(setting)}
-    of = _buffers(setting)
-    again = _computed_again(setting)
-    if has_whole_backwards or not has_split_backward:
-        # Gradients of kernels come last, and their factors wait: five of a stream and of a width were observed, if all
-        # scores are one block, one.
-        waiting = 1 if setting.model.attention == "xla" else 5
-        in_attention = of.scores + waiting * (of.stream + (of.stream if of.rows else of.width))
-        # Experts: four of the rows and three of the widths were observed.
-        in_experts = 4 * of.rows + 3 * of.width if of.rows else 0
-        parts["layer_backward"] = again + max(in_attention, in_experts, of.kernels + 4 * of.stream)
-    if has_split_backward:
-        scores = _scores(setting, has_dropout=False)  # observed: dropout keeps no additional array of scores
-        parts["layer_input_gradient"] = again + scores + 3 * of.stream + 3 * of.width // 2
-        # On one device each gradient is added to its sum at once; on several it waits for gathered arrays.
-        waits = of.kernels + 2 * of.stream + 2 * of.width if setting.num_token_parts > 1 else of.kernels // 2 + of.width
-        parts["layer_weight_gradient"] = waits
-    return parts
-
-
-def head_bytes(setting: Setting) -> int:
-    """Bytes of head and loss, forward and backward.
-
-    A chunk of tokens has float32 logits and their gradient. If all are one chunk, the logits are freed as their
-    gradient is made.
-    """
-    of, itemsize = _buffers(setting), ITEMSIZE[setting.dtype]
-    num_rows = local_rows(setting)
-    logits = chunks_of(predicted_tokens(setting), num_rows)[1] * num_rows
-    streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
-    return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
-
-
-def _embed_backward(setting: Setting) -> int:
-    """Bytes of the stream's gradient, the gathered one where tokens are split; and dropout's draws."""
-    of, has_dropout = _buffers(setting), setting.anatomy.has_dropout
-    if setting.num_token_parts > 1:
-        return of.stream + has_dropout * of.local
-    return has_dropout * of.local // ITEMSIZE[setting.dtype]
-
-
-def _buffers(setting: Setting) -> Buffers:
-    of, itemsize = layer_sizes(setting), ITEMSIZE[setting.dtype]
-    return Buffers(
-        kernels=itemsize * layer_parameters(setting.model).of_device(setting),
-        local=itemsize * of.stream,
-        stream=itemsize * of.stream * setting.num_token_parts,
-        width=itemsize * of.width,
-        rows=itemsize * feed_forward_rows(setting) * setting.anatomy.hidden if setting.anatomy.num_experts > 1 else 0,
-        scores=_scores(setting, has_dropout=setting.anatomy.has_dropout),
-    )
-
-
-def _scores(setting: Setting, *, has_dropout: bool) -> int:
-    """Bytes of scores at the largest block of queries.
-
-    A block has probabilities and their gradients, in float32 and in the dtype of the matmuls. If all is
-    one block (`xla`) the matmuls are in that dtype too, and only one float32 array remains; dropout keeps one more.
-    """
-    model, itemsize = setting.model, ITEMSIZE[setting.dtype]
-    num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
-    if model.attention == "xla":
-        return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
-    cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
-    most_scores = max(block.num_queries * (block.end_key - block.first_key) for block in cut)
-    return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores
-
-
-def _computed_again(setting: Setting) -> int:
-    """Bytes of a recomputed layer: the arrays that it would otherwise save, and two streams in transit."""
-    if setting.model.recompute != "full":
-        return 0
-    return (
-        layer_residuals(setting, recompute="none").page_bytes
-        + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
-    )
-
-
 Expected = tuple[str, str]  # how a layer recomputes; the text that has times
-FEW, FEW_WOVEN = 3, 5  # least number of periods for which a table is representative; of one with S and T
+# Least number of periods of the rows for which a table has all that a longer one has: warm-up, cool-down, and one
+# period between them. S and T reach over further periods.
+FEW = 3
+FEW_WOVEN = 5
 
 
 @dataclass(frozen=True)
@@ -180,15 +69,20 @@ def counts(setting: Setting) -> Counts:
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    name, num_microbatches = setting.schedule_name, setting.num_microbatches
+    name = setting.schedule_name
+    num_microbatches = setting.num_microbatches
     is_woven = setting.woven is not None
+    # Lowering all microbatches would take seconds for each candidate of a plan.
     few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options, is_woven=is_woven)
+    # Hashable texts, since `counted` caches by them.
     expected = setting.model.recompute, times_written(setting.options, setting.costs)
     of_few = _of_equal_stages(
         name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
     )
+    # Only schedules as GPipe hold more with more microbatches.
     if not of_few.holds_all:
         return of_few
+    # Exact: such a device holds equally much of every microbatch.
     waiting = {unit: number * num_microbatches // few for unit, number in of_few.waiting.items()}
     buffers = {
         unit: number - of_few.waiting.get(unit, 0) + waiting.get(unit, 0) for unit, number in of_few.buffers.items()
@@ -206,10 +100,12 @@ def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str
         256
     """
     period = period_of(name, pipe, options)
+    # Without a known period nothing says when a table repeats, so it is lowered whole.
     if period is None:
         return num_microbatches
     group = max(pipe, period)
     few = max(group * (FEW_WOVEN if is_woven else FEW), find_method(name).least_microbatches(pipe))
+    # The remainder stays what it is: it decides how the last period is filled.
     return min(num_microbatches, few + (num_microbatches - few) % (2 * group))
 
 
@@ -220,7 +116,7 @@ def _of_equal_stages(
     layers_per_stage: tuple[int, ...],
     expected: Expected,
     num_microbatches: int,
-    woven: Woven | None,
+    woven: HeadRowsSpec | None,
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
@@ -228,13 +124,14 @@ def _of_equal_stages(
     """
     num_layers = layers_per_stage[0]
     schedule = named_schedule(name, pipe, num_microbatches, options)
+    # Pages and gradients in flight are counted in layers, so that tables differ in more than a factor.
     if len(set(layers_per_stage)) > 1 or schedule.has_transfers or schedule.placement.num_replicas > 1:
         return counted(name, options, pipe, layers_per_stage, expected, num_microbatches, woven)
-    found = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
+    of_one_layer = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
     return replace(
-        found,
-        pages=found.pages * num_layers,
-        weight_gradient_pages=found.weight_gradient_pages * num_layers,
+        of_one_layer,
+        pages=of_one_layer.pages * num_layers,
+        weight_gradient_pages=of_one_layer.weight_gradient_pages * num_layers,
     )
 
 
@@ -246,7 +143,7 @@ def counted(
     layers_per_stage: tuple[int, ...],
     expected: Expected,
     num_microbatches: int,
-    woven: Woven | None = None,
+    woven: HeadRowsSpec | None = None,
 ) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 
@@ -266,6 +163,7 @@ def counted(
     costs = costs.of_layers(layers_per_stage)
     table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs)
     placement = schedule.placement
+    # A device may hold a second replica's chunks too, but each microbatch runs through one of them.
     most_layers = max(
         sum(layers_per_stage[stage] for _, stage in held[: placement.num_chunks]) for held in placement.stages_of
     )
@@ -277,6 +175,7 @@ def counted(
         known_unit_bytes=table.known_unit_bytes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
+        # With a flush a device has one version of its weights, which `parameter_bytes` counts by chunks.
         copies=sum(table.copies_of_chunk) if schedule.delays else 0,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
@@ -333,9 +232,11 @@ def memory(setting: Setting) -> Bytes:
 
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
-    number, itemsize = counts(setting), ITEMSIZE[setting.dtype]
+    number = counts(setting)
+    itemsize = ITEMSIZE[setting.dtype]
     layer = layer_residuals(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
+    # Without split backwards nothing is deferred, whatever the table counts.
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     # Unit of what transfers store -> its bytes.
     of_unit = {
@@ -343,13 +244,14 @@ def memory(setting: Setting) -> Bytes:
         "message": layer_sizes(setting).stream * itemsize,
         "page": layer.page_bytes,
         "layer gradients": params.exchanged_layer,
-        "head slot": _exponential_bytes(setting),
+        "head slot": exponential_bytes(setting),
     }
     stored = {unit: count * of_unit[unit] for unit, count in number.buffers.items()}
     work = at_work(
         setting,
         has_whole_backwards=number.has_whole_backwards,
         has_split_backward=number.has_split_backward,
+        # Only without flush is a layer updated inside of the step; `copies` is 0 with one.
         updated_layer=params.updated_layer if number.copies else 0,
         met=params.met,
     )
@@ -360,50 +262,13 @@ def memory(setting: Setting) -> Bytes:
         gradients=params.gradients,
         slots=number.pages * layer.page_bytes,
         weight_slots=num_apart * layer.apart_bytes + work.deferred,
+        # All that is neither a message nor a split head's is on its way between a pair of devices.
         transit=sum(size for unit, size in stored.items() if unit not in ("message", "head slot")),
         inboxes=stored["message"],
         logits=work.logits,
         workspace=work.workspace,
         exponentials=stored.get("head slot", 0),
     )
-
-
-class AtWork(NamedTuple):
-    """Bytes that actions hold while they run: `logits` and `workspace` of `Bytes`, and what I of one layer defers."""
-
-    deferred: int
-    logits: int
-    workspace: int
-
-
-def at_work(
-    setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int = 0, met: int = 0
-) -> AtWork:
-    """What the schedule decides only by the kinds of its backwards.
-
-    Args:
-        has_whole_backwards: whether any backward is in one part.
-        has_split_backward: whether any backward is in two parts.
-        updated_layer: bytes of the UPDATE of a layer.
-        met: bytes of shared gradients that travel while a layer's backward computes.
-    """
-    parts = part_bytes(setting, has_whole_backwards=has_whole_backwards, has_split_backward=has_split_backward)
-    if met:
-        parts["layer_backward"] += met
-    deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
-    # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
-    logits = max(0, head_bytes(setting) - deferred)
-    others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
-    largest = max(others, parts.get("layer_input_gradient", 0), updated_layer)
-    return AtWork(deferred, logits, max(0, largest - logits))
-
-
-def _exponential_bytes(setting: Setting) -> int:
-    """Bytes that one microbatch leaves from S to T: exponentials; three numbers a token and the order, own and all."""
-    num_chunks, size = chunks_of(predicted_tokens(setting), local_rows(setting))
-    statistics = 3 * num_chunks * size + setting.anatomy.sentence_order
-    exponentials = ITEMSIZE[setting.dtype] * num_chunks * size * local_rows(setting)
-    return exponentials + FLOAT32_BYTES * statistics * (1 + setting.pipe)
 
 
 def fits(setting: Setting, needed: Bytes | None = None, *, margin: float = 0.0) -> bool:
@@ -414,6 +279,7 @@ def fits(setting: Setting, needed: Bytes | None = None, *, margin: float = 0.0) 
         margin: fraction by which a step may need more bytes than predicted.
     """
     predicted = (needed or memory(setting)).total
+    # The margin is of what is predicted; the reserve is known.
     return predicted * (1.0 + margin) + RESERVE_BYTES <= setting.topology.hardware.memory_bytes
 
 

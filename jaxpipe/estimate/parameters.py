@@ -54,6 +54,7 @@ class Parameters:
 
     def owned_by_device(self, setting: Setting) -> float:
         """Number of a layer's parameters whose masters a device has."""
+        # Without ZeRO-1 every copy has all masters.
         return sum(number / (group.size if setting.zero1 else 1) for group, number in self.by_copies(setting))
 
 
@@ -71,8 +72,11 @@ def shared_parameters(model: ModelConfig) -> Parameters:
 
 def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
     """(devices with equal copies, parameters of a device that are copied so), for embedding and head."""
-    places, parameters = places_of(setting), shared_parameters(setting.model)
-    rows, whole = parameters.split // setting.vocab_parts, parameters.whole
+    places = places_of(setting)
+    parameters = shared_parameters(setting.model)
+    # Only rows of tokens are split over `pipe`; norms and positions stay whole.
+    rows = parameters.split // setting.vocab_parts
+    whole = parameters.whole
     if setting.vocab_over_pipe:
         return (places.copies, rows), (places.shared, whole)
     return ((places.shared, rows + whole),)
@@ -123,7 +127,9 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             masters.
         copies: compute copies of chunks without flush, whose weights have one or two versions; 0 with a flush.
     """
-    itemsize, rows = ITEMSIZE[setting.dtype], chunks * max(setting.layers_per_stage)
+    itemsize = ITEMSIZE[setting.dtype]
+    # A stacked array has as many rows on all devices: the largest stage's.
+    rows = chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
@@ -139,11 +145,14 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
                 num_kernel_parts=setting.vocab_parts if is_over_pipe else setting.num_kernel_parts,
                 num_expert_parts=setting.num_expert_parts,
             )
+            # The padded dims of a device's part, as they lie in memory.
             size = math.prod(dims)
             num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
+            # Muon keeps a momentum alone of a layer's matrices; all others are AdamW's.
             has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
             num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
+            # If not one of these holds, the masters themselves are computed with.
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0
             weights += int(is_copied * held * size) * itemsize
             gradients += FLOAT32_BYTES * computed * size
@@ -160,5 +169,6 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:
     """Number of devices over which masters are split: those with equal copies, if they divide any dim."""
     num_copies = setting.along(MASTERS_OF_EXPERTS) if parameter.split_experts is not None else num_copies
+    # As in `jaxpipe.program.partition`: a parameter with no dim that divides stays whole.
     divides = any(size % num_copies == 0 for size in dims)
     return num_copies if setting.zero1 and divides else 1

@@ -30,14 +30,14 @@ def balanced_partition(
 ) -> tuple[int, ...]:
     """The layers of each stage, [stage], such that the busiest device has as little to do as possible.
 
-    Stages are consecutive layers, each at least one. Of equal partitions the first one found is returned; it has
+    Stages are consecutive layers, each at least one. Of equal partitions the first is returned, which has
     the fewest devices with most to do.
 
-    The best is found if every device holds one stage (by bisection: a bound on the time of a stage is kept if stages
-    filled one after the other hold all layers), and if all layers are equal, on any stages (they are
-    dealt out one by one, each to a device that has least to do). Else,
-    from the partition whose largest stage is least, layers move away from the device that has most to do as long as
-    that helps: no worse, though not always the best.
+    The partition is the best if every device holds one stage (by bisection: a bound on the time of a stage is kept if
+    stages filled one after the other hold all layers), and if all layers are equal, on any stages (layers are dealt out
+    one by one, each to a device that has least to do). Otherwise layers move away from the device that has most to do,
+    from the partition whose largest stage is least, as long as that helps: the result is no worse than that partition,
+    and not always the best.
 
     Args:
         layers: [layer] time of one layer, in any unit.
@@ -59,6 +59,7 @@ def balanced_partition(
     num_stages = 1 + max(max(stages) for stages in held)
     _check_enough(len(layers), num_stages)
     problem = _Problem(layers, held, first, last, sizes or [0.0] * len(layers), most)
+    # Equal layers: dealing them out is optimal, and fast.
     if len({*zip(layers, problem.sizes, strict=True)}) == 1:
         counts = _dealt(problem, num_stages)
     else:
@@ -75,10 +76,12 @@ class _Problem:
         self, layers: Sequence[float], held: Held, first: float, last: float, sizes: Sequence[float], most: float
     ):
         self.time = (0.0, *accumulate(layers))
-        self.layers, self.sizes = layers, sizes
+        self.layers = layers
+        self.sizes = sizes
         self.size = (0.0, *accumulate(sizes))
         self.ends = (first, last)
-        self.held, self.most = held, most
+        self.held = held
+        self.most = most
 
     def times(self, counts: Sequence[int]) -> list[float]:
         """Time of each device, [device]."""
@@ -96,31 +99,40 @@ class _Problem:
     def least_largest_stage(self, num_stages: int) -> tuple[int, ...]:
         """Partition whose largest stage is shortest, each stage within `most` bytes if any partition is."""
         total = self.time[-1] + sum(self.ends)
+        # If no partition fits, the least time is searched all the same, and `_refuse` shows that one.
         most = self.most if self._filled(math.inf, self.most, num_stages) else math.inf
         best = self._filled(math.inf, most, num_stages)
         assert best  # all but the last layers on the first stage, at the least
-        low, high = total / num_stages, total
+        low = total / num_stages
+        high = total
+        # `high` always has a partition, `low` has none or is a bound that none can beat.
         while high - low > TINY * total:
             middle = (low + high) / 2
-            found = self._filled(middle, most, num_stages)
-            if found is None:
+            partition = self._filled(middle, most, num_stages)
+            if partition is None:
                 low = middle
             else:
-                best, high = found, middle
+                best = partition
+                high = middle
         return best
 
     def _filled(self, bound: float, most: float, num_stages: int) -> tuple[int, ...] | None:
         """Greedy partition: each stage holds as much as the bounds allow; None if layers remain."""
-        num_layers, counts, begin = len(self.time) - 1, [], 0
+        num_layers = len(self.time) - 1
+        counts = []
+        begin = 0
         for stage in range(num_stages):
             room = bound - (self.ends[0] if stage == 0 else 0.0) - (self.ends[1] if stage == num_stages - 1 else 0.0)
-            end, latest = begin, num_layers - (num_stages - 1 - stage)
+            end = begin
+            # Later stages must keep a layer each.
+            latest = num_layers - (num_stages - 1 - stage)
             while (
                 end < latest
                 and self.time[end + 1] - self.time[begin] <= room
                 and self.size[end + 1] - self.size[begin] <= most
             ):
                 end += 1
+            # Not even one layer fits within the bound.
             if end == begin:
                 return None
             counts.append(end - begin)
@@ -133,14 +145,18 @@ def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
 
     A stage on a full device gets a layer only if all other devices are full too.
     """
-    layer, size = problem.layers[0], problem.sizes[0]
+    layer = problem.layers[0]
+    size = problem.sizes[0]
     holders = [[d for d, stages in enumerate(problem.held) if stage in stages] for stage in range(num_stages)]
     counts = [1] * num_stages
-    times, held = problem.times(counts), [size * len(stages) for stages in problem.held]
+    times = problem.times(counts)
+    held = [size * len(stages) for stages in problem.held]
 
     def rank(stage: int) -> tuple[bool, float, int, int]:
         is_full = any(held[device] + size > problem.most for device in holders[stage])
+        # Ties go to the stages in the middle, away from embedding and head.
         middle = min(stage, num_stages - 1 - stage)
+        # Rounded, since sums in another order differ by an ulp and would decide ties by chance.
         return is_full, round(max(times[device] for device in holders[stage]), 9), counts[stage], -middle
 
     for _ in range(len(problem.layers) - num_stages):
@@ -161,14 +177,17 @@ def _moved(problem: _Problem, counts: tuple[int, ...]) -> tuple[int, ...]:
         moves = [
             _move(counts, source, target)
             for source in problem.held[busiest]
+            # A stage keeps at least one layer.
             if counts[source] > 1
             for target in range(len(counts))
             if target != source
         ]
         best = min(moves, key=lambda moved: _rank(problem, moved), default=counts)
+        # Better by more than rounding, or the search could go round in circles.
         if not _is_less(_rank(problem, best), rank):
             return counts
-        counts, rank = best, _rank(problem, best)
+        counts = best
+        rank = _rank(problem, best)
 
 
 def _move(counts: tuple[int, ...], source: int, target: int) -> tuple[int, ...]:
@@ -186,9 +205,9 @@ def _rank(problem: _Problem, counts: tuple[int, ...]) -> tuple[float, ...]:
 
 def _is_less(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     """Whether `first` ranks before `second`, up to rounding."""
-    for one, other in zip(first, second, strict=True):
-        if not math.isclose(one, other, rel_tol=TINY, abs_tol=TINY):
-            return one < other
+    for value, other_value in zip(first, second, strict=True):
+        if not math.isclose(value, other_value, rel_tol=TINY, abs_tol=TINY):
+            return value < other_value
     return False
 
 

@@ -44,8 +44,10 @@ class LayerSizes:
 
 def layer_sizes(setting: Setting) -> LayerSizes:
     """Sizes of the arrays of `setting`."""
-    anatomy, num_parts = setting.anatomy, setting.num_kernel_parts
+    anatomy = setting.anatomy
+    num_parts = setting.num_kernel_parts
     num_tokens = setting.microbatch_size * setting.seq_len
+    # A device has whole heads, so that the number of heads is divided first.
     rows = num_tokens * (anatomy.num_heads // num_parts)
     return LayerSizes(
         stream=num_tokens * anatomy.hidden // setting.num_token_parts,
@@ -59,7 +61,8 @@ def layer_sizes(setting: Setting) -> LayerSizes:
 
 def feed_forward_rows(setting: Setting) -> int:
     """Rows that a layer's feed forward computes for a microbatch: its tokens, or the rows of its experts' tiles."""
-    anatomy, num_tokens = setting.anatomy, setting.microbatch_size * setting.seq_len
+    anatomy = setting.anatomy
+    num_tokens = setting.microbatch_size * setting.seq_len
     if anatomy.num_experts == 1:
         return num_tokens
     return math.prod(dispatch_of_setting(setting).shape(setting.microbatch_size, setting.seq_len))
@@ -113,7 +116,9 @@ class LayerResiduals:
             >>> bf16.apart_bytes  # dx and dz take the ten elements of x; dy is left over
             8
         """
-        kept, others = 0, {*self.saved, *self.deferred}.difference(self.float32, self.int32)
+        kept = 0
+        others = {*self.saved, *self.deferred}.difference(self.float32, self.int32)
+        # Arrays share memory only with arrays of their dtype.
         for itemsize, names in ((self.itemsize, others), (FLOAT32_BYTES, self.float32), (FLOAT32_BYTES, self.int32)):
             free, wanted = (
                 [size for name, size in arrays.items() if name in names]
@@ -122,6 +127,7 @@ class LayerResiduals:
                     self.deferred,
                 )
             )
+            # A subset sum decides which deferred arrays fill the room best; of a dozen arrays all sums can be tried.
             sums = {0}
             for size in wanted:
                 sums |= {total + size for total in sums if total + size <= sum(free)}
@@ -153,7 +159,9 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
     Source: Korthikanti et al., MLSys 2023, section 4.2, for what stays; the arrays are those of `jaxpipe.models.block`.
     """
     recompute = recompute or setting.model.recompute
-    of, full, parallel = layer_sizes(setting), recompute == "full", setting.anatomy.parallel
+    of = layer_sizes(setting)
+    full = recompute == "full"
+    parallel = setting.anatomy.parallel
     routing = routing_residuals(setting) if setting.anatomy.num_experts > 1 else {}
     between = {} if parallel else {"stream between": of.stream}
     ups = {f"input {i} of the activation": of.width for i in range(setting.anatomy.num_up)}
@@ -171,12 +179,14 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
             **ups,
             **routing,
         }
+        # Fused and chunked attention recompute probabilities from these; xla's saves them.
         if setting.model.attention != "xla":
             saved["log-sum-exp"] = of.rows
         elif recompute == "none":
             saved["probabilities"] = of.scores
     of_routing = _deferred_of_routing(setting) if routing else {}
     of_tiles = {name: size for name, size in routing.items() if name == EXPERT_OF_TILE}
+    # A layer of parallel halves keeps a number a token of each norm and computes the outputs again in W.
     size_of_norm = of.stream // setting.anatomy.hidden if parallel else of.stream
     norms = {"norm of attention": size_of_norm, "norm of the feed forward": size_of_norm}
     deferred = {
@@ -186,6 +196,7 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
         "gradient of queries, keys and values": of.queries + 2 * of.keys,
         **norms,
         **({"attended": of.queries} if full else {}),
+        # Recomputed in I, so that W finds them only if I defers them; else they are saved from forward.
         **(of_tiles if full else {}),
         **of_routing,
     }
@@ -201,12 +212,15 @@ def layer_residuals(setting: Setting, *, recompute: str | None = None) -> LayerR
 
 
 def routing_residuals(setting: Setting) -> Arrays:
-    """What experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
-    anatomy, rows, dispatch = setting.anatomy, feed_forward_rows(setting), dispatch_of_setting(setting)
+    """The arrays that experts save besides rows, four bytes each: see `jaxpipe.models.dispatch.Tiles` and `Routing`."""
+    anatomy = setting.anatomy
+    rows = feed_forward_rows(setting)
+    dispatch = dispatch_of_setting(setting)
     choices = setting.microbatch_size * setting.seq_len * anatomy.experts_per_token
     of_all = choices * dispatch.num_sources
     num_tiles, _ = dispatch.shape(setting.microbatch_size, setting.seq_len)
     return {
+        # The router sees a device's own tokens only; its choices are gathered for the rest.
         CHOSEN: choices // setting.num_token_parts,
         "weights of the chosen": of_all,
         "choice of a row": rows,
@@ -217,7 +231,7 @@ def routing_residuals(setting: Setting) -> Arrays:
 
 
 def _deferred_of_routing(setting: Setting) -> Arrays:
-    """What I saves for W of experts besides rows, four bytes each."""
+    """The arrays that I saves for W of experts besides rows, four bytes each."""
     return {
         "token of a row": feed_forward_rows(setting),
         "token of a row, for the gradient": feed_forward_rows(setting),

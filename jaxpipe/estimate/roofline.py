@@ -20,6 +20,7 @@ from jaxpipe.estimate.communication import collectives_s, of_head_s
 from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, ring_s
+from jaxpipe.estimate.traffic import traffic, update_bytes
 from jaxpipe.estimate.work import (
     OPERATIONS,
     Matmul,
@@ -27,8 +28,6 @@ from jaxpipe.estimate.work import (
     head_matmuls,
     layer_matmuls,
     split_head_matmuls,
-    traffic,
-    update_bytes,
 )
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind
@@ -142,11 +141,12 @@ class Roofline:
         Args:
             hardware: the kind of GPU.
             folder: where the file NAME.json of a GPU is: `constants.json` as `python -m experiments.gpu` writes it.
-                Its entries that are fields here take their place.
+                Entries that have the name of a field here replace its default.
         """
         path = folder / f"{hardware.name}.json"
         measured = json.loads(path.read_text()) if path.is_file() else {}
-        own = {each.name for each in fields(cls)} - {"hardware"}
+        # A file of constants has others too, as of kernels; `hardware` is what the caller asks for.
+        own = {field.name for field in fields(cls)} - {"hardware"}
         return cls(hardware, **{name: value for name, value in measured.items() if name in own})
 
     def times(self, setting: Setting) -> Times:
@@ -155,7 +155,10 @@ class Roofline:
         Raises:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
-        matmuls, moved, drawn, dtype = layer_matmuls(setting), traffic(setting), dropout_draws(setting), setting.dtype
+        matmuls = layer_matmuls(setting)
+        moved = traffic(setting)
+        drawn = dropout_draws(setting)
+        dtype = setting.dtype
         is_again = setting.model.recompute == "full"
         sent_s = collectives_s(setting, self.gather_s)
 
@@ -174,7 +177,9 @@ class Roofline:
             computed_s = sum(self.matmul_s(matmul, dtype) for matmul in of) + self.draw_s(num_drawn)
             return computed_s + self.memory_s(num_bytes) + sent_s(number) + kernels * self.kernel_s
 
+        # A split backward runs as many kernels in I as in W.
         half = self.backward_kernels / 2
+        # B is I and W in one, without what W repeats of I's collectives and without copies of pages.
         input_gradient_s = part_s(
             matmuls.input_gradient,
             moved.input_gradient,
@@ -209,10 +214,12 @@ class Roofline:
     def link(self, *, in_node: bool) -> Link:
         """Link that messages take between two devices of a node, or of two nodes."""
         latency_s = self.nvlink_latency_s if in_node else self.network_latency_s
+        # A message never is faster than a collective on the same link.
         return Link(latency_s, min(self.message_bytes_per_s, self._bytes_per_s(in_node=in_node)))
 
     def gather_s(self, group: Group, num_bytes: float) -> float:
         """Seconds of a gather or a scattered sum that computing does not hide, by the fastest of `protocols`."""
+        # No ring, and not even the start of a collective.
         if group.size == 1:
             return 0.0
 
@@ -237,12 +244,14 @@ class Roofline:
         Raises:
             ConfigError: the fraction is not known for this GPU.
         """
+        # XLA computes float32 matmuls in TF32 on GPUs.
         peak = {"bfloat16": self.hardware.bf16_flops_per_s, "float32": self.hardware.tf32_flops_per_s}[dtype]
         if matmul.fused:
             fraction = fused_fraction_of(self.hardware) if self.fused_fraction is None else self.fused_fraction
             return matmul.flops / (peak * fraction)
         fraction = matmul_fraction_of(self.hardware) if self.matmul_fraction is None else self.matmul_fraction
         computed_s = padded_flops(matmul, self.hardware.num_cores) / (peak * fraction)
+        # Compute and memory traffic overlap within a matmul; the slower one decides.
         return max(computed_s, self.memory_s(matmul.num_bytes(ITEMSIZE[dtype])))
 
     def memory_s(self, num_bytes: float) -> float:
@@ -277,6 +286,7 @@ def fused_fraction_of(hardware: Hardware) -> float:
 
 def _known(fractions: Mapping[str | tuple[int, int], float], hardware: Hardware, field: str, *, repair: str) -> float:
     """The fraction of a GPU by its name, else by its compute capability."""
+    # The name first: GPUs of one capability differ in clock and power.
     for key in (hardware.name, hardware.compute_capability):
         if key in fractions:
             return fractions[key]
@@ -306,6 +316,7 @@ def padded_flops(matmul: Matmul, num_cores: int) -> int:
     """
 
     def padded(rows: int, columns: int) -> int:
+        # Every tile computes whole, also where rows or columns end within it; so does the last wave.
         num_tiles = matmul.num * -(-matmul.rows // rows) * -(-matmul.columns // columns)
         return -(-num_tiles // num_cores) * num_cores * rows * columns
 

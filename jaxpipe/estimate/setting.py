@@ -18,7 +18,7 @@ from jaxpipe.cluster.axes import AXES, MASTER_AXES, MASTERS_OF_EXPERTS, STAGE_AX
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, mesh_axes, model_config
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import Woven, head_share, options_with_times, times_written
+from jaxpipe.config.costs import HeadRowsSpec, head_share, options_with_times, times_written
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
 from jaxpipe.data.packing import DOCUMENTS, WINDOWS
@@ -88,12 +88,14 @@ class Setting(MeshSizes):
         return options_with_times(self.schedule_name, self.options, self.costs)
 
     @cached_property
-    def woven(self) -> Woven | None:
+    def woven(self) -> HeadRowsSpec | None:
         """Costs for which S and T are woven into the schedule's rows; None without them."""
         if not self.vocab_over_pipe:
             return None
+        # Text in place of `Costs`: a cache key of `counted`.
         written = times_written(self.options, self.costs)
-        return self.model.recompute, written, head_share(self.model, self.seq_len, self.num_predicted)
+        share = head_share(self.model, self.seq_len, self.num_predicted)
+        return HeadRowsSpec(self.model.recompute, written, share)
 
     @property
     def vocab_parts(self) -> int:
@@ -137,8 +139,13 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
         ScheduleError: the schedule cannot be built.
     """
-    mesh, schedule, axes = config.mesh, outline(config), mesh_axes(config)
-    model, packing = model_config(config), config.data.get("packing", WINDOWS)
+    mesh = config.mesh
+    schedule = outline(config)
+    axes = mesh_axes(config)
+    model = model_config(config)
+    # Given models and runs from before the field have none.
+    packing = config.data.get("packing", WINDOWS)
+    # Before the setting exists: its assignment would fail with a less helpful error.
     topology.check_holds(**axes)
     return Setting(
         model=model,
@@ -165,6 +172,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
 
 def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) -> str:
     """Order of the mesh that `mesh.order="auto"` stands for, the first that the topology allows."""
+    # The last one is not tried: if none fits, its error tells why.
     *preferred, last = orders_to_try(schedule)
     for order in preferred:
         with suppress(ConfigError):
@@ -182,6 +190,7 @@ def placement_of(setting: Setting) -> Placement:
 
 @cache
 def _placement(name: str, num_devices: int, options: str) -> Placement:
+    # The placement does not depend on the microbatches, and few are built faster.
     return smallest_schedule(name, num_devices, options).placement
 
 
@@ -208,6 +217,7 @@ class Group:
         return self.per_node == self.size
 
 
+# Arrays have no single truth value, so that a generated __eq__ would raise.
 @dataclass(frozen=True, eq=False)
 class Places:
     """The groups of a mesh and the number of their devices per node; of the groups of a kind the worst one.
@@ -238,11 +248,13 @@ def places_of(setting: Setting) -> Places:
 def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> Places:
     sizes = dict(axes)
     nodes = assign(order, **sizes, gpus_per_node=gpus_per_node).nodes.reshape(*sizes.values())
+    # [pipe, copy of the pipeline] node of a device.
     flat = np.moveaxis(nodes, AXES.index(STAGE_AXIS), 0).reshape(sizes[STAGE_AXIS], -1)
 
     def worst(*along: str) -> Group:
         """Of the groups along these axes the one with the fewest members in a node."""
         places = [AXES.index(axis) for axis in along]
+        # Members of a group side by side in the last dims, one row a group.
         last = np.moveaxis(nodes, places, range(-len(places), 0))
         return _worst(last.reshape(-1, MeshSizes(**sizes).along(along)))
 
@@ -259,4 +271,5 @@ def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -
 def _worst(nodes: np.ndarray) -> Group:
     """The group with the fewest members in a node, given the nodes of all groups, [group, member]."""
     size = nodes.shape[1]
+    # Groups in the same nodes count once: thousands of GPUs have few different rows.
     return Group(size, min(int(np.unique(group, return_counts=True)[1].min()) for group in np.unique(nodes, axis=0)))

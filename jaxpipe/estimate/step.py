@@ -132,8 +132,9 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    times, collectives = source.times(setting), step_collectives(setting, source)
-    found = ends(
+    times = source.times(setting)
+    collectives = step_collectives(setting, source)
+    makespans = ends(
         setting.schedule_name,
         setting.pipe,
         setting.num_microbatches,
@@ -141,16 +142,18 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
         setting.woven,
     )
+    # Devices sum at the same time; the one with most to sum decides.
     at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
-    reduced_s = found.closed_s - found.exchanged_s if program.reduces_in_rounds else float(at_once_s)
+    reduced_s = makespans.closed_s - makespans.exchanged_s if program.reduces_in_rounds else float(at_once_s)
     return Estimate(
         setting=setting,
         times=times,
         copies_s=collectives.copies_s,
-        pipeline_s=found.exchanged_s if program.waits_between_steps else found.span_s,
+        pipeline_s=makespans.exchanged_s if program.waits_between_steps else makespans.span_s,
         reduce_s=reduced_s + collectives.shared_s,
         update_s=times.update_s,
-        bubble_ratio=1.0 - found.work_s / found.computed_s,
+        # Of computed time alone, as papers count it: sums and exchanges are no bubble.
+        bubble_ratio=1.0 - makespans.work_s / makespans.computed_s,
     )
 
 
@@ -158,7 +161,8 @@ def _seconds(
     setting: Setting, times: Times, source: TimeSource, *, closing: np.ndarray, messages_block: bool = False
 ) -> Seconds:
     """Seconds of the schedule's actions, messages and exchanges."""
-    layers, places = np.array(setting.layers_per_stage), places_of(setting)
+    layers = np.array(setting.layers_per_stage)
+    places = places_of(setting)
     of_kind = stage_seconds(times, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
     near, far = _links(places.apart, source)
     latency = np.where(places.apart, far.latency_s, near.latency_s)
@@ -166,7 +170,8 @@ def _seconds(
     num_bytes = message_bytes(setting)
     if messages_block:  # the sender is busy, and the message is there at once
         of_kind += _sending_s(setting, latency + per_byte * num_bytes)
-        latency, num_bytes = np.zeros_like(latency), 0.0
+        latency = np.zeros_like(latency)
+        num_bytes = 0.0
     return Seconds(
         of_kind=of_kind,
         closing=closing,
@@ -182,14 +187,14 @@ def _seconds(
 
 def _sending_s(setting: Setting, message_s: np.ndarray) -> np.ndarray:
     """[kinds, stages] seconds of the message that follows an action, given those [source device, target device]."""
-    found = np.zeros((len(Kind), len(setting.layers_per_stage)))
+    seconds = np.zeros((len(Kind), len(setting.layers_per_stage)))
     for devices in placement_of(setting).devices:
         for stage, (here, there) in enumerate(pairwise(devices)):
             if here != there:
-                found[Kind.F, stage] = max(found[Kind.F, stage], message_s[here, there])
+                seconds[Kind.F, stage] = max(seconds[Kind.F, stage], message_s[here, there])
                 for kind in BACKWARD_KINDS:
-                    found[kind, stage + 1] = max(found[kind, stage + 1], message_s[there, here])
-    return found
+                    seconds[kind, stage + 1] = max(seconds[kind, stage + 1], message_s[there, here])
+    return seconds
 
 
 def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
@@ -202,6 +207,7 @@ def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
 
 def _closing_s(setting: Setting, source: TimeSource) -> np.ndarray:
     """Seconds to sum a stage's gradients over their copies, [stage]."""
+    # Sums are made by stage, as soon as its gradients are complete.
     layer_s = _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
     return np.array(setting.layers_per_stage) * layer_s
 
@@ -210,19 +216,25 @@ def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group
     """Seconds to sum gradients over their copies: scattered with ZeRO-1, else gathered again."""
     over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
     num_bytes = FLOAT32_BYTES * sum(number for _, number in by_copies)
+    # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, in `_copies_s`. Over tensor and
+    # token parts a sum is always whole.
     return (1 if setting.zero1 else 2) * over_copies_s + 2 * source.gather_s(places_of(setting).sums, num_bytes)
 
 
 def _copies_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to gather the compute copies of layers, embedding and head."""
-    places, placement, item = places_of(setting), placement_of(setting), ITEMSIZE[setting.dtype]
-    parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
+    places = places_of(setting)
+    placement = placement_of(setting)
+    item = ITEMSIZE[setting.dtype]
+    parameters = layer_parameters(setting.model)
+    most = max(layers_of_devices(setting))
     seconds = 0.0
     if setting.zero1:
         by_copies = parameters.by_copies(setting)
         seconds += sum(source.gather_s(group, item * most * number) for group, number in by_copies if number)
         seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))
     if placement.num_replicas == 2:
+        # A replica's stage is on the mirrored device of `pipe`.
         is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
         own = item * most * parameters.owned_by_device(setting) / 2
         seconds += source.link(in_node=not is_apart).seconds(own)

@@ -75,7 +75,8 @@ def stage_seconds(times: Times, layers_per_stage: Sequence[int], *, vocab_over_p
                 "costs out",
             )
         )
-    seconds[Kind.S], seconds[Kind.T] = times.statistics_s, times.gradients_s
+    seconds[Kind.S] = times.statistics_s
+    seconds[Kind.T] = times.gradients_s
     return seconds
 
 
@@ -138,10 +139,14 @@ def ring_s(group: Group, num_bytes: float, link: Callable[[bool], Link]) -> floa
     """
     if group.size == 1:
         return 0.0
-    near, far_steps = link(True), 0
-    latency_s, bytes_per_s = near.latency_s, near.bytes_per_s
+    near = link(True)
+    far_steps = 0
+    latency_s = near.latency_s
+    bytes_per_s = near.bytes_per_s
     if not group.in_node:
-        far, far_steps = link(False), -(-group.size // group.per_node) - 1
-        latency_s, bytes_per_s = far.latency_s, min(bytes_per_s, group.per_node * far.bytes_per_s)
+        far = link(False)
+        far_steps = -(-group.size // group.per_node) - 1
+        latency_s = far.latency_s
+        bytes_per_s = min(bytes_per_s, group.per_node * far.bytes_per_s)
     steps_s = far_steps * latency_s + (group.size - 1 - far_steps) * near.latency_s
     return steps_s + sent_bytes(group, num_bytes) / bytes_per_s

@@ -1,7 +1,8 @@
-"""The work of a device in F, B, I and W of a layer and in the ends: matmuls, memory traffic, random numbers.
+"""The work of a device in F, B, I and W of a layer, in embedding and head: matmuls and random numbers.
 
 Counts follow the program: recomputation and padding rows of a table count, and blocks that causal
-attention skips do not. Left to others: seconds (`roofline`), and model FLOPs, for MFU (`jaxpipe.models.anatomy`).
+attention skips do not. Left to others: bytes read and written (`traffic`), seconds (`roofline`), and model FLOPs, for
+MFU (`jaxpipe.models.anatomy`).
 """
 
 from __future__ import annotations
@@ -9,16 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.residuals import (
     FLOAT32_BYTES,
-    ITEMSIZE,
     dispatch_of_setting,
     feed_forward_rows,
-    layer_residuals,
     layer_sizes,
 )
-from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
+from jaxpipe.estimate.setting import Setting
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
@@ -103,7 +101,8 @@ def layer_matmuls(setting: Setting) -> LayerMatmuls:
 
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
-    anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
+    anatomy = setting.anatomy
+    num_tokens = predicted_tokens(setting)
     rows = anatomy.num_rows // setting.num_kernel_parts
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
@@ -114,18 +113,20 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:
     """Matmuls of S and of T for one microbatch, on one of the devices of `pipe` that share the head.
 
-    What stands before the logits every device computes whole, in S and again in T.
+    Every device computes all that stands before the logits whole, in S and again in T.
     """
     rows = setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe)
     num_chunks, size = chunks_of(predicted_tokens(setting), rows)
     logits = Matmul(size, rows, setting.anatomy.hidden, num_chunks)
-    before, of_words = _before_logits(setting), (logits.of_inputs, replace(logits.of_weights, summed=True))
+    before = _before_logits(setting)
+    of_words = (logits.of_inputs, replace(logits.of_weights, summed=True))
     return (logits, *before), (*of_words, *_with_backward(before))
 
 
 def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of the head in forward besides the logits'."""
-    anatomy, num_tokens = setting.anatomy, predicted_tokens(setting)
+    anatomy = setting.anatomy
+    num_tokens = predicted_tokens(setting)
     return (
         *(Matmul(num_tokens, outputs, inputs) for inputs, outputs in anatomy.head_matmuls),
         *(Matmul(setting.microbatch_size, outputs, inputs) for inputs, outputs in anatomy.sequence_matmuls),
@@ -133,7 +134,7 @@ def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
 
 
 def _with_backward(matmuls: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
-    return tuple(each for matmul in matmuls for each in (matmul, matmul.of_inputs, matmul.of_weights))
+    return tuple(product for matmul in matmuls for product in (matmul, matmul.of_inputs, matmul.of_weights))
 
 
 def predicted_tokens(setting: Setting) -> int:
@@ -151,26 +152,34 @@ def _tokens(setting: Setting) -> int:
 
 
 def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
-    hidden, tokens, of = setting.anatomy.hidden, _tokens(setting), layer_sizes(setting)
-    queries, keys = of.queries // tokens, of.keys // tokens
+    hidden = setting.anatomy.hidden
+    tokens = _tokens(setting)
+    of = layer_sizes(setting)
+    queries = of.queries // tokens
+    keys = of.keys // tokens
     return Matmul(tokens, queries + 2 * keys, hidden), Matmul(tokens, hidden, queries)
 
 
 def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
-    anatomy, num, rows = setting.anatomy, 1, feed_forward_rows(setting)
+    anatomy = setting.anatomy
+    num = 1
+    rows = feed_forward_rows(setting)
     if anatomy.num_experts > 1:  # the rows of each of them are one matmul: its tiles read its kernel together
         dispatch = dispatch_of_setting(setting)
         _, size = dispatch.shape(setting.microbatch_size, setting.seq_len)
         num = anatomy.num_experts // setting.num_expert_parts
         rows = -(-size * dispatch.used_tiles(setting.microbatch_size, setting.seq_len) // num)
-    hidden, width = anatomy.hidden, anatomy.width // setting.num_kernel_parts
+    hidden = anatomy.hidden
+    width = anatomy.width // setting.num_kernel_parts
     return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
 
 
 def attention_matmuls(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
     """Matmuls in forward of queries and keys, and of probabilities and values."""
-    of, head_size = layer_sizes(setting), setting.anatomy.head_size
-    group_size, num_groups = of.queries // of.keys, of.keys // (setting.seq_len * head_size)
+    of = layer_sizes(setting)
+    head_size = setting.anatomy.head_size
+    group_size = of.queries // of.keys
+    num_groups = of.keys // (setting.seq_len * head_size)
     is_fused = setting.model.attention == "cudnn"
     scores = [
         Matmul(group_size * num_queries, num_keys, head_size, num_groups, is_fused)
@@ -183,7 +192,7 @@ def _backward_of_attention(setting: Setting) -> list[Matmul]:
     """Matmuls of attention's backward; all kernels but "xla" recompute the scores, which they have not saved."""
     scores, attended = attention_matmuls(setting)
     found_again = [] if setting.model.attention == "xla" else scores
-    gradients = [each for p in (*scores, *attended) for each in (p.of_inputs, p.of_weights)]
+    gradients = [gradient for p in (*scores, *attended) for gradient in (p.of_inputs, p.of_weights)]
     return [*found_again, *gradients]
 
 
@@ -263,98 +272,3 @@ def dropout_draws(setting: Setting) -> DropoutDraws:
     forward = of_attention + of_stream
     again = {"none": 0, "attention": of_attention, "full": forward}[setting.model.recompute]
     return DropoutDraws(forward, forward + again, layer_sizes(setting).stream if anatomy.embedding_dropout else 0)
-
-
-# ---- Bytes of memory
-
-# Memory traffic and random numbers of F, B, I and W besides their matmuls: norms, activations, residual sums, the
-# softmax of attention, head transposes, page writes, and gradients added to their float32 sums. Each is one kernel
-# that reads its inputs and writes its outputs once. Dropout saves no masks: backward draws them again.
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes read and written for one microbatch on one device.
-
-    Attributes:
-        forward, input_gradient, weight_gradient: bytes of F, I and W of one layer; B does the work of I and W.
-        deferred: bytes that I reads and writes besides where W is apart, to copy what W needs into a page; W moves as
-            many to copy it out.
-        embed_forward, embed_backward: bytes of the embedding.
-        head: bytes of head and loss.
-        statistics, gradients: bytes of S and T, where the head is split over `pipe`.
-    """
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
-    deferred: float
-    embed_forward: float
-    embed_backward: float
-    head: float
-    statistics: float
-    gradients: float
-
-
-def traffic(setting: Setting) -> Traffic:
-    """Bytes that the actions of `setting` read and write: norms, sums and activations read and write their arrays.
-
-    A layer's backward reads and writes twice as much for each: the saved array and its gradient. It recomputes norms
-    and activations from saved arrays, or the whole layer. The embedding's adds the gathered gradient to rows of a sum.
-    """
-    of, item, residuals = layer_sizes(setting), ITEMSIZE[setting.dtype], layer_residuals(setting)
-    softmax = _softmax_bytes(setting)
-    again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation
-    moved = item * 2 * (2 * of.queries + 2 * of.keys)  # split into heads, and merged
-    if setting.anatomy.num_experts > 1:  # tokens spread into rows, and summed from them
-        moved += item * 3 * feed_forward_rows(setting) * setting.anatomy.hidden
-    forward = again + moved + softmax + item * 2 * 3 * of.stream  # two sums of two streams
-    recomputed = {"none": again, "attention": again + softmax, "full": forward}[setting.model.recompute]
-    # A layer's gradient is the output of a kernel of its own; another one adds it: reads it, reads and writes its sum.
-    added = layer_parameters(setting.model).of_device(setting) * (item + 2 * FLOAT32_BYTES)
-    part = predicted_tokens(setting) * (setting.anatomy.num_rows // (setting.num_kernel_parts * setting.pipe))
-    return Traffic(
-        forward=forward + 2 * residuals.page_bytes,
-        input_gradient=2 * forward + recomputed,
-        weight_gradient=added,
-        deferred=2 * residuals.deferred_bytes,  # XLA copies to a page and from it
-        embed_forward=item * 3 * of.stream,
-        embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.num_token_parts,
-        head=_head_bytes(setting),
-        # Float32 logits are read twice, for the largest and the sum; exponentials are written, and read in T.
-        statistics=item * 3 * of.stream + part * (2 * FLOAT32_BYTES + item),
-        gradients=item * 6 * of.stream + part * 2 * item,
-    )
-
-
-def _softmax_bytes(setting: Setting) -> int:
-    """Softmax bytes in forward: "xla" reads scores, writes probabilities; "chunked" reads float32 scores twice."""
-    item = ITEMSIZE[setting.dtype]
-    each = {"xla": 2 * item, "chunked": 2 * FLOAT32_BYTES + item, "cudnn": 0}
-    return seen_scores(setting) * each[setting.model.attention]
-
-
-def _head_bytes(setting: Setting) -> int:
-    """Bytes of head and loss besides its matmuls, one of which adds to the sum of the kernel's gradient.
-
-    Float32 logits are read three times, for the largest, the sum and the gradients, which are written.
-    """
-    item = ITEMSIZE[setting.dtype]
-    logits = predicted_tokens(setting) * (setting.anatomy.num_rows // setting.num_kernel_parts)
-    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item)
-
-
-def update_bytes(setting: Setting) -> float:
-    """Bytes that a device reads and writes once a step: compute copies, zeroed sums, gradient norm, AdamW.
-
-    AdamW reads masters, gradients and two moments, and writes all but the gradients; the norm reads the gradients once
-    more; all are float32, and with ZeRO-1 a device does this for its part. Compute copies are cast from the masters.
-    """
-    parameters, most = layer_parameters(setting.model), max(layers_of_devices(setting))
-    layers = most * parameters.of_device(setting)
-    by_copies = shared_by_copies(setting)
-    shared = sum(number for _, number in by_copies)
-    owned_shared = sum(number / (group.size if setting.zero1 else 1) for group, number in by_copies)
-    masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
-    copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
-    return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES

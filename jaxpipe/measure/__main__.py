@@ -6,15 +6,15 @@
         [--output=costs.json [--overwrite]] [--num_repeats=5] [--config.X=Y ...]
 
 The command times the compiled program with three stages of a few layers each on one device (on those that share
-kernels), a few of its actions at a time. It uses the config's model, data, optimizer and the sizes of mesh that split
-kernels, not its schedule. With pipeline.vocab_over_pipe=true it also times S and T of a head that is split over
-`mesh.pipe` devices. Times are medians of wall time. With --num_processes=P, P processes of one core and one thread
+kernels), a few of its actions at a time. The command uses the config's model, data, optimizer and the sizes of mesh
+that split kernels, not its schedule. With pipeline.vocab_over_pipe=true it also times S and T of a head that is split
+over `mesh.pipe` devices. Times are medians of wall time. With --num_processes=P, P processes of one core and one thread
 measure at once, as if they computed in one pipeline, and the link is between two of them.
 
 With --mock the command times the config's whole step instead, its own schedule and mesh included, on one device of a
-cluster that is not there: the one at index S of pipe, and 0 of every other axis. It needs one GPU, or none. What
-others would send is left out, and so is waiting for it: the time is to be compared with the device's busy time by the
-schedule's clock, not with the time of a step.
+cluster that is not there: the one at index S of pipe, and 0 of every other axis. One GPU is needed, or none.
+Messages of others are left out, and so is waiting for them: the time is to be compared with the device's busy time by
+the schedule's clock, not with the time of a step.
 """
 
 from __future__ import annotations
@@ -77,19 +77,23 @@ def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
     if values.output is None:
         check_unused(values, ["overwrite"], "it needs --output")
+    # Before anything is allocated that is timed later.
     keep_freed_memory()
     if values.mock is not None:
         if values.output is not None:
             check_output(values.output, overwrite=values.overwrite)
-        found = mock.execute(values)
+        content = mock.execute(values)
         if values.output is not None:
-            write(found, values.output)
+            write(content, values.output)
         return
+    # A flag without effect is an error in every command.
     check_unused(values, mock.FLAGS, "it needs --mock")
     config = values.config
+    # Before the check: a config for 64 devices is measured on one, where its pipeline would not be legal.
     _leave_pipeline_out(config)
     check(config, name=config_flags.get_config_filename(values["config"]))
     sizes = sizes_of(values.microbatch_sizes, config)
+    # A launched process has the same command line as its launcher, and only tells its result.
     if pinned.is_launched(values):
         pinned.join(values)
         pinned.tell(_measure(values, sizes).to_json())
@@ -97,13 +101,15 @@ def execute(values: FlagValues) -> None:
     if values.output is not None:
         check_output(values.output, overwrite=values.overwrite)
     if values.num_processes > 1:
+        # Before processes are started: each would report the same error.
         _check_alone(config, values.num_processes)
         program = ("-m", "jaxpipe.measure")
-        found = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
-        measurement = Measurement.from_json(found)
+        content = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
+        measurement = Measurement.from_json(content)
     else:
         measurement = _measure(values, sizes)
     print(to_text(measurement))
+    # After printing: a user sees what was measured even if a file of it would be of no use.
     _check_resolved(measurement)
     if values.output is not None:
         write(measurement.to_json(), values.output)
@@ -115,6 +121,7 @@ def _leave_pipeline_out(config: ConfigDict) -> None:
     if vocab_pipe(config) > 1:
         kept["vocab_over_pipe"] = config.pipeline.vocab_over_pipe
     else:
+        # Times of layers do not depend on the pipeline; of a split head they do.
         config.mesh.pipe = 1
     config.pipeline.update({**base_config().pipeline, **kept})
     config.optimizer.error_feedback = False  # which schedules without flush alone have
@@ -128,6 +135,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     """
     if written is None:
         return [microbatch_size(config)]
+    # At most five digits, as the error says: larger ones fit no device, and int() reads any number of digits.
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(
@@ -143,6 +151,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
 
 def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
     config = values.config
+    # A launched process has a device of its own and must not choose again.
     devices = devices_to_measure(config) if values.process_id is None else jax.local_devices()
     return measure(
         config, devices, microbatch_sizes=sizes, num_layers=values.num_layers, num_repeats=values.num_repeats
@@ -166,6 +175,7 @@ def _check_alone(config: ConfigDict, num_processes: int) -> None:
 def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
     file = local_path(path)
+    # Checked before anything is timed, which takes minutes.
     folder = file.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         said = (
@@ -213,15 +223,18 @@ def _check_resolved(measurement: Measurement) -> None:
         ) from error
 
 
-def write(found: dict[str, Any], path: str) -> None:
+def write(content: dict[str, Any], path: str) -> None:
     """Writes what was measured as JSON, the whole file or nothing."""
-    write_whole(local_path(path), json.dumps(found, indent=2) + "\n")
+    write_whole(local_path(path), json.dumps(content, indent=2) + "\n")
     print(f"wrote {path}", file=sys.stderr)
 
 
 def to_text(measurement: Measurement) -> str:
     """The measurement as a table: milliseconds, a column for each microbatch size."""
-    identity, subject, sizes = measurement.identity, measurement.subject, list(measurement.times)
+    identity = measurement.identity
+    subject = measurement.subject
+    sizes = list(measurement.times)
+    # Times of S and T are None unless the head is split.
     names = [field.name for field in fields(Times) if getattr(measurement.times[sizes[0]], field.name) is not None]
     lines = [
         f"device            {identity['device_kind']}, {identity['num_processes']} processes at once;"

@@ -37,7 +37,9 @@ from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import dropout_seed
 from jaxpipe.training.step import mean_factors
 
+# The fewest stages with a first, a middle and a last one, whose actions differ.
 NUM_STAGES = 3
+# Several, so that an action's time stands out from that of the rest of a step.
 NUM_MICROBATCHES = 4
 PyTree = Any
 
@@ -72,6 +74,7 @@ class Stages:
         key = None if seed is None else key_of(seed)
         scale = jax.tree.map(np.float32, mean_factors(self.model.num_losses(self.batch)))
         arguments = (self.params, self.batch, scale, key)
+        # The mask is an argument: one compiled program runs any subset.
         compiled = pipeline.run_subset.lower(no_actions(pipeline), *arguments).compile()
         return lambda is_run: compiled(is_run, *arguments)
 
@@ -91,7 +94,9 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
     if num_parts == 1:
         return stages
     config = config.copy_and_resolve_references()
+    # A device's part of the vocabulary as a whole one, which must not be padded again.
     config.model.update(vocab_size=stages.model.config.anatomy.num_rows // num_parts, vocab_multiple=1)
+    # One layer: S and T have none, and the layers around them only cost time.
     part = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=1, splits_head=True)
     return replace(stages, part=part)
 
@@ -121,7 +126,8 @@ def _make_stages(
             deterministic=config.mesh.deterministic,
         )
 
-    whole, halves = pipeline(by_halves=False), pipeline(by_halves=True)
+    whole = pipeline(by_halves=False)
+    halves = pipeline(by_halves=True)
     staged = partial(_staged_params, model, whole)
     params = jax.jit(staged, out_shardings=whole.shardings(jax.eval_shape(staged)))()
     return Stages(config, model, whole, halves, params, put_batch(whole, example_batch(config)), num_layers)
@@ -132,7 +138,8 @@ def three_stages(num_microbatches: int, *, by_halves: bool, splits_head: bool = 
 
     N=1: 0F0 1F0 2F0 2B0 1B0 0B0, or 0F0 1F0 2F0 2S0 2T0 2B0 1B0 0B0.
     """
-    microbatches, stages = range(num_microbatches), range(NUM_STAGES)
+    microbatches = range(num_microbatches)
+    stages = range(NUM_STAGES)
     kinds = (Kind.I, Kind.W) if by_halves else (Kind.B,)
     forwards = [Action(Kind.F, stage, m) for m in microbatches for stage in stages]
     head = [Action(kind, NUM_STAGES - 1, m) for m in microbatches for kind in (Kind.S, Kind.T) if splits_head]
@@ -147,6 +154,7 @@ def no_actions(pipeline: Pipeline) -> np.ndarray:
 
 def some_actions(pipeline: Pipeline, stage: int, kinds: Sequence[Kind]) -> np.ndarray:
     """The mask, "round device", under which the actions of `kinds` of one stage run."""
+    # The mask is by round and device; on one device every action has a round of its own.
     return np.isin(pipeline.table.kind, kinds) & (pipeline.table.stage == stage)
 
 
@@ -157,7 +165,9 @@ def _staged_params(model: LanguageModel, pipeline: Pipeline) -> PyTree:
 Counts = dict[str, int]  # number of times that a run contains each unknown
 
 # The time of a step without any action: with whole backwards, with split ones, with S and T.
-_REST, _REST_OF_SPLIT, _REST_OF_PART = "rest_s", "rest_of_split_s", "rest_of_part_s"
+_REST = "rest_s"
+_REST_OF_SPLIT = "rest_of_split_s"
+_REST_OF_PART = "rest_of_part_s"
 _IN_LAYER = {
     Kind.F: "layer_forward_s",
     Kind.B: "layer_backward_s",
@@ -199,9 +209,9 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
         runs: for each run, its counts and its time in seconds.
         update_s: the time of the rest of a step, measured separately.
     """
-    found = solve(runs)
+    seconds = solve(runs)
     rests = (_REST, _REST_OF_SPLIT, _REST_OF_PART)
-    return Times(**{name: value for name, value in found.items() if name not in rests}, update_s=update_s)
+    return Times(**{name: value for name, value in seconds.items() if name not in rests}, update_s=update_s)
 
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
@@ -215,19 +225,22 @@ def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
         {'a': 2.0, 'b': 2.0}
     """
     names = list(dict.fromkeys(name for counts, _ in runs for name in counts))
+    # Divided by the measured time: relative errors count equally in short and in long runs.
     rows = np.array([[counts.get(name, 0) / seconds for name in names] for counts, seconds in runs])
     # Scale the columns to one size, else the smallest are lost beside the largest.
     size = np.linalg.norm(rows, axis=0)
-    found, _ = nnls(rows / size, np.ones(len(runs)))
-    return dict(zip(names, (found / size).tolist(), strict=True))
+    scaled, _ = nnls(rows / size, np.ones(len(runs)))
+    return dict(zip(names, (scaled / size).tolist(), strict=True))
 
 
 def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) -> list[Run]:
     """Runs with no action, then for each stage with the first of its `kinds`, the first two, and so on to all."""
     call = stages.compile_some(pipeline)
+    # A step without actions has messages, sums and copies, which all other runs have, too.
     runs = [Run(partial(call, no_actions(pipeline)), {rest: 1})]
     for stage in sorted(set(pipeline.table.stage[np.isin(pipeline.table.kind, kinds)].tolist())):
         for number in range(1, len(kinds) + 1):
+            # Actions read what those before them left, so that B alone would compute with garbage.
             some = kinds[:number]
             counts = {_IN_LAYER[kind]: NUM_MICROBATCHES * stages.num_layers for kind in some}
             ends = {name: NUM_MICROBATCHES for kind in some if (name := _end_of(stage, kind))}
@@ -237,8 +250,10 @@ def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) 
 
 def _end_of(stage: int, kind: Kind) -> str | None:
     """The unknown that a stage's action contains besides its layers: embedding, head or None."""
+    # The program computes the loss and the head's gradients in the last stage's F.
     if stage == NUM_STAGES - 1 and kind == Kind.F:
         return "head_s"
     if stage == 0 and kind in (Kind.F, Kind.B, Kind.I):
+        # W of the first stage has no embedding: its gradient is added in I.
         return "embed_forward_s" if kind == Kind.F else "embed_backward_s"
     return None

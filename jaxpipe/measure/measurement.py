@@ -1,4 +1,4 @@
-"""Measures a config's model on the devices at hand; the result is what `costs.json` holds.
+"""Measures a config's model on the devices at hand; `costs.json` holds the result.
 
 `actions` times the actions. This file times the rest of a training step (the train step with a pipeline without
 actions) and messages between two devices.
@@ -43,12 +43,14 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
 
     def without_actions(params: Any, batch: Any, scale: Any, key: jax.Array | None) -> Any:
         del batch, scale, key
+        # The casts and zeroed sums of a step, which belong to its rest.
         copies = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype), params)
         grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
         # The barrier hides from the compiler that gradients are zero and that nothing reads the copies.
         _, grads = lax.optimization_barrier((copies, grads))
         return jax.tree.map(lambda loss: jnp.zeros(loss.shape, loss.dtype), losses), grads
 
+    # A copy: the pipeline itself is timed with its actions.
     idle = copy.copy(pipeline)
     idle.loss_and_grads = jax.jit(without_actions)
     optimizer, step = optimizer_and_step(stages.config, stages.model, idle, schedule=idle.schedule)
@@ -56,6 +58,7 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
     compiled = step.lower(state, stages.batch).compile()
 
     def update() -> Any:
+        # Each call donates the state, so that the next call needs the returned one.
         nonlocal state
         state, metrics = compiled(state, lambda: stages.batch)
         return state, metrics
@@ -70,15 +73,17 @@ _NUM_MESSAGES = 8  # in one call, one after the other
 def link_between(devices: Sequence[Any], *, num_repeats: int) -> Link:
     """The latency and bandwidth between two `devices`, from messages of several sizes back and forth."""
     mesh = Mesh(np.array(sorted(devices, key=lambda device: device.id)), ("pipe",))
+    # 0 bytes: a call that sends nothing, whose time is taken off the others.
     calls = [_messages(mesh, size) for size in (*SIZES_BYTES, 0)]
-    *seconds, none = [median(found).wall_s for found in time_by_turns(calls, num_repeats=num_repeats)]
+    *seconds, none = [median(of_size).wall_s for of_size in time_by_turns(calls, num_repeats=num_repeats)]
     # Subtract the time of a call without messages.
     runs = [
-        ({"latency_s": _NUM_MESSAGES, "s_per_byte": _NUM_MESSAGES * size}, max(found - none, 1e-9))
-        for size, found in zip(SIZES_BYTES, seconds, strict=True)
+        ({"latency_s": _NUM_MESSAGES, "s_per_byte": _NUM_MESSAGES * size}, max(seconds_of_size - none, 1e-9))
+        for size, seconds_of_size in zip(SIZES_BYTES, seconds, strict=True)
     ]
-    found = solve(runs)
-    return Link(found["latency_s"], 1 / max(found["s_per_byte"], 1e-15))
+    solution = solve(runs)
+    # A slope that noise has made 0 would be an infinite bandwidth.
+    return Link(solution["latency_s"], 1 / max(solution["s_per_byte"], 1e-15))
 
 
 def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
@@ -90,10 +95,12 @@ def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
         return x
 
     def send(x: jax.Array) -> jax.Array:
+        # `x + 1` keeps the call without messages from being empty.
         return lax.fori_loop(0, _NUM_MESSAGES // 2, both_ways, x) if num_bytes else x + 1
 
     over_both = on_devices(send, mesh=mesh, in_specs=P("pipe"), out_specs=P("pipe"))
     sharding = NamedSharding(mesh, P("pipe"))
+    # Float32 has four bytes; two devices, each with one array of `num_bytes`.
     x = jax.jit(partial(jnp.zeros, (2 * max(num_bytes // 4, 1),), jnp.float32), out_shardings=sharding)()
     return partial(jax.jit(over_both).lower(x).compile(), x)
 
@@ -114,20 +121,31 @@ def measure(
         num_layers: layers of each of the three timed stages.
         num_repeats: repeats of each timing.
     """
-    num_timed, update_s, parameters = mesh_sizes(config).num_kernel_parts, None, {}
-    times, spread = {}, {}
+    num_timed = mesh_sizes(config).num_kernel_parts
+    update_s = None
+    parameters = {}
+    times = {}
+    spread = {}
     for size in sorted(set(microbatch_sizes)):
         stages = make_stages(config, devices[:num_timed], microbatch_size=size, num_layers=num_layers)
+        # The update does not depend on the microbatch, so it is timed once.
         if update_s is None:
-            (found,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
-            update_s = median(found).wall_s
+            (timings_of_run,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
+            update_s = median(timings_of_run).wall_s
             parameters = num_parameters(stages)
         runs = compile_runs(stages)
         timings = time_by_turns([run.call for run in runs], num_repeats=num_repeats)
-        seconds = [(run.counts, median(found).wall_s) for run, found in zip(runs, timings, strict=True)]
+        seconds = [
+            (run.counts, median(timings_of_run).wall_s) for run, timings_of_run in zip(runs, timings, strict=True)
+        ]
         times[size] = times_of(seconds, update_s=update_s)
         # Runs without an action take almost no time, and spread widely.
-        spread[size] = max(spread_ratio(found) for run, found in zip(runs, timings, strict=True) if len(run.counts) > 1)
+        spread[size] = max(
+            spread_ratio(timings_of_run)
+            for run, timings_of_run in zip(runs, timings, strict=True)
+            if len(run.counts) > 1
+        )
+        # Frees parameters and batch before those of the next size are made.
         del stages, runs
     return Measurement(
         identity=identity_of(devices[0], num_repeats=num_repeats, num_layers=num_layers),
@@ -183,6 +201,7 @@ def identity_of(device: Any, *, num_repeats: int, num_layers: int) -> dict[str, 
 def _link(devices: Sequence[Any], num_timed: int, *, num_repeats: int) -> Link | None:
     """The link from the first device to one that shares no layer with it: in another process, or else the next one."""
     first = devices[0]
+    # Processes of a measurement have a device each, so that a link between processes is the one that messages take.
     others = [other for other in jax.devices(first.platform) if other.process_index != first.process_index]
     others = [*others, *devices[num_timed:]]
     if not others:
@@ -199,8 +218,10 @@ def devices_to_measure(config: ConfigDict) -> list[Any]:
     Raises:
         ConfigError: there are fewer devices than share the kernels of a layer.
     """
-    num_timed, platform = mesh_sizes(config).num_kernel_parts, config.mesh.platform
+    num_timed = mesh_sizes(config).num_kernel_parts
+    platform = config.mesh.platform
     if platform != "gpu":
+        # One device more than is timed, for the link. XLA reads the flag when JAX first asks for devices.
         add_flags({_COUNT_FLAG: str(num_timed + 1)})
     chosen = choose_devices(num_timed, platform=platform, deterministic=config.mesh.deterministic)
     return jax.local_devices(backend=chosen.platform)[: num_timed + 1]

@@ -23,8 +23,10 @@ from jaxpipe.mesh.mocked import mocked_devices
 from jaxpipe.units import gib
 
 FLAGS = ("stage", "collectives")
-LOCAL, SKIPPED = "local", "skipped"
+LOCAL = "local"
+SKIPPED = "skipped"
 _OF_PARTS = ("microbatch_sizes", "num_layers", "num_processes", "process_id", "coordinator_address")
+# A larger mesh would only have more copies of the pipeline, of which a single one is timed.
 _MOST_DEVICES = 512
 
 
@@ -52,16 +54,18 @@ def execute(values: FlagValues) -> dict[str, Any]:
     num_nodes, gpus_per_node = cluster_of(values.mock, config)
     check_stage(values.stage, config)
     if values.collectives == LOCAL:
+        # Before anything is traced: it changes how collectives are traced from now on.
         make_collectives_local()
     mesh = config.mesh
     devices = mocked_devices(num_nodes, gpus_per_node, platform=mesh.platform, deterministic=mesh.deterministic)
     _check_skipped(values.collectives, devices)
     step = compile_mocked(config, devices, gpus_per_node=gpus_per_node, stage=values.stage)
-    found, measurement = measure_mocked(
+    mocked, measurement = measure_mocked(
         step, config, gpus_per_node=gpus_per_node, stage=values.stage, num_repeats=values.num_repeats
     )
-    print(to_text(found, config, device_kind=devices[0].device_kind, num_repeats=values.num_repeats))
-    return {**measurement.to_json(), "mock": asdict(found)}
+    print(to_text(mocked, config, device_kind=devices[0].device_kind, num_repeats=values.num_repeats))
+    # A file of costs with one key more, which `plan --costs` does not read.
+    return {**measurement.to_json(), "mock": asdict(mocked)}
 
 
 def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
@@ -70,6 +74,7 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
     Raises:
         ConfigError: `written` has another form, or the mesh has another size.
     """
+    # At most four digits each, as the rule says: more would be a typo.
     numbers = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})", written)
     axes = mesh_axes(config)
     num_needed = prod(axes.values())
@@ -81,8 +86,10 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
                 repair=f"write for example --mock=1x{num_needed}",
             )
         )
-    num_nodes, gpus_per_node = int(numbers[1]), int(numbers[2])
+    num_nodes = int(numbers[1])
+    gpus_per_node = int(numbers[2])
     if num_nodes * gpus_per_node != num_needed:
+        # The nearest cluster to propose: the same GPUs a node, if they divide the mesh.
         nodes = num_needed // gpus_per_node if num_needed % gpus_per_node == 0 else 1
         raise ConfigError(
             explain(
@@ -142,24 +149,24 @@ _WHAT_BECAME = {
 }
 
 
-def to_text(found: MockedStep, config: ConfigDict, *, device_kind: str, num_repeats: int) -> str:
-    """What was measured, as lines to print."""
-    busy = f"{found.busy_forwards:.4g} forwards of a stage by the schedule's clock"
-    if found.busy_s is None:
+def to_text(mocked: MockedStep, config: ConfigDict, *, device_kind: str, num_repeats: int) -> str:
+    """The measurement as lines to print."""
+    busy = f"{mocked.busy_forwards:.4g} forwards of a stage by the schedule's clock"
+    if mocked.busy_s is None:
         busy += f"; not in seconds: no times of {device_kind} are known"
     else:
-        busy += f", {found.busy_s:.4g} s with the update at {found.source}: the step took"
-        busy += f" {found.step_s / found.busy_s:.3f} times as long"
-    peak = f"not counted on {device_kind}" if found.peak_bytes is None else f"{gib(found.peak_bytes, '.3f')}"
+        busy += f", {mocked.busy_s:.4g} s with the update at {mocked.source}: the step took"
+        busy += f" {mocked.step_s / mocked.busy_s:.3f} times as long"
+    peak = f"not counted on {device_kind}" if mocked.peak_bytes is None else f"{gib(mocked.peak_bytes, '.3f')}"
     lines = [
-        f"device       {device_kind}, for {found.num_devices} of which one is here; jax {jax.__version__}",
-        f"step         {config.pipeline.schedule}, {describe_mesh(config.mesh)}, device {found.stage} of pipe",
-        f"collectives  {_WHAT_BECAME[found.collectives]}",
-        f"seconds      {found.step_s:.4g}, quartiles {100 * found.spread_ratio:.1f} % apart, {num_repeats} steps",
+        f"device       {device_kind}, for {mocked.num_devices} of which one is here; jax {jax.__version__}",
+        f"step         {config.pipeline.schedule}, {describe_mesh(config.mesh)}, device {mocked.stage} of pipe",
+        f"collectives  {_WHAT_BECAME[mocked.collectives]}",
+        f"seconds      {mocked.step_s:.4g}, quartiles {100 * mocked.spread_ratio:.1f} % apart, {num_repeats} steps",
         f"busy         {busy}",
-        f"GiB          peak {peak}; compiled {gib(found.compiled_bytes, '.3f')}; accounted"
-        f" {gib(found.accounted_bytes, '.3f')}",
+        f"GiB          peak {peak}; compiled {gib(mocked.compiled_bytes, '.3f')}; accounted"
+        f" {gib(mocked.accounted_bytes, '.3f')}",
     ]
-    if found.num_skipped:
-        lines.append(f"left out     the update of {found.num_skipped} steps, since a number was not finite")
+    if mocked.num_skipped:
+        lines.append(f"left out     the update of {mocked.num_skipped} steps, since a number was not finite")
     return "\n".join(lines)

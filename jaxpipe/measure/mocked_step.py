@@ -1,7 +1,7 @@
 """One device's part of a config's whole step, timed on a device that is here, without the others of its cluster.
 
 Goes in: a checked config, and the devices of a cluster of which the first is here (`jaxpipe.mesh.mocked`). Comes out:
-seconds and bytes of its step, beside what the schedule's clock and the accounting say. What other devices would do is
+seconds and bytes of its step, beside those of the schedule's clock and of the accounting. The work of other devices is
 left out: time of collectives, and waiting for messages.
 """
 
@@ -86,10 +86,12 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
     Raises:
         ConfigError: collectives are to be local, and XLA's partitioner has made some of its own.
     """
+    # Numbers in place of devices: the real order, in which the timed device is then put at `stage`.
     places = mesh_order(config, build_schedule(config), range(len(devices)), gpus_per_node)
     shape = [mesh_axes(config)[axis] for axis in AXES]
     devices = with_first_at(tuple(stage * (axis == "pipe") for axis in AXES), np.reshape(places, shape), devices)
     step = compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())
+    # Only the compiled program shows what XLA's partitioner has added.
     left = collectives_in(step.compiled.as_text()) if collectives_are_local() else ()
     if left:
         raise ConfigError(
@@ -119,18 +121,21 @@ def measure_mocked(
         A `MockedStep`, and the `Measurement` that `plan --costs` reads: the parts of a step as its source estimates
         them, so scaled that together they take as long as the step. Without a source it has no times.
     """
+    # All other devices of the mesh are mocked.
     (device,) = step.pipeline.mesh.local_devices
     timings, num_skipped = _run(step, config, num_repeats)
     stats = device.memory_stats()
+    # A copy, since `settle` writes into the config.
     settled = config.copy_and_resolve_references()
     step.costs.settle(settled)
     schedule = step.compiled.schedule
     costs = costs_of_stages(settled, schedule, step.pipeline.layers_per_stage)
     setting, source = _setting_and_source(config, device, step.pipeline.mesh.size, gpus_per_node)
     memory: Any = step.compiled.memory_analysis()
+    # Donated arguments are outputs, too; XLA counts them on both sides.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     alone = None if source is None else _without_collectives(source).times(setting)
-    found = MockedStep(
+    mocked = MockedStep(
         stage=stage,
         collectives="local" if collectives_are_local() else "skipped",
         num_devices=step.pipeline.mesh.size,
@@ -144,11 +149,11 @@ def measure_mocked(
         busy_s=None if alone is None else _busy_s(schedule, stage, setting, alone),
         source=f"times of {config.pipeline.costs}" if is_costs_file(config.pipeline.costs) else "a roofline",
     )
-    measurement = _measurement(step, config, setting, found, device, num_repeats)
-    if alone is None or source is None or found.busy_s is None:
-        return found, measurement
-    times = _scaled(source.times(setting), alone, found.step_s / found.busy_s)
-    return found, replace(measurement, times={setting.microbatch_size: times})
+    measurement = _measurement(step, config, setting, mocked, device, num_repeats)
+    if alone is None or source is None or mocked.busy_s is None:
+        return mocked, measurement
+    times = _scaled(source.times(setting), alone, mocked.step_s / mocked.busy_s)
+    return mocked, replace(measurement, times={setting.microbatch_size: times})
 
 
 def busy(schedule: Schedule, device: int, of_kind: np.ndarray) -> float:
@@ -163,6 +168,7 @@ def first_values(like: TrainState) -> TrainState:
 
     Each device makes its own part, the same wherever the others are.
     """
+    # Not zeros: matmuls of zeros take less power, so that clocks and times would flatter the GPU.
     params, structure = jax.tree.flatten(like.params)
     made = [_array(leaf, number, _DEVIATION) for number, leaf in enumerate(params)]
     others = jax.tree.map(lambda leaf: _array(leaf, 0, 0.0), replace(like, params=()))
@@ -174,11 +180,14 @@ def _array(like: jax.ShapeDtypeStruct, number: int, deviation: float) -> jax.Arr
     shape = like.sharding.shard_shape(like.shape)
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        # Counters and keys have no deviation.
         if not deviation or not jnp.issubdtype(like.dtype, jnp.floating):
             return np.zeros(shape, like.dtype)
+        # Seeded by the part's place, so that it does not depend on which devices are here.
         rng = np.random.default_rng([number, *(along.start or 0 for along in index or ())])
         # Numbers of a stage take half a minute to draw: a large part repeats those of a block.
         block = deviation * rng.standard_normal(min(prod(shape), _BLOCK), np.float32)
+        # `resize` repeats the block from its beginning.
         return np.resize(block, shape).astype(like.dtype)
 
     return jax.make_array_from_callback(like.shape, like.sharding, part)
@@ -195,14 +204,18 @@ def put(like: Any, values: Any) -> Any:
 
 def _run(step: CompiledStep, config: ConfigDict, num_repeats: int) -> tuple[list[Timing], int]:
     """Timings of the steps after the first, and the number of those whose update was left out."""
-    state, batch, skipped = first_values(step.state), put(step.batch, example_batch(config)), []
+    state = first_values(step.state)
+    batch = put(step.batch, example_batch(config))
+    skipped = []
 
     def call() -> Any:
         nonlocal state
         state, metrics = step.compiled(state, lambda: batch)
+        # The whole array spans devices that are not here.
         skipped.append(metrics["skipped"].addressable_data(0))
         return state, metrics
 
+    # The first step warms caches and allocator up.
     timings = [timed(call) for _ in range(num_repeats + 1)][1:]
     return timings, int(sum(map(int, skipped[1:])))
 
@@ -224,6 +237,7 @@ def _setting_and_source(
 
 def _without_collectives(source: TimeSource) -> TimeSource:
     """A roofline without the collectives inside layers; measured times keep them."""
+    # Local collectives take the time of a copy, so that only compute is compared.
     return replace(source, exposed_fraction=0.0) if isinstance(source, Roofline) else source
 
 
@@ -243,7 +257,7 @@ def _scaled(times: Times, alone: Times, ratio: float) -> Times:
 
 
 def _measurement(
-    step: CompiledStep, config: ConfigDict, setting: Setting, found: MockedStep, device: Any, num_repeats: int
+    step: CompiledStep, config: ConfigDict, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
 ) -> Measurement:
     """The measurement without times."""
     parts = step.pipeline.parts(step.state.params)
@@ -251,12 +265,15 @@ def _measurement(
         sum(prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
     )
     identity = identity_of(device, num_repeats=num_repeats, num_layers=max(step.pipeline.layers_per_stage))
-    how = f"stage {found.stage} of {found.num_devices} devices, collectives {found.collectives}; {found.source}, scaled"
+    how = (
+        f"stage {mocked.stage} of {mocked.num_devices} devices, collectives {mocked.collectives};"
+        f" {mocked.source}, scaled"
+    )
     return Measurement(
         identity=identity | {"num_processes": 1, "mocked": how},
         subject=subject_of_config(config),
         times={},
-        spread_ratio={setting.microbatch_size: found.spread_ratio},
+        spread_ratio={setting.microbatch_size: mocked.spread_ratio},
         num_layer_parameters=layer,
         num_shared_parameters=shared,
         num_update_parameters=round(num_updated(setting, layer, shared)),

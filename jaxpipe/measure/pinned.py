@@ -22,6 +22,7 @@ from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError, explain
 
 _MARK = "jaxpipe.measure.pinned: "
+# One thread a process: Eigen's pool would spread over the cores of the other processes.
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
@@ -64,10 +65,11 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
     environment = os.environ | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
     # The last --num_processes on a command line wins, and it is the same number.
     commands = commands_of(program, arguments, num_processes)
+    # Kept, not shown: the launcher prints one table in place of one from each process.
     outputs = io.BytesIO(), io.BytesIO()
     with Group(commands, [environment] * num_processes, grace_s=1.0, outputs=outputs) as group:
         code = group.wait()
-    found, errors = (output.getvalue().decode() for output in outputs)
+    printed, errors = (output.getvalue().decode() for output in outputs)
     if code:
         raise ConfigError(
             explain(
@@ -77,19 +79,21 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
                 repair="see what it printed last",
             )
         )
-    (line,) = (line for line in found.splitlines() if line.startswith(f"[0] {_MARK}"))
+    # The group prefixes lines with the number of their process.
+    (line,) = (line for line in printed.splitlines() if line.startswith(f"[0] {_MARK}"))
     return json.loads(line.removeprefix(f"[0] {_MARK}"))
 
 
 def join(values: Any) -> None:
     """Joins the other processes, pinned to one core and with one device; `values` has the flags of `define_flags`."""
+    # Before JAX starts threads, which inherit it.
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[values.process_id]})
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize(values.coordinator_address, values.num_processes, values.process_id)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX waits for a request to save before the process ends
 
 
-def tell(found: Any) -> None:
+def tell(value: Any) -> None:
     """Prints `found` as JSON for the command that launched the processes; only process 0 does."""
     if jax.process_index() == 0:
-        print(_MARK + json.dumps(found), flush=True)
+        print(_MARK + json.dumps(value), flush=True)

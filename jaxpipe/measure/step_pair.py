@@ -73,6 +73,7 @@ class StepPair:
     @property
     def steps_in_a_row(self) -> int:
         """Steps of one call of the pipelined function that count: without flush several, and one before them."""
+        # A single step without flush cannot be timed: its work lies in two calls.
         return _STEPS_IN_A_ROW if self.schedule.delays else 1
 
     def compile_pipelined(self) -> Any:
@@ -87,10 +88,12 @@ class StepPair:
         optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline, num_steps=_NO_LAST_STEP)
         # A list: each call donates the state, and puts the next one in its place.
         states = [step.init(init_state(self.model, self.pipeline, optimizer, seed=0))]
+        # `lower` and `compile` keep their program in `step`.
         step.lower(states[0], self.batch).compile()
 
         def call() -> Any:
             rows = []
+            # The first one is not counted; see `timed`.
             for _ in range(1 + _STEPS_IN_A_ROW):
                 states[0], metrics = step(states[0], lambda: self.batch)
                 rows.append(metrics)
@@ -114,6 +117,7 @@ class StepPair:
         if not self.schedule.delays:
             return partial(jax.jit(of_step).lower(*arguments).compile(), *arguments)
         optimizer, _ = optimizer_and_step(self.config, self.model, self.pipeline)
+        # Without flush a step includes its update, so the other side needs masters and an optimizer.
         masters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.canonical)
 
         def step(held: tuple[PyTree, PyTree], *rest: Any) -> tuple[PyTree, tuple[PyTree, PyTree]]:
@@ -123,7 +127,9 @@ class StepPair:
             updates, moments = optimizer.update(grads, moments, masters)
             return losses, (optax.apply_updates(masters, updates), moments)
 
-        held, rest = [(masters, optimizer.init(masters))], arguments[1:]
+        # A list: each call donates masters and moments, and puts the next in their place.
+        held = [(masters, optimizer.init(masters))]
+        rest = arguments[1:]
         compiled = jax.jit(step, donate_argnums=0).lower(held[0], *rest).compile()
 
         def call() -> Any:
@@ -136,6 +142,7 @@ class StepPair:
 def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
     """The two steps of a checked config on `devices`."""
     split_model, pipeline = build_pipeline(config, devices)
+    # The pipeline's model computes a device's part; one device alone needs the whole.
     model = LanguageModel(split_model.config)
     local_batch = example_batch(config)
 
@@ -145,6 +152,7 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
     def computed_with() -> PyTree:
         return jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), init())
 
+    # Shapes first: shardings must be known before the arrays are made on all devices.
     staged = jax.eval_shape(lambda: pipeline.to_stages(init()))
     return StepPair(
         config=config,
@@ -158,6 +166,7 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
         ),
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
+        # NumPy scalars, which belong to no device: both steps take them.
         scale=jax.tree.map(np.float32, mean_factors(model.num_losses(local_batch))),
         dropout_seed=dropout_seed(config, model),
     )
@@ -187,8 +196,10 @@ def unpipelined_loss_and_grads(
         return added(sums, (losses, grads)), None
 
     numbered = (jnp.arange(jax.tree.leaves(batch)[0].shape[0]), batch)
+    # The first microbatch, for its shapes alone.
     index, first = jax.tree.map(lambda leaf: leaf[0], numbered)
     likes = jax.eval_shape(losses_of, params, first, index)[1], params
+    # Sums in float32, as the pipeline's: in 16 bits they would lose small gradients.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), likes)
     return lax.scan(microbatch, zeros, numbered)[0]
 
@@ -205,16 +216,19 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
-    config, pipeline = pair.config, pair.pipeline
+    config = pair.config
+    pipeline = pair.pipeline
     optimizer, step = optimizer_and_step(config, pair.model, pipeline)
     state = step.init(init_state(pair.model, pipeline, optimizer, seed=0))
     start = time.perf_counter()
     compiled = step.lower(state, pair.batch).compile()
     compile_s = time.perf_counter() - start
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
+    text = compiled.as_text()
 
     shapes = step.shapes(pair.params, pair.batch)
-    held, message = held_bytes(shapes), shapes.message
+    held = held_bytes(shapes)
+    message = shapes.message
     workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
     formula = layer_bytes(
         model_config(config),
@@ -246,6 +260,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
     num_replicas = pipeline.schedule.num_replicas
     stacks = [(num_replicas * leaf.shape[1], leaf.shape[2], *part.compute_shape) for leaf, part in pairs]
+    # More than three dims: vectors are small. (1, 1): adding to a device's only layer writes all of it anyway.
     shapes = [shape for shape in stacks if len(shape) > 3 and shape[:2] != (1, 1)]
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
@@ -277,12 +292,14 @@ def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, i
     equations 1 to 4 and table 2; gates and grouped queries are counted by us in the same way.
     """
     anatomy = config.anatomy
-    h, a = anatomy.hidden, anatomy.num_heads
+    h = anatomy.hidden
+    a = anatomy.num_heads
     heads = anatomy.head_size * (2 * a + 2 * anatomy.num_kv_heads)
     elements = 4 * h + heads + (anatomy.num_up + 1) * anatomy.width
     masks = 2 * h if anatomy.hidden_dropout else 0
     if config.recompute == "full":
-        elements, masks = h, 0
+        elements = h
+        masks = 0
     elif config.recompute == "none" and config.attention == "xla":
         is_dropped = anatomy.attention_dropout > 0
         elements += (2 if is_dropped else 1) * a * seq_len

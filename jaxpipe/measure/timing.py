@@ -34,12 +34,15 @@ def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
         num_steps: if above 1, `call` begins one step more in a row, and returns a list of what they bring. The first
             is not counted: processes begin it together, and without flush they are apart by a backward from then on.
     """
-    start, before = time.perf_counter(), _processor_s()
-    found = call()
+    start = time.perf_counter()
+    before = _processor_s()
+    results = call()
+    # The first result is awaited before the clock starts anew; the steps after it are already on the way.
     if num_steps > 1:
-        jax.block_until_ready(found[0])
-        start, before = time.perf_counter(), _processor_s()
-    jax.block_until_ready(found)
+        jax.block_until_ready(results[0])
+        start = time.perf_counter()
+        before = _processor_s()
+    jax.block_until_ready(results)
     return Timing((time.perf_counter() - start) / num_steps, (_processor_s() - before) / num_steps)
 
 
@@ -63,11 +66,11 @@ def time_by_turns(calls: Sequence[Callable[[], Any]], *, num_repeats: int) -> li
     """
     timings: list[list[Timing]] = [[] for _ in calls]
     for repeat in range(num_repeats + 1):
-        for call, found in zip(calls, timings, strict=True):
+        for call, of_call in zip(calls, timings, strict=True):
             _begin()
             timing = timed(call)
             if repeat:
-                found.append(timing)
+                of_call.append(timing)
     return _mean(timings)
 
 
@@ -75,6 +78,7 @@ def spread_ratio(timings: Sequence[Timing]) -> float:
     """The interquartile range of the wall times over their median; 0 for a single timing."""
     if len(timings) == 1:
         return 0.0
+    # Inclusive: few repeats are all there is, not a sample of more.
     first, middle, third = statistics.quantiles([timing.wall_s for timing in timings], n=4, method="inclusive")
     return (third - first) / middle
 
@@ -82,6 +86,7 @@ def spread_ratio(timings: Sequence[Timing]) -> float:
 def _begin() -> None:
     """Waits until all processes have arrived; the first turn has connected them."""
     if jax.process_count() > 1:
+        # Before the barrier, which is itself a collective over Gloo.
         tune_gloo()
         multihost_utils.sync_global_devices("turn")
 
@@ -90,13 +95,16 @@ def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
     """The mean of the timings over all processes."""
     if jax.process_count() == 1:
         return timings
-    mine = np.array([[(timing.wall_s, timing.cpu_s) for timing in found] for found in timings], np.float32)
+    # Float32 is what a gather takes without x64; times need no more digits.
+    mine = np.array([[(timing.wall_s, timing.cpu_s) for timing in of_call] for of_call in timings], np.float32)
     mean = np.asarray(multihost_utils.process_allgather(mine), np.float64).reshape(-1, *mine.shape).mean(axis=0)
-    return [[Timing(*pair) for pair in found] for found in mean.tolist()]
+    return [[Timing(*pair) for pair in of_call] for of_call in mean.tolist()]
 
 
 # Options of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 _MOST = 2**31 - 1
 
 
@@ -108,5 +116,6 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
+        # Never trim, never map big buffers apart, and use one arena, so that all threads find what was freed.
         for option, value in ((_M_TRIM_THRESHOLD, _MOST), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1)):
             mallopt(option, value)

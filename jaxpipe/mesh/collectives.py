@@ -21,22 +21,26 @@ from jaxpipe.cluster.axes import BATCH_AXES, MeshSizes
 
 def added(sums: Any, terms: Any) -> Any:
     """A tree of running sums with one of terms added, in the dtypes of the sums."""
+    # Sums are float32; terms may come in the compute dtype.
     return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, terms)
 
 
 MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and are no part of the loss
 
 
-def with_losses(found: Any) -> tuple[Any, dict[str, Any]]:
-    """What a layer or its part returns: x, and its sums of losses by name, of which x alone has none."""
-    has_losses = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-    return found if has_losses else (found, {})
+def with_losses(result: Any) -> tuple[Any, dict[str, Any]]:
+    """The x that a layer or its part returns, and its sums of losses by name; none if it returns x alone."""
+    # x may itself be a tuple of two, but no layer's x is a dict.
+    has_losses = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    return result if has_losses else (result, {})
 
 
 def sum_over(x: jax.Array, axes: Sequence[str], *, deterministic: bool = False) -> jax.Array:
     """The sum of `x` over all devices of the mesh axes `axes`, on each of these devices (all-reduce)."""
+    # An all-reduce over no axis would still be an operation in the program.
     if not axes:
         return x
+    # A psum may add in any order; a gather brings the terms in mesh order, and each device adds them alike.
     return lax.all_gather(x, tuple(axes)).sum(axis=0) if deterministic else lax.psum(x, tuple(axes))
 
 
@@ -46,6 +50,7 @@ def scatter_sum_over(x: jax.Array, axes: Sequence[str], dim: int, *, determinist
     if not deterministic:
         return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
     size = x.shape[dim] // lax.axis_size(axes)
+    # As above: gathered, summed in mesh order, and then this device's part is cut out.
     return lax.dynamic_slice_in_dim(lax.all_gather(x, axes).sum(axis=0), lax.axis_index(axes) * size, size, dim)
 
 
@@ -74,6 +79,7 @@ class Axis:
 
     def index(self) -> jax.Array | int:
         """The index of this device along the axis."""
+        # A Python 0: outside of `shard_map` there is no axis to ask.
         return 0 if self.size == 1 else lax.axis_index(self.name)
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
@@ -90,7 +96,7 @@ class Axis:
         return x if self.size == 1 else _scatter_sum(x, self, dim)
 
     def exchange(self, x: jax.Array) -> jax.Array:
-        """What all devices have for this one: `x` is "device ...", to each, and the result from each (all-to-all)."""
+        """The parts that all devices have for this one (all-to-all): `x` and the result are "device ..."."""
         return x if self.size == 1 else _exchange(x, self)
 
     def sum(self, x: jax.Array) -> jax.Array:
@@ -99,6 +105,7 @@ class Axis:
 
     def once(self, x: jax.Array) -> jax.Array:
         """Returns `x`, equal on all devices; only the first passes its gradient on, so that a sum counts it once."""
+        # The values are equal, so that `where` changes none; only gradients differ.
         return x if self.size == 1 else jnp.where(self.index() == 0, x, lax.stop_gradient(x))
 
     def max(self, x: jax.Array) -> jax.Array:
@@ -129,6 +136,7 @@ class TensorAxis(Axis):
     @property
     def expert(self) -> Axis:
         """The devices among which a layer's experts are split."""
+        # A mesh of one device has no such axis; size 1 makes its collectives identities.
         return next((axis for axis in self.batch if axis.name == "expert"), Axis("expert"))
 
     @property
@@ -147,6 +155,7 @@ class TensorAxis(Axis):
 
     def sum_over_batch(self, x: jax.Array) -> jax.Array:
         """The sum of `x` over all devices that share a microbatch in one stage; no gradient passes through it."""
+        # Axes of one device would only lengthen the program.
         axes = [axis.name for axis in (*self.batch, self) if axis.size > 1]
         return sum_over(x, axes, deterministic=self.deterministic)
 
@@ -173,6 +182,7 @@ def _scatter_sum(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
 
 
 _gather.defvjp(
+    # JAX's own transposes would lose the scope and, if deterministic, the order of sums.
     lambda x, axis, dim: (_gather(x, axis, dim), None),
     lambda axis, dim, _, gradient: (_scatter_sum(gradient, axis, dim),),
 )

@@ -1,7 +1,7 @@
 """The devices of a run, GPUs if the mesh fits on them, else virtual CPU devices; and the mesh of them, in its order.
 
 Virtual CPU devices must be requested before JAX starts its backends, so call `choose_devices` before any other use of
-JAX. What the user set in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION, or XLA_CLIENT_MEM_FRACTION, is kept.
+JAX. Settings of the user in XLA_FLAGS and XLA_PYTHON_CLIENT_MEM_FRACTION, or XLA_CLIENT_MEM_FRACTION, are kept.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS
 
 PLATFORMS = ("auto", "cpu", "gpu")
 
+# Device files, since asking a driver's library would start it.
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvgpu*", "nvhost-gpu*", "kfd")  # in /dev
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
@@ -75,10 +76,12 @@ def choose_devices(
             )
         )
     if platform != "cpu":
+        # Before the first question for devices, which starts the backends.
         prepare_gpus(deterministic=deterministic)
     _check_shared(num_devices, num_processes)
     if platform != "gpu":
         _ask_for_cpu_devices(num_devices // num_processes)
+    # Never asked for on "cpu": the question alone would take memory on a GPU.
     gpus = [] if platform == "cpu" else _devices("gpu")
     if platform == "gpu" or len(gpus) >= num_devices:
         _check_count(gpus, num_devices, "GPUs", repair="mesh.platform='auto' for virtual CPU devices")
@@ -91,6 +94,7 @@ def choose_devices(
         else f"call jaxpipe.mesh.choose_devices({num_devices}) in a new process before any other use of JAX"
     )
     _check_count(cpus, num_devices, "CPU devices", repair=more)
+    # Else arrays without a device would be made on a GPU that the mesh does not use.
     jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
     why = "as mesh.platform says" if platform == "cpu" else f"because there are {len(gpus)} GPUs"
     why = why if num_processes == 1 else f"{num_devices // num_processes} in each of {num_processes} processes, {why}"
@@ -99,6 +103,7 @@ def choose_devices(
 
 def prepare_gpus(*, deterministic: bool) -> None:
     """Sets what programs on GPUs are compiled and run with, before JAX starts its backends."""
+    # A user who sets one of these variables has decided.
     if not set(MEMORY_VARIABLES) & set(os.environ):
         os.environ[MEMORY_VARIABLES[0]] = memory_fraction()  # JAX's default is 0.75
     add_flags(GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
@@ -147,13 +152,13 @@ def _check_all_used(num_there: int, num_devices: int, num_processes: int) -> Non
         )
 
 
-def _check_count(found: list[Any], num_needed: int, kind: str, *, repair: str) -> None:
-    if len(found) < num_needed:
+def _check_count(present: list[Any], num_needed: int, kind: str, *, repair: str) -> None:
+    if len(present) < num_needed:
         raise ConfigError(
             explain(
-                f"the mesh needs {num_needed} devices and there are {len(found)} {kind}",
+                f"the mesh needs {num_needed} devices and there are {len(present)} {kind}",
                 rule=f"mesh-devices: {PRODUCT} of mesh is at most the number of devices",
-                picture=f"{num_needed} > {len(found)}",
+                picture=f"{num_needed} > {len(present)}",
                 repair=f"set a smaller mesh, or {repair}",
             )
         )
@@ -182,18 +187,19 @@ def make_mesh(*, devices: Sequence[Any] | None = None, **sizes: int) -> Mesh:
         ConfigError: there are not so many devices.
     """
     mesh = MeshSizes(**sizes)
-    shape, num_needed = tuple(mesh.axes.values()), mesh.num_devices
-    found = list(jax.devices()[:num_needed] if devices is None else devices)
-    if len(found) != num_needed:
+    shape = tuple(mesh.axes.values())
+    num_needed = mesh.num_devices
+    chosen = list(jax.devices()[:num_needed] if devices is None else devices)
+    if len(chosen) != num_needed:
         raise ConfigError(
             explain(
-                f"the mesh has {num_needed} devices, and {len(found)} are given",
+                f"the mesh has {num_needed} devices, and {len(chosen)} are given",
                 rule=f"mesh-devices: {PRODUCT} is the number of devices",
                 picture=f"{' x '.join(map(str, shape))} = {num_needed}",
-                repair=f"set axes that multiply to {len(found)}, or give {num_needed} devices",
+                repair=f"set axes that multiply to {len(chosen)}, or give {num_needed} devices",
             )
         )
-    return Mesh(np.array(found, dtype=object).reshape(shape), AXES)
+    return Mesh(np.array(chosen, dtype=object).reshape(shape), AXES)
 
 
 # ---- Device order: applies an assignment of jaxpipe.cluster to the devices of a run
@@ -214,6 +220,7 @@ def order_devices(
     Raises:
         ConfigError: nodes differ in size, or the mesh does not fit the order.
     """
+    # One node for all: the given order stays, whatever the nodes are.
     if order == "contiguous":
         gpus_per_node = len(devices)
     elif gpus_per_node is None:
@@ -250,9 +257,11 @@ def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     """
     nodes: dict[int, list[Any]] = {}
     for device in devices:
+        # CPU devices have no slice; those of a process are one node.
         nodes.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)
     in_order = [nodes[node] for node in sorted(nodes, key=lambda node: (-len(nodes[node]), node))]
     sizes = [len(node) for node in in_order]
+    # The last node may be smaller: a mesh need not use it whole.
     if len(set(sizes[:-1])) > 1:
         raise ConfigError(
             explain(

@@ -1,7 +1,7 @@
 """JAX's own rules of promotion and transfer, under which jaxpipe's code and optax's is written.
 
 JAX_NUMPY_RANK_PROMOTION=raise, JAX_NUMPY_DTYPE_PROMOTION=strict and JAX_TRANSFER_GUARD=disallow find mistakes in code
-that is written for them. They stay in force for the functions of a model of one's own.
+that is written for them. These settings stay in force for the functions of a model of one's own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ def default_promotion() -> Iterator[None]:
 
 @contextmanager
 def default_rules() -> Iterator[None]:
-    """The same, and arrays of the host go to devices by themselves."""
+    """Promotion as in `default_promotion`; and arrays of the host go to devices by themselves."""
     with default_promotion(), jax.transfer_guard("allow"):
         yield

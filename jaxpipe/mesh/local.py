@@ -29,6 +29,7 @@ def make_collectives_local() -> None:
     for primitive, operation in _operations().items():
         _replaced.add(primitive)
         rule = _rule(operation, multiple_results=primitive.multiple_results)
+        # By platform, since a rule for all platforms would lose to JAX's own of one.
         for platform in PLATFORMS:
             mlir.register_lowering(primitive, rule, platform=platform)
 
@@ -39,7 +40,7 @@ def collectives_are_local() -> bool:
 
 
 def received(x: jax.Array) -> jax.Array:
-    """What a permute brings: half of what is sent, and small numbers that differ from element to element.
+    """The array that a permute brings: half of the sent one, and small numbers that differ from element to element.
 
     A device that is neither first nor last would else pass on the zeros that it begins with, and a GPU multiplies zeros
     at another clock rate. The half keeps what goes around from growing. Integers and truth values stay as they are.
@@ -47,6 +48,7 @@ def received(x: jax.Array) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     index = lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
+    # 2^32 over the golden ratio: multiples of it, modulo 2^32, spread evenly.
     spread = (index * jnp.uint32(2654435769)).astype(jnp.float32) * 2.0**-32 - 0.5  # multiples of the golden ratio
     return (x.astype(jnp.float32) * 0.5 + spread / 32).astype(x.dtype)
 
@@ -56,9 +58,9 @@ def _rule(operation: Callable[..., jax.Array], *, multiple_results: bool) -> Cal
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         def local(*arrays: jax.Array, **params: Any) -> Any:
-            found = [operation(x, like.shape, **params) for x, like in zip(arrays, ctx.avals_out, strict=True)]
+            results = [operation(x, like.shape, **params) for x, like in zip(arrays, ctx.avals_out, strict=True)]
             # The compiler does not look into a collective, nor through a barrier.
-            return lax.optimization_barrier(found if multiple_results else found[0])
+            return lax.optimization_barrier(results if multiple_results else results[0])
 
         return mlir.lower_fun(local, multiple_results=multiple_results)(ctx, *operands, **params)
 

@@ -30,6 +30,7 @@ def mocked_devices(
     Raises:
         ConfigError: there is no GPU, or JAX cannot stand for absent ones.
     """
+    # An empty tuple: device files without a working plugin.
     gpus = _mocked_gpus(num_nodes, gpus_per_node, deterministic=deterministic) if _may_have_gpu(platform) else ()
     if gpus:
         return gpus
@@ -57,7 +58,9 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
         >>> with_first_at((0, 2, 0, 0), np.arange(4).reshape(1, 4, 1, 1), "abcd")
         ('c', 'b', 'a', 'd')
     """
-    swapped, index = list(devices), int(places[tuple(place)])
+    swapped = list(devices)
+    index = int(places[tuple(place)])
+    # A swap, so that all other places keep their device.
     swapped[0], swapped[index] = swapped[index], swapped[0]
     return tuple(swapped)
 
@@ -78,6 +81,7 @@ def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> 
         )
     prepare_gpus(deterministic=deterministic)
     add_flags(MOCKED_GPU_FLAGS)
+    # One GPU is real; more would be taken for the cluster's.
     jax.config.update("jax_cuda_visible_devices", "0")
     jax.config.update(_OPTION, f"{num_nodes}x{gpus_per_node}x1")  # slices, processes of a slice, GPUs of a process
     try:
@@ -85,6 +89,7 @@ def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> 
     except RuntimeError:  # JAX finds no GPU, or has no plugin for it
         return ()
     num_wanted = num_nodes * gpus_per_node
+    # JAX had started before, when the option has no effect.
     if len(devices) != num_wanted:
         raise ConfigError(
             explain(
@@ -93,4 +98,5 @@ def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> 
                 repair="measure in a new process",
             )
         )
+    # Node by node, as the cluster's order of devices is described.
     return tuple(sorted(devices, key=lambda device: (device.process_index, device.id)))

@@ -27,6 +27,7 @@ def on_devices(
 
     def mapped(*arguments: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(arguments)
+        # A spec may stand for a whole subtree; from here on each leaf has one.
         specs = jax.tree.leaves(jax.tree.broadcast(in_specs, arguments))
         # An array without elements is made on the devices, not passed to them: with one among the arguments of
         # shard_map that its function uses, jax 0.11.2 crashes while it compiles (in Shardy's canonicalizer).
@@ -40,6 +41,7 @@ def on_devices(
             return function(*jax.tree.unflatten(tree, every))
 
         specs_of_passed = {number: specs[number] for number in passed}
+        # check_vma=False: collectives here are written by hand, and its checks refuse custom vjps that are right.
         return jax.shard_map(of_passed, mesh=mesh, in_specs=(specs_of_passed,), out_specs=out_specs, check_vma=False)(
             passed
         )

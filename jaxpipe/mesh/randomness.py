@@ -45,8 +45,10 @@ class Randomness:
     def at(self, microbatch: jax.Array | int, layer: jax.Array | int) -> Randomness:
         """The random state of one layer for one microbatch; the embedding counts as layer -1."""
         key = jax.random.wrap_key_data(self.words, impl=_IMPL)
+        # + 1: fold_in takes no negative number, and the embedding is layer -1.
         for number in (microbatch, jnp.asarray(layer, jnp.int32) + 1):
             key = jax.random.fold_in(key, number)
+        # Words, not a typed key: they go through loops and permutes as plain arrays.
         return replace(self, words=jax.random.key_data(key))
 
     def keys(self, num_sequences: int, *, site: int = 0) -> jax.Array:
@@ -65,9 +67,11 @@ class Randomness:
             ((2, 8), False)
         """
         key = jax.random.fold_in(jax.random.wrap_key_data(self.words, impl=_IMPL), site)
+        # By global index: a sequence has its key wherever the mesh puts it.
         return jax.vmap(partial(jax.random.fold_in, key))(self.first_sequence + jnp.arange(num_sequences))
 
-    # What `jax.random` and the hand reach for first would draw the same numbers for every part of a microbatch.
+    # `jax.random.bernoulli(random.key, shape)` would repeat its draws in every part of a microbatch, so both of these
+    # raise.
 
     @property
     def key(self) -> NoReturn:

@@ -1,7 +1,7 @@
 """The XLA flags that jaxpipe sets, each with its reason, and how they get into XLA_FLAGS.
 
-What the user has set there is kept. XLA ends the process at an unknown flag, so flags that the installed jaxlib or its
-GPU plugin lack are left out, with a warning.
+Flags that the user has set there are kept. XLA ends the process at an unknown flag, so flags that the installed jaxlib
+or its GPU plugin lack are left out, with a warning.
 
 Not set, since nothing has been measured on GPUs that send: pipelined sends and receives, loop double buffering, larger
 thresholds for combining reductions and gathers.
@@ -115,6 +115,7 @@ def add_flags(flags: Mapping[str, Any]) -> None:
                 + consequence,
                 stacklevel=2,
             )
+    # Flags of the user come first and stay as written.
     os.environ["XLA_FLAGS"] = " ".join([_written(), *added]).strip()
 
 
@@ -129,12 +130,14 @@ def is_known(name: str) -> bool:
     A library holds each name followed by a zero byte, so the beginning of a longer name is not found. The search takes
     milliseconds for a known name, which is in the first 20 MiB, and about a second for an unknown one.
     """
+    # Every library reads the same XLA_FLAGS, and each ends the process at a flag that it does not know.
     return all(_holds(library, name.encode() + b"\0") for library in _libraries())
 
 
 def _written() -> str:
     """The flags in XLA_FLAGS, or in the file that it names instead."""
     written = os.environ.get("XLA_FLAGS", "").strip()
+    # XLA takes a value without a dash for the name of a file.
     return written if written.startswith("-") or not written else Path(written).read_text().strip()
 
 

@@ -25,6 +25,7 @@ from jaxpipe.errors import ConfigError, DataError, explain
 from jaxpipe.mesh import num_batch_parts
 from jaxpipe.program import Pipeline
 
+# Few rows at a time: the first ones nearly always have an answer, so that most files are hardly read.
 _ROWS = 256  # looked at together
 
 
@@ -35,7 +36,8 @@ def read_corpus(config: ConfigDict) -> Corpus:
         ConfigError: files or the tokenizer are missing, or there is too little text.
         DataError: a prepared file is damaged.
     """
-    data, tokenizer = config.data, tokenizer_of(config)
+    data = config.data
+    tokenizer = tokenizer_of(config)
     return load_corpus(
         data.files,
         tokenizer=tokenizer,
@@ -44,6 +46,7 @@ def read_corpus(config: ConfigDict) -> Corpus:
         heldout_fraction=data.heldout_fraction,
         batch_size=data.batch_size,
         seq_len=data.seq_len,
+        # Configs of runs from before `data.packing` lack the field; they had windows.
         by_documents=data.get("packing", WINDOWS) != WINDOWS,
     )
 
@@ -62,12 +65,13 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
 def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
     """Raises DataError where answers alone are learned, and no row for training, or no evaluation, has any of them.
 
-    It reads rows up to the first one that has.
+    Rows are read up to the first that has a learned token.
     """
     sources = [source for source in train.sources if isinstance(source, CausalSequences | PackedSequences)]
     if not any(source.learned is not None for source in sources):
         return
     rows = (
+        # A generator: rows are made only until one has something to learn.
         source.take(np.arange(first, min(first + _ROWS, source.num_sequences)), epoch=0)
         for source in train.sources
         for first in range(0, source.num_sequences, _ROWS)
@@ -81,6 +85,7 @@ def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
             "set a larger train.eval_batches or data.heldout_fraction, or data.seq_len to --seq_len of jaxpipe.prepare",
         ),
     ):
+        # A target below 0 marks a token that the loss leaves out.
         if not any((batch["targets"] >= 0).any() for batch in batches):
             raise DataError(
                 explain(
@@ -94,7 +99,7 @@ def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
 
 
 def padding_of(batches: Batches) -> str:
-    """What to say of rows of documents: their number, how much of them is padding, how many are cut; "" of windows."""
+    """Rows of documents in words: their number, how much of them is padding, how many are cut; "" of windows."""
     packed = [source for source in batches.sources if isinstance(source, PackedSequences)]
     if not packed:
         return ""
@@ -108,14 +113,18 @@ def padding_of(batches: Batches) -> str:
 
 def example_batch(config: ConfigDict) -> Batch:
     """A batch of random tokens, shaped as in a run of `config`, for uses that do not depend on the values."""
-    data, tokenizer = config.data, tokenizer_of(config)
+    data = config.data
+    tokenizer = tokenizer_of(config)
+    # Special tokens would change what a masked model learns, so only tokens that may be masked are drawn.
     known = np.arange(tokenizer.vocab_size) if tokenizer.masked is None else tokenizer.masked.maskable
+    # One token more than the inputs: the last one is only a target.
     tokens = np.random.default_rng(0).choice(known, data.batch_size * data.seq_len + 1)
     return batches_of(config, Blend((Documents.one(tokens),))).at(0)
 
 
 def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequences:
-    data, vocabulary = config.data, tokenizer_of(config).masked
+    data = config.data
+    vocabulary = tokenizer_of(config).masked
     if vocabulary is None and data.packing == WINDOWS:
         return CausalSequences(documents, data.seq_len)
     if vocabulary is None:
@@ -123,6 +132,7 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
             documents,
             data.seq_len,
             one_each=data.packing == NONE,
+            # Only experts ask: padding must not count as their load, and attention needs no mark.
             tells_padding=model_config(config).anatomy.num_experts > 1,
         )
         if not packed.num_sequences:
@@ -162,6 +172,7 @@ def local_rows(pipeline: Pipeline, microbatch_size: int) -> np.ndarray:
     All rows if this process has devices of every index along `BATCH_AXES`, as when the pipe axis spans the processes.
     """
     indices = pipeline.batch_sharding.addressable_devices_indices_map((1, microbatch_size)).values()
+    # Devices along other axes hold the same rows, so each row comes several times.
     return np.unique([np.arange(microbatch_size)[index[1]] for index in indices if index is not None])
 
 
@@ -178,11 +189,13 @@ def put_batch(pipeline: Pipeline, batch: Batch, rows: np.ndarray | None = None) 
     def put(leaf: np.ndarray) -> jax.Array:
         num_microbatches, num_rows, *rest = leaf.shape
         if rows is not None:
+            # `leaf` has the rows of this process alone; JAX wants the global shape. Rows per part are equal everywhere.
             num_rows = num_rows * num_parts // len(local_rows(pipeline, num_parts))
 
         def shard(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None  # JAX asks for the devices of this process only
             start, stop, _ = index[1].indices(num_rows)
+            # JAX asks by global row; `leaf` has only the rows of this process, packed.
             begin = start if rows is None else int(np.searchsorted(rows, start))
             return leaf[:, begin : begin + stop - start]
 

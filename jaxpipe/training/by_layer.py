@@ -1,9 +1,9 @@
 """An optimizer given in Python acts on each layer's parameters as if they were not stacked, or is refused by name.
 
-Parameters of layers are stacked, [device, chunk, layer, ...], with rows that a shorter stage does not use. What an
-optimizer makes of the stack is what it would make of the layers one by one only if it treats numbers alone, as Adam, or
-sums over whole trees, as clipping by the global norm. One that looks at a whole parameter (the norms of LAMB, the rows
-and columns of Adafactor) must be shown a layer's. Which of these an optimizer is follows from its traced update:
+Parameters of layers are stacked, [device, chunk, layer, ...], with rows that a shorter stage does not use. An
+optimizer makes of the stack the same as of the layers one by one only if it treats numbers alone, as Adam, or sums over
+whole trees, as clipping by the global norm. An optimizer that looks at a whole parameter (the norms of LAMB, the rows
+and columns of Adafactor) must be shown a layer's. The traced update tells which of these an optimizer is:
 
 * what it makes of a parameter depends on that parameter alone: it is applied to each layer, by `jax.vmap`;
 * it also depends on others, by sums over several of them: it is applied to the stack;
@@ -36,8 +36,9 @@ _BY_NUMBER = (
     *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor"),
 )
 _SUMS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "dot_general")
+# Primitives that move numbers and change none: a stack needs others than a layer, so comparisons leave them out.
 _FORMS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
-# Those that join sums over several parameters to one.
+# Primitives that join sums over several parameters to a single sum.
 _JOINS = (
     *("add", "add_any", "max", "min", "and", "or", "convert_element_type"),
     *("concatenate", *_FORMS, *_SUMS),
@@ -58,8 +59,9 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
     """
     rows = {**params, "layers": jax.tree.map(_row, params["layers"])}
     of_rows, of_stack = (_traced(optimizer, tree) for tree in (rows, params))
+    # Both traces must be one program, or the answer for one layer says nothing of the stack.
     is_same = of_rows.is_like(of_stack)  # it decides nothing by the shapes of parameters
-    stack = of_stack.found(_of_stack) if is_same else None
+    stack = of_stack.sources(_of_stack) if is_same else None
     if not has_flush:
         if stack is None or not of_rows.is_apart() or any(value.is_sum_used for value in stack):
             raise _refused(
@@ -69,7 +71,7 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
                 " with flush, as '1f1b'",
             )
         return optimizer
-    # One key would draw the same numbers for every layer.
+    # With one key every layer would draw the same numbers.
     if of_rows.is_apart() and not any(name.startswith("random_bits") for name in _primitives(of_rows.jaxpr.jaxpr)):
         return _over_rows(optimizer, has_tree_of(params))
     if stack is not None:
@@ -85,11 +87,13 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
 
 def _row(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape of one layer's parameter."""
+    # Device, chunk and layer are the leading dims of every staged parameter.
     return jax.ShapeDtypeStruct(leaf.shape[len(STACKED) :], leaf.dtype)
 
 
 def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any], bool]) -> Any:
     """`optimizer` for one layer after the other; its state has one for each, and what all share once."""
+    # In-axes of vmap: layers lose a leading dim, what all share has none. A state's tree of parameters likewise.
     of_params = {"shared": None, "layers": 0}
 
     def axes(state: Any) -> Any:
@@ -97,12 +101,14 @@ def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any
         return jax.tree.unflatten(structure, [of_params if is_staged(node) else None for node in nodes])
 
     def mapped(function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any) -> Callable[..., Any]:
+        # One vmap for each of device, chunk and layer; vmap takes one dim at a time.
         for _ in STACKED:
             function = jax.vmap(function, inputs, outputs)
         return function
 
     def init(params: Params) -> Any:
         rows = {**params, "layers": jax.tree.map(_row, params["layers"])}
+        # The axes of the state follow from its tree alone, so no array of a single layer is made.
         state = jax.eval_shape(optimizer.init, rows)
         return mapped(optimizer.init, (of_params,), axes(state))(params)
 
@@ -117,7 +123,7 @@ def _over_rows(optimizer: optax.GradientTransformation, is_staged: Callable[[Any
 
 
 class _Value(NamedTuple):
-    """What a value of the update is made of."""
+    """The parameters that a value of the update is made of."""
 
     of: frozenset[int] = frozenset()  # parameters that it depends on, and is aligned with or a sum of
     is_sum: bool = False  # whether it is a sum over whole parameters
@@ -145,21 +151,21 @@ class _Update(NamedTuple):
     def is_like(self, other: _Update) -> bool:
         """Whether both do the same with parameters of other shapes."""
         same_state = jax.tree.structure(self.state) == jax.tree.structure(other.state)
-        ndims = [[leaf.ndim for leaf in jax.tree.leaves(each.state)] for each in (self, other)]
+        ndims = [[leaf.ndim for leaf in jax.tree.leaves(update.state)] for update in (self, other)]
         of_layers = [0 if few == many else len(STACKED) for few, many in zip(*ndims, strict=False)]
         is_stacked = all(few + more == many for few, many, more in zip(*ndims, of_layers, strict=False))
         return same_state and is_stacked and _primitives(self.jaxpr.jaxpr) == _primitives(other.jaxpr.jaxpr)
 
     def is_apart(self) -> bool:
         """Whether what becomes of each parameter depends on that parameter alone, and all else on none."""
-        found = self.found(_of_rows)
-        assert found is not None
-        apart = [value.of <= {owner} for value, owner in zip(found, self.owners_out, strict=True)]
+        sources = self.sources(_of_rows)
+        assert sources is not None
+        apart = [value.of <= {owner} for value, owner in zip(sources, self.owners_out, strict=True)]
         # Of a single parameter nobody can tell a norm of it from one of all parameters.
         is_one = len({owner for owner in self.owners_in if owner is not None}) == 1
-        return all(apart) and not (is_one and any(value.is_sum_used for value in found))
+        return all(apart) and not (is_one and any(value.is_sum_used for value in sources))
 
-    def found(self, rule: Callable[[core.JaxprEqn, list[_Value]], _Value]) -> list[_Value] | None:
+    def sources(self, rule: Callable[[core.JaxprEqn, list[_Value]], _Value]) -> list[_Value] | None:
         """[output] what it is made of by `rule`; None if that knows no answer."""
         values = [_Value() if owner is None else _Value(frozenset([owner])) for owner in self.owners_in]
         try:
@@ -183,6 +189,8 @@ def _traced(optimizer: optax.GradientTransformation, params: Params) -> _Update:
             if not is_staged(node):
                 places.append(None)
                 continue
+            # `optax.masked` leaves MaskedNode in place of a parameter. It has no leaves of its own, but counts in the
+            # numbering.
             leaves = jax.tree.leaves(node, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
             places += [k for k, leaf in enumerate(leaves) if not isinstance(leaf, optax.MaskedNode)]
         return places
@@ -191,6 +199,7 @@ def _traced(optimizer: optax.GradientTransformation, params: Params) -> _Update:
         with default_promotion():
             state = jax.eval_shape(optimizer.init, params)
             jaxpr, outputs = jax.make_jaxpr(optimizer.update, return_shape=True)(params, state, params)
+    # The function is the user's, so that any error may come out of it; all mean the same here.
     except Exception as error:
         raise ConfigError(
             explain(
@@ -209,8 +218,9 @@ def _primitives(jaxpr: core.Jaxpr) -> list[str]:
     names = []
     for equation in jaxpr.eqns:
         inner = list(core.jaxprs_in_params(equation.params))
+        # A name of a form is left out, but its inner jaxprs are still read.
         names += [] if equation.primitive.name in _FORMS else [equation.primitive.name]
-        names += [name for each in inner for name in _primitives(each)]
+        names += [name for called in inner for name in _primitives(called)]
     return names
 
 
@@ -221,26 +231,31 @@ def _interpreted(
     known = dict(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> _Value:
+        # A number written in the jaxpr or closed over belongs to no parameter.
         return _Value() if isinstance(atom, core.Literal) else known.get(atom, _Value())  # constants
 
     for equation in jaxpr.eqns:
         read_here = [read(atom) for atom in equation.invars]
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        params = equation.params
         if name == "cond":
-            (chooses, *given), branches = read_here, params["branches"]
+            # The number that chooses a branch decides every output, as much as the branch itself does.
+            (chooses, *given) = read_here
+            branches = params["branches"]
             of_branches = [_interpreted(branch.jaxpr, given, rule) for branch in branches]
-            found = [rule(equation, [chooses, *each]) for each in zip(*of_branches, strict=True)]
+            outputs = [rule(equation, [chooses, *of_output]) for of_output in zip(*of_branches, strict=True)]
         elif name in ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
             called: Any = params.get("call_jaxpr", params.get("jaxpr"))
-            found = _interpreted(getattr(called, "jaxpr", called), read_here, rule)
+            outputs = _interpreted(getattr(called, "jaxpr", called), read_here, rule)
         else:
-            found = [rule(equation, read_here)] * len(equation.outvars)
-        known.update(zip(equation.outvars, found, strict=True))
+            # Loops and other primitives with jaxprs inside count as one opaque function of all their inputs.
+            outputs = [rule(equation, read_here)] * len(equation.outvars)
+        known.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
 def _of_rows(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
-    """It depends on all that the equation reads."""
+    """The value of an equation depends on all that the equation reads."""
     is_sum_used = any(value.is_sum_used for value in values) or equation.primitive.name in _SUMS
     return _Value(frozenset().union(*(value.of for value in values)), is_sum_used=is_sum_used)
 
@@ -256,6 +271,7 @@ def _of_stack(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
     is_sum_used = any(value.is_sum_used for value in values)
     aligned = [value for value in values if value.of and not value.is_sum]
     sums = [value for value in values if value.is_sum]
+    # The global norm arises here: sums of parameters, joined with sums of others.
     if sums and not aligned and name in _JOINS:
         return _Value(of, is_sum=True)
     if any(len(value.of) < 2 for value in sums):
@@ -264,6 +280,7 @@ def _of_stack(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
     of = frozenset().union(*(value.of for value in aligned))
     if not aligned or name in (*_BY_NUMBER, "cond"):
         return _Value(of, is_sum_used=is_sum_used)
+    # Only a sum over all dims: one over some would be of other numbers in the stack than in a layer.
     is_scalar = all(out.aval.shape == () for out in equation.outvars)  # pyright: ignore[reportAttributeAccessIssue]
     if is_scalar and name in _SUMS:
         return _Value(of, is_sum=True)

@@ -39,6 +39,7 @@ class FlaxModel:
         """Writes canonical `params`, as `Run.params` or `Pipeline.from_stages` has them, into the modules."""
         _write(self._ends, params["shared"])
         for i, block in enumerate(self._blocks):
+            # `i=i` binds the index now; the lambda would otherwise see the loop's last.
             _write(block, jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]))
 
 
@@ -80,6 +81,7 @@ def from_nnx(
     """
     ends = _Ends(embedding, head)
     _check_variables("embedding and head", ends)
+    # The head runs together with its backward, to which the program passes no random key.
     if nnx.to_pure_dict(nnx.state(head, nnx.RngState)):
         raise _refused(
             "head", "streams of random numbers", "head-draws-nothing", "dropout belongs into the blocks: leave it out"
@@ -88,7 +90,9 @@ def from_nnx(
         _check_variables(f"blocks[{i}]", block)
     _check_alike(blocks)
     _check_not_shared(ends, blocks)
-    of_ends, of_block = _Callable.of(ends), _Callable.of(blocks[0])
+    of_ends = _Callable.of(ends)
+    # The first block stands for all, since they have one structure.
+    of_block = _Callable.of(blocks[0])
 
     def run_embed(shared: Params, batch: Any, random: Randomness | None) -> jax.Array:
         return of_ends(lambda ends, batch: embed(ends.embedding, batch), shared, (batch,), random)
@@ -112,7 +116,8 @@ class _Ends(nnx.Module):
     """Embedding and head in one module, so that variables that both have are one."""
 
     def __init__(self, embedding: nnx.Module, head: nnx.Module):
-        self.embedding, self.head = embedding, head
+        self.embedding = embedding
+        self.head = head
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ class _Callable:
 
     @classmethod
     def of(cls, module: nnx.Module) -> _Callable:
+        # `train()` and `eval()` change the module, and this one is the user's.
         copy = nnx.clone(module)
         copy.train()
         training = nnx.graphdef(copy)
@@ -142,14 +148,16 @@ class _Callable:
     ) -> Any:
         """Calls (module, *arguments), whose leaves have sequences as their first dim."""
         if random is None or not self.streams:
+            # No key means evaluation. A module without streams may still have a training mode.
             graph = self.evaluation if random is None else self.training
             return call(nnx.merge(graph, params, self.streams), *arguments)
 
-        def one(key: jax.Array, arguments: tuple[Any, ...]) -> Any:
+        def of_sequence(key: jax.Array, arguments: tuple[Any, ...]) -> Any:
             module = nnx.merge(self.training, params, _seeded(self.streams, key))
+            # Modules expect a leading dim of sequences, which vmap has taken; the result loses it again.
             return call(module, *jax.tree.map(lambda leaf: leaf[None], arguments))[0]
 
-        return jax.vmap(one)(random.keys(jax.tree.leaves(arguments)[0].shape[0]), arguments)
+        return jax.vmap(of_sequence)(random.keys(jax.tree.leaves(arguments)[0].shape[0]), arguments)
 
 
 def _seeded(streams: Params, key: jax.Array) -> Params:
@@ -158,6 +166,7 @@ def _seeded(streams: Params, key: jax.Array) -> Params:
     return jax.tree.unflatten(
         structure,
         [
+            # A stream has a key and a counter of draws. Different keys for different streams; counters begin at 0.
             jax.random.fold_in(key, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros_like(leaf)
             for i, leaf in enumerate(leaves)
         ],
@@ -176,6 +185,7 @@ def _write(module: nnx.Module, params: Params) -> None:
 
 def _check_variables(name: str, module: nnx.Module) -> None:
     """Raises CompileError for variables that are neither parameters nor random streams."""
+    # `...` collects what the filters before it leave.
     *_, rest = nnx.split_state(nnx.state(module), nnx.Param, nnx.RngState, ...)
     kinds = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
     if kinds:
@@ -191,9 +201,9 @@ def _check_alike(blocks: Sequence[nnx.Module]) -> None:
     """Raises CompileError unless all blocks have one structure, and parameters of the same shapes."""
     if not blocks:
         raise _refused("blocks", "no block", "one-structure", "give the layers between embedding and head")
-    found = [(nnx.graphdef(block), jax.tree.map(jnp.shape, _params(block))) for block in blocks]
-    for i, form in enumerate(found):
-        if form != found[0]:
+    structures = [(nnx.graphdef(block), jax.tree.map(jnp.shape, _params(block))) for block in blocks]
+    for i, structure in enumerate(structures):
+        if structure != structures[0]:
             raise _refused(
                 f"blocks[{i}]",
                 "another structure than blocks[0]",
@@ -209,6 +219,8 @@ def _check_not_shared(ends: nnx.Module, blocks: Sequence[nnx.Module]) -> None:
     owners: dict[int, str] = {}
     for name, module in zip(names, (ends, *blocks), strict=True):
         for path, variable in nnx.iter_graph(module):
+            # Only parameters must not be shared. Random streams are seeded anew in each call, so sharing them is
+            # harmless.
             owner = owners.setdefault(id(variable), name) if isinstance(variable, nnx.Param) else name
             if owner != name:
                 raise _refused(

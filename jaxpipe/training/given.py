@@ -17,6 +17,7 @@ import numpy as np
 from jax import dtypes
 from ml_collections import ConfigDict
 
+from jaxpipe.config import base_config
 from jaxpipe.config.checks import check_given
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
@@ -24,6 +25,7 @@ from jaxpipe.errors import ConfigError, DataError, explain, first_of
 from jaxpipe.models import GIVEN
 from jaxpipe.training.task import Task
 
+_OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
 NO_NUMBERS = "OSU"  # kinds of dtypes: objects and texts
 GivenBatch = Mapping[str, Any]  # arrays [batch size, ...]
 BatchSource = Callable[[int], GivenBatch] | Iterable[GivenBatch]
@@ -63,10 +65,38 @@ class Model:
     head_backward: Callable[..., Any] | None = None
     specs: Any = None
 
-    has_dropout = True  # a step without a draw needs no key, but has no harm from one
+    has_dropout = True  # the model may draw; in a step without a draw an unused key is harmless
 
     def flops(self, batch: Any) -> None:
         """Not known: None."""
+
+
+def check_nothing_given(**given: Any) -> None:
+    """Raises ConfigError for batches or parameters without a model."""
+    for argument, value in given.items():
+        if value is not None and value != ():
+            raise ConfigError(
+                explain(
+                    f"{argument} is given without a model",
+                    rule="given-task: a config of a family has its model and its data",
+                    repair=f"leave {argument} out, or give model=Model(...) and a config of base_config('given')",
+                )
+            )
+
+
+def check_optimizer_fields(config: ConfigDict) -> None:
+    """Raises ConfigError for fields of the config's own optimizer that are set where another one is given."""
+    defaults = base_config(config.model.family).optimizer
+    for field, default in defaults.items():
+        if field not in _OPTIMIZER_FIELDS and config.optimizer[field] != default:
+            raise ConfigError(
+                explain(
+                    f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
+                    rule="field-used: a field that has no effect is an error",
+                    picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
+                    repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
+                )
+            )
 
 
 def given_task(
@@ -92,14 +122,16 @@ def given_task(
         model = replace(model, init=lambda key: params)
     if config.model.recompute == "full":
         model = replace(model, layer=jax.checkpoint(model.layer, prevent_cse=False))
-    train, heldout = _batches(train_batches, "train_batches"), _batches(heldout_batches, "heldout_batches")
+    train = _batches(train_batches, "train_batches")
+    heldout = _batches(heldout_batches, "heldout_batches")
     example = train.at(0)
     outline = _outline({name: leaf[0] for name, leaf in example.items()})
-    train, heldout = (replace(each, like=outline) for each in (train, heldout))
+    train, heldout = (replace(source, like=outline) for source in (train, heldout))
     _set(config, "model", "num_layers", _num_layers(model))
     _set(config, "data", "batch_size", num_sequences(example))
     check_given(config)
-    num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))  # a bad one is told before the run begins
+    # Raises for malformed held-out batches now, not at the first evaluation.
+    num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))
     if config.checkpoint.keep_best and not num_heldout:
         raise ConfigError(
             explain(

@@ -76,7 +76,10 @@ class Loop:
             CheckpointError: a checkpoint cannot be written.
             DataError: a file holds tokens outside the model's vocabulary.
         """
-        config, pipeline, num_steps, task = self.config, self.setup.pipeline, self.config.train.steps, self.setup.task
+        config = self.config
+        pipeline = self.setup.pipeline
+        num_steps = self.config.train.steps
+        task = self.setup.task
         speed = Speed(task.model, pipeline, task.train_batches.at(0))
         has_kept = False
         has_flush = not self.train_step.schedule.delays
@@ -85,9 +88,11 @@ class Loop:
         rows = local_rows(pipeline, config.data.batch_size // config.pipeline.num_microbatches)
 
         def take() -> Any:
+            # A schedule without flush takes batches ahead of its steps, so the step itself decides when to take one.
             return put_batch(pipeline, next(batches), rows)
 
         with (
+            # Closes the generator even on an error, so that its reading thread ends with the run.
             closing(task.train_batches.following(num_done, rows)) as batches,
             open_metrics(self.path, num_steps=num_steps, first_step=num_done) as metrics,
             printing_with(metrics.say),
@@ -98,19 +103,23 @@ class Loop:
                 self.profiler.before(step)
                 start = time.perf_counter()
                 state, of_step = self.train_step(state, take)
+                # Waits for the step: without its numbers on the host the time below would be that of a dispatch.
                 of_step = jax.device_get(of_step)
                 if step == num_done + 1 and self.processes.count > 1:
                     tune_gloo()  # the first step has connected the processes
+                # The loss first, as the leftmost column of the rows.
                 numbers = {name: of_step[name].item() for name in ("loss", *of_step) if not of_step[name].ndim}
                 by_layer = {name: array for name, array in of_step.items() if array.ndim}
                 numbers |= speed.numbers(time.perf_counter() - start)
                 if traced := self.profiler.after(step):
                     say(traced)
+                # All processes must stop after the same step, or the others wait forever in a collective.
                 stops = self.processes.stops_after_step()
 
                 # ---- Held-out loss, every train.eval_every steps and at the end
                 if step == num_steps or step % config.train.eval_every == 0:
                     heldout = self._heldout(step, state)
+                    # An evaluation that found no term is still told; without held-out data there is nothing to tell.
                     if heldout or any(True for _ in task.heldout_batches.first(1)):
                         losses = format_losses(heldout, unit=task.loss_unit)
                         say(f"step {step}: held-out {losses}; {speed.format_spread()}")
@@ -118,11 +127,13 @@ class Loop:
                     metrics.draw(step, by_layer)
                 is_finite = all(math.isfinite(number) for number in numbers.values() if number is not None)
                 is_due = step % config.train.log_every == 0 or "eval_loss" in numbers or step == num_steps
+                # A step that is not finite always leaves a row: it is what a user looks for.
                 metrics.write(step, numbers, by_layer, has_row=is_due or not is_finite)
                 if skipped := skipped_steps.check(step, numbers, state.params):
                     say(skipped.text)
                 if self.on_step is not None:
                     self.processes.begin(f"on_step after step {step}")
+                    # Counted before and after the call: whoever keeps an array raises its count.
                     num_references = _num_references(state)
                     # A tree of its own: whoever keeps a part of it holds arrays.
                     stops = bool(self.on_step(step, numbers, jax.tree.map(lambda leaf: leaf, state))) or stops
@@ -132,6 +143,7 @@ class Loop:
                         say(f"step {step}: on_step keeps {num_kept} arrays of the state; the run goes on with copies")
 
                 # ---- Checkpoint, written in the background
+                # A checkpoint with parameters that are not finite would only push a good one out of `keep_last`.
                 are_params_good = not (skipped and skipped.are_params_bad)
                 if are_params_good:
                     self._save(saver, step, state, stops=stops, heldout_loss=numbers.get("eval_loss"))
@@ -149,7 +161,8 @@ class Loop:
         return is_due or (checkpoint.save_at_end and step == self.config.train.steps)
 
     def _save(self, saver: Saver, step: int, state: TrainState, *, stops: bool, heldout_loss: float | None) -> None:
-        is_due, is_last = stops or self._saves_after(step), stops or step == self.config.train.steps
+        is_due = stops or self._saves_after(step)
+        is_last = stops or step == self.config.train.steps
         if is_due or is_last:  # the last one waits for what is in flight
             self.processes.begin(f"the checkpoint of step {step}", waits_for_files=True)
         saver.after_step(
@@ -162,11 +175,12 @@ class Loop:
         )
 
 
-# What `on_step` keeps of a state, which the next step would donate
+# Arrays of a state that `on_step` keeps, which the next step would donate
 
 
 def _num_references(state: TrainState) -> list[int]:
     """[leaf] how often Python refers to each array."""
+    # Counts include those of this list; both calls make it alike, so the comparison holds.
     return [sys.getrefcount(leaf) for leaf in jax.tree.leaves(state)]
 
 
@@ -175,6 +189,7 @@ def _apart_from_kept(state: TrainState, before: Sequence[int]) -> tuple[TrainSta
     is_kept = [now > then for now, then in zip(_num_references(state), before, strict=True)]
     if not any(is_kept):
         return state, 0
+    # The run goes on with the copies. The kept arrays must not be donated.
     leaves, structure = jax.tree.flatten(state)
     apart = [_copy(leaf) if kept else leaf for leaf, kept in zip(leaves, is_kept, strict=True)]
     return jax.tree.unflatten(structure, apart), sum(is_kept)
@@ -182,6 +197,7 @@ def _apart_from_kept(state: TrainState, before: Sequence[int]) -> tuple[TrainSta
 
 def _copy(array: jax.Array) -> jax.Array:
     """A copy on the same devices; each process copies its own parts."""
+    # `jnp.copy` of the whole array would be a computation over all processes, which only some may need.
     parts = [jnp.copy(shard.data) for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
@@ -195,20 +211,26 @@ def heldout_losses(
         "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches. A mean of
         no terms is left out, as is what is measured in every layer.
     """
-    sums, nums = [], []
+    sums = []
+    nums = []
     for batch in setup.task.heldout_batches.first(num_batches):
-        losses, num = eval_step(params, put_batch(setup.pipeline, batch)), setup.task.model.num_losses(batch)
+        losses = eval_step(params, put_batch(setup.pipeline, batch))
+        num = setup.task.model.num_losses(batch)
         sums.append(losses)
+        # One number counts for all kinds of loss; a tree has a number for each.
         nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)
     if not sums:
         return {}
     num_terms = _total(nums)
+    # A kind of loss without terms has the sum 0; its mean is left out below.
     means = jax.tree.map(lambda total, num: total / (num if num > 0 else 1), _total(sums), num_terms)
-    named, nums_of = name_losses(means, prefix="eval_"), name_losses(num_terms, prefix="eval_")
+    named = name_losses(means, prefix="eval_")
+    nums_of = name_losses(num_terms, prefix="eval_")
     return {name: float(mean) for name, mean in named.items() if not mean.ndim and nums_of[name] > 0}
 
 
 def _total(trees: list[Any]) -> Any:
+    # Float64: sums of many batches would lose digits in float32.
     return jax.tree.map(lambda *leaves: np.sum(np.asarray(leaves, np.float64), axis=0), *trees)
 
 
@@ -251,6 +273,7 @@ class SkippedSteps:
             max_in_row: number of consecutive skipped steps at which the run ends.
             has_flush: whether the schedule has one; without, some updates of a skipped step are made.
         """
+        # The step's norm takes these sums, too: a parameter whose square overflows is bad for it, too.
         self._square_sums = jax.jit(pipeline.square_sums)
         self._max_in_row = max_in_row
         self._has_flush = has_flush
@@ -290,10 +313,13 @@ class SkippedSteps:
 
     def _culprit(self, numbers: Mapping[str, float], params: Any) -> tuple[str, bool]:
         """The first parameter that is bad itself, or else whose gradient is; and whether a parameter is bad itself."""
-        names, of_params = parameter_names(params), ~np.isfinite(np.asarray(self._square_sums(params)))
+        names = parameter_names(params)
+        # One reduction over all parameters on the devices; the host sees a number for each.
+        of_params = ~np.isfinite(np.asarray(self._square_sums(params)))
         if of_params.any():
             name = names[int(of_params.argmax())]
             return f"first bad parameter: {name}, itself not finite or too large to square", True
+        # -1 means that no gradient is bad: then the loss alone was not finite.
         if numbers["bad_parameter"] >= 0:
             return f"first bad parameter: {names[int(numbers['bad_parameter'])]}, by its gradient", False
         return "the gradient of every parameter is finite", False

@@ -44,7 +44,9 @@ class MetricsWriter:
 
         self._path = path
         with self._writing():
+            # Before the file is opened for appending: `keep_rows` replaces it.
             num_damaged = keep_rows(path / METRICS, last_step=first_step)
+            # Buffered by line, so that a killed process leaves at most one incomplete row.
             self._lines = (path / METRICS).open("a", buffering=1)
             self._tensorboard = TensorBoard(path / TENSORBOARD, first_step=first_step)
         self._bar = tqdm(
@@ -55,7 +57,8 @@ class MetricsWriter:
             mininterval=0.5,
             disable=not has_terminal(),
         )
-        self._num_steps, self._say_at = num_steps, time.monotonic() + _SAY_EVERY_S
+        self._num_steps = num_steps
+        self._say_at = time.monotonic() + _SAY_EVERY_S
         if num_damaged:
             self.say(f"{METRICS}: {num_damaged} incomplete lines are dropped")
 
@@ -78,20 +81,24 @@ class MetricsWriter:
         Raises:
             TrainingError: the disk is full, or the files have been removed.
         """
+        # JSON has no NaN and no infinity, and TensorBoard draws neither.
         finite = {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
         if has_row:
             row = {"step": step, **{name: finite.get(name) for name in numbers}}
             for name, array in by_layer.items():
+                # Four decimals are enough for loads, and rows stay short with many layers.
                 layers = array.reshape(len(array), -1).astype(float).round(4)
                 for which, of_layers in (("most", layers.max(axis=1)), ("least", layers.min(axis=1))):
-                    row[f"{name}_{which}"] = [each if math.isfinite(each) else None for each in of_layers.tolist()]
+                    row[f"{name}_{which}"] = [value if math.isfinite(value) else None for value in of_layers.tolist()]
             with self._writing():
                 self._lines.write(json.dumps(row, allow_nan=False) + "\n")
                 self._tensorboard.write(step, finite)
-        loss, unit = f"{finite.get('loss', math.nan):.3f}", "tokens" if "tokens_per_s" in numbers else "samples"
+        loss = f"{finite.get('loss', math.nan):.3f}"
+        unit = "tokens" if "tokens_per_s" in numbers else "samples"
         speed = f"{numbers[f'{unit}_per_s']:.0f} {unit}/s"
         self._bar.set_postfix_str(f"loss {loss}, {speed}", refresh=False)
         self._bar.update(1)
+        # Without a terminal there is no bar: a line now and then shows that the run lives.
         if self._bar.disable and time.monotonic() >= self._say_at:
             self.say(f"step {step} of {self._num_steps}: loss {loss}, {speed}")
             self._say_at = time.monotonic() + _SAY_EVERY_S
@@ -202,6 +209,7 @@ def keep_rows(file: Path, *, last_step: int) -> int:
     if not file.exists():
         return 0
     num_damaged = 0
+    # Bytes, not text: kept rows stay as they were, whatever their encoding.
     with file.open("rb") as old, whole_files([file]) as (new,):
         for line in old:
             step = _step_of(line)
@@ -213,6 +221,7 @@ def keep_rows(file: Path, *, last_step: int) -> int:
 
 def _step_of(line: bytes) -> int | None:
     """The step of a row; None if the line is incomplete."""
+    # A row appended to a line without an end would make both unreadable, so such a line goes even if it is whole.
     if not line.endswith(b"\n"):
         return None
     try:

@@ -36,39 +36,41 @@ def with_load_bias(optimizer: optax.GradientTransformation, config: ConfigDict) 
     rate = config.model.get("bias_rate", 0.0)
     if not rate:
         return optimizer
-    of_each = {True: against_load(rate), False: optimizer}
+    of_each = {True: lower_bias_of_busy_experts(rate), False: optimizer}
     return optax.multi_transform(of_each, is_load_bias)  # pyright: ignore[reportArgumentType]  # labels are hashable
 
 
 def _adamw(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
+    fields = config.optimizer
     return optax.adamw(
         learning_rate(config),
-        b1=one.beta1,
-        b2=one.beta2,
-        eps=one.epsilon,
-        weight_decay=one.weight_decay,
+        b1=fields.beta1,
+        b2=fields.beta2,
+        eps=fields.epsilon,
+        weight_decay=fields.weight_decay,
         mask=is_kernel,
     )
 
 
 def _lion(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
-    return optax.lion(learning_rate(config), one.beta1, one.beta2, weight_decay=one.weight_decay, mask=is_kernel)
+    fields = config.optimizer
+    return optax.lion(
+        learning_rate(config), fields.beta1, fields.beta2, weight_decay=fields.weight_decay, mask=is_kernel
+    )
 
 
 def _sgd(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
+    fields = config.optimizer
     return optax.chain(
-        optax.add_decayed_weights(one.weight_decay, mask=is_kernel), optax.sgd(learning_rate(config), one.beta1)
+        optax.add_decayed_weights(fields.weight_decay, mask=is_kernel), optax.sgd(learning_rate(config), fields.beta1)
     )
 
 
 def _muon(config: ConfigDict) -> optax.GradientTransformation:
-    one = config.optimizer
+    fields = config.optimizer
     of_matrices = optax.chain(
-        scale_by_muon(model_config(config).anatomy, beta=one.muon_beta),
-        optax.add_decayed_weights(one.weight_decay),
+        scale_by_muon(model_config(config).anatomy, beta=fields.muon_beta),
+        optax.add_decayed_weights(fields.weight_decay),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
     return optax.multi_transform({"muon": of_matrices, "adamw": _adamw(config)}, labels_of_muon)
@@ -103,14 +105,16 @@ def labels_of_muon(params: Any) -> Any:
     """The optimizer of each parameter under Muon: "muon" for the kernels of layers, "adamw" for all others."""
     matrices = is_kernel(params)["layers"]
     return {
+        # Muon is made for hidden matrices: its authors leave embedding and head to AdamW.
         **jax.tree.map(lambda _: "adamw", params),
-        "layers": jax.tree.map(lambda one: "muon" if one else "adamw", matrices),
+        "layers": jax.tree.map(lambda is_matrix: "muon" if is_matrix else "adamw", matrices),
     }
 
 
 # ---- The bias of experts
 
-_AS_THE_MEAN = 1e-5  # the rounding of sums of loads, which differs from mesh to mesh
+# Below this a load counts as the mean: without it rounding would decide the sign, and the bias, by mesh.
+_BALANCED_LOAD_TOLERANCE = 1e-5  # the rounding of sums of loads, which differs from mesh to mesh
 
 
 def is_load_bias(params: Any) -> Any:
@@ -118,14 +122,15 @@ def is_load_bias(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) == LOAD_BIAS, params)
 
 
-def against_load(rate: float) -> optax.GradientTransformation:
+def lower_bias_of_busy_experts(rate: float) -> optax.GradientTransformation:
     """Adds `rate` to the biases of experts with less load than the mean, and takes it from those with more.
 
     Source: DeepSeek-V3 technical report, 2024 (arXiv 2412.19437), section 2.1.2.
     """
 
     def update(load: jax.Array) -> jax.Array:
-        return jnp.where(jnp.abs(load) > _AS_THE_MEAN, -rate * jnp.sign(load), 0.0)
+        # Loads are given as gradients, load minus mean; only their sign counts, as in the source.
+        return jnp.where(jnp.abs(load) > _BALANCED_LOAD_TOLERANCE, -rate * jnp.sign(load), 0.0)
 
     return optax.stateless(lambda loads, _: jax.tree.map(update, loads))
 
@@ -161,8 +166,11 @@ def scale_by_muon(anatomy: Anatomy, *, beta: float) -> optax.GradientTransformat
     def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         del params
         apart = split_columns(updates, anatomy)
+        # Momentum is stored with columns joined, like the parameters, so that checkpoints and shardings need no other
+        # tree.
         before = inner.init(apart)._replace(count=state.num_steps, mu=split_columns(state.momentum, anatomy))
         orthogonal, after = inner.update(apart, before)
+        # The last two dims are a matrix; all before them count matrices.
         scaled = jax.tree.map(lambda leaf: RMS_OF_ADAMW * max(leaf.shape[-2:]) ** 0.5 * leaf, orthogonal)
         return join_columns(scaled, anatomy), MuonState(after.count, join_columns(after.mu, anatomy))
 
@@ -170,6 +178,7 @@ def scale_by_muon(anatomy: Anatomy, *, beta: float) -> optax.GradientTransformat
 
 
 def _dimensions(updates: Any) -> Any:
+    # Counted from the end, so that they hold for staged and canonical parameters.
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates)
 
 
@@ -180,9 +189,10 @@ def split_columns(tree: Any, anatomy: Anatomy) -> Any:
     """
 
     def split(path: Any, leaf: jax.Array) -> Any:
-        if not any(getattr(one, "key", None) == "query_key_value" for one in path):
+        if not any(getattr(entry, "key", None) == "query_key_value" for entry in path):
             return leaf
         by_group = leaf.reshape(*leaf.shape[:-1], anatomy.num_kv_heads, -1, anatomy.head_size)
+        # Of a key-value head the last two columns are its key and its value; all before are queries.
         parts = by_group[..., :-2, :], by_group[..., -2, :], by_group[..., -1, :]
         return {name: part.reshape(*leaf.shape[:-1], -1) for name, part in zip(_QUERY_KEY_VALUE, parts, strict=True)}
 
@@ -232,6 +242,7 @@ def error_feedback() -> optax.GradientTransformation:
 
     def update(updates: Any, state: FeedbackState, params: Any = None) -> tuple[Any, FeedbackState]:
         del params
+        # In the first step `before` holds zeros, no gradient: a correction would double the step.
         made_good = (state.num_steps > 0).astype(jnp.float32)
         corrected = jax.tree.map(lambda now, before: now + made_good * (now - before), updates, state.before)
         return corrected, FeedbackState(state.num_steps + 1, updates)
@@ -244,15 +255,18 @@ def error_feedback() -> optax.GradientTransformation:
 
 def learning_rate(config: ConfigDict) -> optax.Schedule:
     """The learning rate by step: linear warm-up to the peak, then as `optimizer.schedule` says."""
-    one, steps = config.optimizer, config.train.steps
-    num_warmup = one.warmup_steps or round(one.warmup_fraction * steps)
-    warmup = optax.linear_schedule(one.learning_rate / (num_warmup + 1), one.learning_rate, max(num_warmup, 1))
-    return optax.join_schedules([warmup, RATES[one.schedule](config, steps - num_warmup)], [num_warmup])
+    fields = config.optimizer
+    steps = config.train.steps
+    num_warmup = fields.warmup_steps or round(fields.warmup_fraction * steps)
+    # From 1 / (n + 1) of the peak, not from 0: a first step of rate 0 would be lost. At least one step, since optax
+    # divides by their number.
+    warmup = optax.linear_schedule(fields.learning_rate / (num_warmup + 1), fields.learning_rate, max(num_warmup, 1))
+    return optax.join_schedules([warmup, RATES[fields.schedule](config, steps - num_warmup)], [num_warmup])
 
 
 def _cosine(config: ConfigDict, steps: int) -> optax.Schedule:
-    one = config.optimizer
-    return optax.cosine_decay_schedule(one.learning_rate, max(steps, 1), alpha=one.final_learning_rate_fraction)
+    fields = config.optimizer
+    return optax.cosine_decay_schedule(fields.learning_rate, max(steps, 1), alpha=fields.final_learning_rate_fraction)
 
 
 def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
@@ -262,10 +276,11 @@ def _constant(config: ConfigDict, steps: int) -> optax.Schedule:
 
 def _wsd(config: ConfigDict, steps: int) -> optax.Schedule:
     """Stable, then down in a line; source: Hu et al., MiniCPM (arXiv 2404.06395), section 4."""
-    one = config.optimizer
-    num_down = min(max(1, round(one.decay_fraction * config.train.steps)), max(steps, 1))
-    last = one.final_learning_rate_fraction * one.learning_rate
-    return optax.linear_schedule(one.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))
+    fields = config.optimizer
+    # Bounded by the steps after warm-up, so that a short run still comes down to the final rate.
+    num_down = min(max(1, round(fields.decay_fraction * config.train.steps)), max(steps, 1))
+    last = fields.final_learning_rate_fraction * fields.learning_rate
+    return optax.linear_schedule(fields.learning_rate, last, num_down, transition_begin=max(steps - num_down, 0))
 
 
 RATES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {"cosine": _cosine, "wsd": _wsd, "constant": _constant}

@@ -43,6 +43,7 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
     """
     if not text:
         return None
+    # At most nine digits: Python refuses to read numbers of thousands of digits.
     form = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     steps = ProfileSteps(int(form[1]), int(form[2] or form[1])) if form else None
     if steps is None or not 0 < steps.first <= steps.last <= num_steps:
@@ -83,7 +84,9 @@ class Profiler:
             path: the run's folder.
             steps: steps to trace, as far as the run still executes them; None traces nothing.
         """
-        self._folder, self._steps = path / PROFILE / f"process_{jax.process_index():04d}", steps
+        # A folder for each process: each traces its own devices.
+        self._folder = path / PROFILE / f"process_{jax.process_index():04d}"
+        self._steps = steps
         self._annotation: Any = None
         self._first_traced: int | None = None
 
@@ -91,11 +94,13 @@ class Profiler:
         """Starts the trace at the first step to trace, and marks the step with its number."""
         if self._steps is None or not self._steps.first <= step <= self._steps.last:
             return
+        # A resumed run may begin between `first` and `last`, so the first step seen starts the trace.
         if self._first_traced is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(self._folder)
             self._first_traced = step
         self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
+        # Entered by hand: the step lies between two calls, where no `with` can stand.
         self._annotation.__enter__()
 
     def after(self, step: int) -> str | None:

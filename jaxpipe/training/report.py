@@ -24,9 +24,12 @@ from jaxpipe.units import MA, gib, mib
 
 def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
     """The lines to print at the start of a run."""
-    pipeline, schedule = setup.pipeline, setup.schedule
+    pipeline = setup.pipeline
+    schedule = setup.schedule
+    # Counted in the model's own order: staged parameters also have rows that a shorter stage does not use.
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
-    shapes, num_slots = step.shapes(state.params, batch), step.table.num_slots
+    shapes = step.shapes(state.params, batch)
+    num_slots = step.table.num_slots
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.task.data}",
@@ -49,8 +52,10 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
 def _format_costs(setup: Setup) -> str:
     """The expected time of each kind of backward that the schedule has, in forwards."""
     schedule = setup.schedule
-    columns, times = schedule.columns, setup.costs.of_kind(schedule.num_stages).mean(axis=1)
+    columns = schedule.columns
+    times = setup.costs.of_kind(schedule.num_stages).mean(axis=1)
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
+    # A schedule may have whole and split backwards; costs of kinds that it lacks say nothing of it.
     there = [kind for kind in names if columns.is_kind(kind).any()]
     ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
     return f"{ratios} forwards ({setup.costs_source})"
@@ -60,8 +65,10 @@ def _format_split(shapes: StepShapes) -> list[str]:
     """A line on the bytes that a slot stores for I and then for W; none if no backward is split."""
     if not shapes.table.schedule.has_split_backward:
         return []
-    saved, num_layers = shapes.storage.saved, shapes.storage.pages_per_slot
+    saved = shapes.storage.saved
+    num_layers = shapes.storage.pages_per_slot
     until_backward = num_layers * _num_bytes(saved.residuals)
+    # Arrays that I and W both read stay in the slot; deferred ones replace the rest.
     for_weights = num_layers * _num_bytes((*(saved.residuals[i] for i in saved.shared_with_w), *saved.deferred))
     return [
         f"split      of a microbatch a stage keeps {_mebibytes(until_backward)} from F to I, and then"
@@ -94,8 +101,10 @@ def check_memory(step: Step, state: TrainState, batch: Any, *, limit_bytes: int 
             know.
     """
     if limit_bytes is None:
+        # CPUs return None. All devices of a mesh are of one kind, so the first stands for all.
         stats = step.pipeline.mesh.local_devices[0].memory_stats() or {}
         limit_bytes = stats.get("bytes_limit")
+    # Shapes alone: the check runs before any array of the state is made.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     parts = {"train state": bytes_per_device(state), **held_bytes(step.shapes(state.params, shapes))}
     needed = sum(parts.values())
@@ -120,6 +129,7 @@ def check_memory(step: Step, state: TrainState, batch: Any, *, limit_bytes: int 
 # ---- The predicted timeline as a Chrome trace, to compare with the profiler's trace of the run
 
 TIMELINE = "timeline.json"
+# The fields of `Costs` that are actions; messages and updates are left out.
 _COMPUTE = ("forward", "backward", "input_gradient", "weight_gradient", "head_statistics", "head_gradients")
 
 
@@ -128,6 +138,7 @@ def in_mean_forwards(costs: Costs) -> Costs:
     mean = float(np.mean(costs.forward))
     times: dict[str, Any] = {}
     for name in _COMPUTE:
+        # A field is a number, or a tuple by stage; `Costs` compares and hashes tuples alone.
         time = np.divide(getattr(costs, name), mean).tolist()
         times[name] = tuple(time) if isinstance(time, list) else time
     return Costs(**times)

@@ -1,4 +1,4 @@
-"""Checks whether a run can be resumed: allowed changes of the config, equal tokens, equal schedule."""
+"""Checks whether a run can be resumed: allowed changes of the config, and an equal schedule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, has_times, written_costs
-from jaxpipe.data import Fingerprint
-from jaxpipe.data.fingerprint import differences
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
-from jaxpipe.files import local_path, read_whole, write_whole
+from jaxpipe.files import local_path, write_whole
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.training.run_folder import CONFIG, FAMILY, METRICS, SCHEDULE, config_from, kept_family, load
-
-DATA = "data.json"  # in the run's folder
+from jaxpipe.training.same_data import DATA
 
 # Fields of the model that its parameters do not depend on.
 FREE_OF_MODEL = ("dtype", "attention", "recompute", "embedding_dropout", "attention_dropout", "hidden_dropout")
@@ -44,11 +41,13 @@ DECIDES_SCHEDULE = {
 
 
 def keep_costs(path: Path, config: ConfigDict) -> None:
-    """Sets `pipeline.costs` to those of the run in `path`: it keeps its schedule, whatever GPU or file it finds.
+    """Sets `pipeline.costs` to those of the run in `path`.
 
-    Not if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
+    A resumed run keeps the schedule it began with, even if other costs would be measured now. Nothing is
+    set if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
     had orders for I and W as long as F.
     """
+    # Costs that a user names win over those of the run; a changed schedule is then told as a change.
     if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
         return
     before = _before(path, config)
@@ -62,16 +61,19 @@ def keep_costs(path: Path, config: ConfigDict) -> None:
 
 
 def keep_schedule(path: Path, config: ConfigDict) -> None:
-    """Sets `pipeline.schedule` to the schedule.json of the run in `path`: its file or method may be changed, or gone.
+    """Sets `pipeline.schedule` to the schedule.json of the run in `path`: the file or method may be changed, or gone.
 
-    Not if another field that decides the schedule differs from the run's.
+    Nothing is set if another field that decides the schedule differs from the run's.
     """
     if not (path / SCHEDULE).is_file():
         return
     before = _before(path, config)
     if _decide_the_same(before, config):
         config.pipeline.update(
-            schedule=str(path / SCHEDULE), options="", vocab_over_pipe=before.pipeline.vocab_over_pipe
+            # A schedule from a file takes no options: the file already has what they decided.
+            schedule=str(path / SCHEDULE),
+            options="",
+            vocab_over_pipe=before.pipeline.vocab_over_pipe,
         )
         if not are_decided(config.pipeline.costs):
             config.pipeline.costs = before.pipeline.costs
@@ -87,9 +89,11 @@ def _decide_the_same(before: ConfigDict, config: ConfigDict) -> bool:
 
 def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:
     """`config`, or a copy with the schedule that the run in `path` was told, if `keep_schedule` has replaced it."""
+    # Otherwise config.json would name schedule.json itself, and what the user named would be lost.
     if config.pipeline.schedule != str(path / SCHEDULE) or not (path / CONFIG).is_file():
         return config
-    before, config = _before(path, config).pipeline, config.copy_and_resolve_references()
+    before = _before(path, config).pipeline
+    config = config.copy_and_resolve_references()
     config.pipeline.update(schedule=before.schedule, options=before.options)
     return config
 
@@ -100,10 +104,13 @@ def _before(path: Path, config: ConfigDict) -> ConfigDict:
     Raises:
         ConfigError: its family is another Python file, whose fields are not known then.
     """
-    saved, now = load(str(path)), config.model.family
+    saved = load(str(path))
+    now = config.model.family
     family = saved["model"]["family"]
+    # A config.json is data and may come from others: a Python file runs only if the command names it, too.
     if not is_python_file(family) or now == family:
         return config_from(str(path), saved, family=family)
+    # The run's own copy of the file counts as the file.
     if now != kept_family(path, family):
         raise _refused(path, [_change("model.family", family, now)])
     return config_from(str(path), saved, family=now)
@@ -112,6 +119,7 @@ def _before(path: Path, config: ConfigDict) -> ConfigDict:
 def _is_other_family(path: Path, family: str) -> bool:
     """Whether the run in `path` keeps another file of its family; False for an old run that keeps none."""
     kept = path / FAMILY
+    # A family is FILE:NAME; only the file is compared.
     return kept.is_file() and kept.read_bytes() != local_path(family.partition(":")[0]).read_bytes()
 
 
@@ -128,8 +136,10 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     Raises:
         ConfigError: a changed field decides the model or the order of the data.
     """
-    before, kept = _before(path, config), config.pipeline.schedule == str(path / SCHEDULE)
+    before = _before(path, config)
+    kept = config.pipeline.schedule == str(path / SCHEDULE)
     config = named_as_before(path, config)
+    # First, since another family has other fields, which could not be compared below.
     if before.model.family != config.model.family:
         raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
     fields = [(section, field) for section in before for field in before[section]]
@@ -138,17 +148,18 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
         for section, field in fields
         if before[section][field] != config[section][field]
     }
+    # With a fingerprint of the tokens, files may move: their contents are compared instead of their paths.
     refused = [words for name, words in differ.items() if _is_fixed(name, knows_data=(path / DATA).is_file())]
     if refused:
         raise _refused(path, refused)
-    found = [words for name, words in differ.items() if name not in DECIDED]
+    changes = [words for name, words in differ.items() if name not in DECIDED]
     if kept:
-        return [*found, f"pipeline.schedule: {before.pipeline.schedule} is not there, {path / SCHEDULE} is"]
+        return [*changes, f"pipeline.schedule: {before.pipeline.schedule} is not there, {path / SCHEDULE} is"]
     if is_python_file(config.model.family) and _is_other_family(path, config.model.family):
-        found.append(f"model.family: {config.model.family} is not as it was before")
+        changes.append(f"model.family: {config.model.family} is not as it was before")
     if not differ.keys() & DECIDES_SCHEDULE and has_other_schedule(path, build_schedule(config)):
-        found.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
-    return found
+        changes.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
+    return changes
 
 
 def check_no_checkpoint_lost(path: Path) -> None:
@@ -157,8 +168,11 @@ def check_no_checkpoint_lost(path: Path) -> None:
     A run writes the row of a step before the step's checkpoint, and starts its second checkpoint only when the first is
     complete; one that could write none, and said so, is refused too.
     """
-    every, rows = load(str(path))["checkpoint"]["save_every"], path / METRICS
+    # Read raw: this check must not run a family's Python file.
+    every = load(str(path))["checkpoint"]["save_every"]
+    rows = path / METRICS
     num_rows = sum(1 for _ in rows.open("rb")) if rows.is_file() else 0
+    # Twice: the second checkpoint starts only when the first is complete, so with more rows one must be there.
     if every and num_rows > 2 * every:
         raise CheckpointError(
             explain(
@@ -199,77 +213,6 @@ def _refused(path: Path, refused: list[str]) -> ConfigError:
     )
 
 
-# ---- The tokens
-
-
-def write_fingerprint(path: Path, fingerprint: Fingerprint) -> None:
-    """Writes the fingerprint of the run's tokens into its folder, whole."""
-    write_whole(path / DATA, fingerprint.to_json() + "\n")
-
-
-def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
-    """Checks that the tokens are those with which the run in `path` began; an old run without a fingerprint passes.
-
-    Raises:
-        ConfigError: the tokens differ, or the run's fingerprint cannot be read.
-    """
-    if not (path / DATA).is_file():
-        return
-    try:
-        before = Fingerprint.from_json(read_whole(path / DATA))
-    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        raise ConfigError(
-            explain(
-                f"{path / DATA} cannot be read: {type(error).__name__}: {error}",
-                rule="data-file: JSON with the fingerprint of the tokens, as a run has written it",
-                repair="correct the file, or move it away: data.files and data.tokenizer must then be as they were",
-            )
-        ) from error
-    if differ := _listed_differences(before, fingerprint, "before", "now"):
-        raise ConfigError(
-            explain(
-                f"data.files are other tokens than those with which the run in --workdir={path} began",
-                rule="same-data: a resumed run keeps its tokens (files may move), since its position counts batches",
-                picture=differ,
-                repair=(
-                    "put the files back as they were ('auto': run the same Python), or name another --workdir;"
-                    " checkpoint.init_from starts a new run from the parameters"
-                ),
-            )
-        )
-
-
-def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -> None:
-    """Checks that this process reads the same tokens as process 0.
-
-    Args:
-        first: fingerprint of process 0, from `to_json`.
-        fingerprint: fingerprint of this process.
-        process: index of this process.
-
-    Raises:
-        ConfigError: the tokens differ.
-    """
-    if differ := _listed_differences(Fingerprint.from_json(first), fingerprint, "process 0", f"process {process}"):
-        raise ConfigError(
-            explain(
-                f"data.files: process {process} reads other tokens than process 0",
-                rule="same-data: every process makes its rows of a batch from the same tokens",
-                picture=differ,
-                repair=(
-                    "name files that all machines share, or copy those of process 0 ('auto': run the same Python"
-                    " everywhere)"
-                ),
-            )
-        )
-
-
-def _listed_differences(one: Fingerprint, other: Fingerprint, name: str, other_name: str) -> str:
-    """A line for each of two fingerprints at every difference; empty if there is none."""
-    differ, width = differences(one, other), max(len(name), len(other_name))
-    return first_of([f"{name:<{width}} {text}\n{other_name:<{width}} {other_text}" for text, other_text in differ])
-
-
 # ---- The schedule
 
 
@@ -291,6 +234,7 @@ def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
         ConfigError: a field differs, so that stages would train in different ways, or wait for each other forever.
     """
     here = {
+        # As JSON text, so that 1 and 1.0, or True and 1, count as different.
         f"{section}.{field}": json.dumps(value)
         for section, values in config.to_dict().items()
         for field, value in values.items()
@@ -315,6 +259,7 @@ def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
 
 def check_same_schedule(processes: ProcessGroup, schedule: Schedule, costs: str) -> None:
     """Raises ConfigError unless process 0 has the same schedule and `pipeline.costs`; other programs would deadlock."""
+    # A digest, since a schedule may have megabytes and every process sends it.
     digest = hashlib.sha256(f"{costs}\n{to_json(schedule)}".encode()).hexdigest()
     if digest != processes.agree("schedule", digest):
         raise ConfigError(

@@ -22,8 +22,12 @@ from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
 from jaxpipe.python_file import is_python_file
 
-CONFIG, METRICS, TENSORBOARD, SCHEDULE_PICTURE = "config.json", "metrics.jsonl", "tensorboard", "schedule.svg"
-FAMILY, SCHEDULE = "family.py", "schedule.json"  # the run's copy of a family's Python file; its schedule
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+SCHEDULE_PICTURE = "schedule.svg"
+FAMILY = "family.py"  # the run's copy of a family's Python file
+SCHEDULE = "schedule.json"
 LOCK = "lock"  # the first file of a run
 UNUSABLE = ("[", "**", "\\")  # in the path of a run: Orbax does not find what it wrote there, or writes elsewhere
 
@@ -42,6 +46,7 @@ def check(workdir: str) -> Path:
     """
     path = path_of(workdir)
     check_name(path, flag=f"--workdir={workdir}")
+    # The folder may not exist yet; the nearest parent that does decides whether it can be made.
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not there.is_dir():
         raise ConfigError(
@@ -53,10 +58,11 @@ def check(workdir: str) -> Path:
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise _not_writable(workdir, f"{there}: no permission to write")
-    found = sorted(file.name for file in path.glob("[!.]*"))
-    if not found or holds_run(path):
+    # Hidden files do not count: file managers and network disks leave some in every folder.
+    names = sorted(file.name for file in path.glob("[!.]*"))
+    if not names or holds_run(path):
         return path
-    of_run = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if name in found]
+    of_run = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if name in names]
     if of_run:
         raise ConfigError(
             explain(
@@ -66,12 +72,13 @@ def check(workdir: str) -> Path:
                 repair="name another --workdir, or move these away",
             )
         )
-    if LOCK not in found:
+    # A run that failed before its config was written leaves its lock, and perhaps more; the next may begin there.
+    if LOCK not in names:
         raise ConfigError(
             explain(
                 f"--workdir={workdir} has files, and holds no run",
                 rule=f"workdir-new: a new run begins in a folder without files; it resumes in one with its {CONFIG}",
-                picture=f"there: {first_of(found, joined_by=', ')}",
+                picture=f"there: {first_of(names, joined_by=', ')}",
                 repair=f"name another --workdir, as {path / 'run'}",
             )
         )
@@ -114,9 +121,11 @@ def write_config(path: Path, config: ConfigDict) -> None:
     saved = config.to_dict()
     if is_python_file(config.model.family):
         file = local_path(config.model.family.partition(":")[0])
+        # A resumed run may name the copy itself, which must not be written from itself.
         if file.resolve() != (path / FAMILY).resolve():
             write_whole(path / FAMILY, file.read_bytes())
     if "tokenizer" in saved["data"]:
+        # Relative to the run, so that its folder can be moved.
         saved["data"]["tokenizer"] = copied_path(config.data.tokenizer, path, Path())
     write_whole(path / CONFIG, json.dumps(saved, indent=2) + "\n")
 
@@ -133,6 +142,7 @@ def read_config(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
     """
     config = read_written(workdir, allow_code=allow_code)
     if is_python_file(config.pipeline.schedule) and not allow_code:
+        # schedule.json is data with the same actions; the method's file would be code of whoever wrote config.json.
         config.pipeline.update(schedule=str(path_of(workdir) / SCHEDULE), options="")
     return config
 
@@ -155,6 +165,7 @@ def read_written(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
     family = saved["model"]["family"]
     if is_python_file(family) and not allow_code:
         kept = kept_family(path_of(workdir), family)
+        # `is False`: None, the default, still allows the run's own copy.
         if allow_code is False or kept is None:
             raise refused_code(workdir, f"model.family={family!r}")
         family = kept
@@ -163,7 +174,9 @@ def read_written(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
 
 def kept_family(path: Path, family: str) -> str | None:
     """The name of the copy of the Python file `family` that the run in `path` keeps; None if there is none."""
-    file, colon, name = path / FAMILY, *family.partition(":")[1:]
+    file = path / FAMILY
+    _, colon, name = family.partition(":")
+    # A link could lead to a file that the run has not copied.
     return f"{file}{colon}{name}" if file.is_file() and not file.is_symlink() else None
 
 
@@ -199,6 +212,7 @@ def load(workdir: str) -> dict[str, Any]:
         )
     try:
         saved = json.loads(read_whole(path))
+        # A ConfigDict takes null for any field, and would lose its type by it.
         empty = [f"{section}.{name}" for section, values in saved.items() for name in values if values[name] is None]
         if empty:
             raise ValueError(f"{empty[0]} is null")
@@ -218,6 +232,7 @@ def config_from(workdir: str, saved: dict[str, Any], *, family: str) -> ConfigDi
         raise _unreadable(path, error) from error
     try:
         config.update(saved)
+        # `saved` names the family as it was told; here the copy may take its place.
         config.model.family = family
     except (AttributeError, KeyError, TypeError) as error:
         raise unknown_field(error, where=str(path), repair=_REPAIR) from error
@@ -272,10 +287,12 @@ def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], st
     path = check(workdir)
     with writing(workdir):
         path.mkdir(parents=True, exist_ok=True)
+        # Not "w": opening must not empty the file while another run has locked it. The other processes only read.
         file = (path / LOCK).open("a+" if is_first else "ab+")
     with file:
         if is_first:
             _lock(file, workdir)
+            # Only now, with the lock taken: before, the content was that of another run.
             file.truncate(0)
             file.write(f"host {socket.gethostname()}, pid {os.getpid()}, {uuid.uuid4()}\n")
             file.flush()
@@ -297,6 +314,7 @@ def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], st
 
 def _lock(file: Any, workdir: str) -> None:
     try:
+        # Without waiting: two runs in one folder are a mistake, and nobody would see why the second stands still.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)

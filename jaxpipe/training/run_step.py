@@ -1,7 +1,7 @@
 """One interface for the train steps of a run, of schedules with and without flush; and the step of those with one.
 
-A loop calls `init` once, then the step for each batch, and `flush` before it keeps or saves the state. What a step
-still has in flight between two calls is its own affair.
+A loop calls `init` once, then the step for each batch, and `flush` before it keeps or saves the state. Only the step
+itself knows what it has in flight between two calls.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Step(Protocol):
         ...
 
     def init(self, state: TrainState) -> TrainState:
-        """The state with what the first call needs of the step before, as if that had changed nothing; traceable.
+        """The state with previous weights equal to the current ones if the schedule has delays; traceable.
 
-        A state that has it stays as it is; what this step does not need is dropped.
+        A state that has previous weights keeps them; a step with a flush drops them.
         """
         ...
 
@@ -102,7 +102,7 @@ class StepWithFlush:
 
     @property
     def table(self) -> RoundTable:
-        """Its round table."""
+        """The round table of the schedule."""
         return self.pipeline.table
 
     def shapes(self, params: Any, batch: Any, *, random: bool = True) -> StepShapes:
@@ -131,7 +131,7 @@ class StepWithFlush:
         return self
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> StepWithFlush:
-        """Compiles it."""
+        """Compiles the program."""
         self.function = self.function.compile(compiler_options)
         return self
 
@@ -140,5 +140,5 @@ class StepWithFlush:
         return self.function.memory_analysis()
 
     def as_text(self) -> str:
-        """Its optimized HLO."""
+        """The optimized HLO of the program."""
         return self.function.as_text()

@@ -74,12 +74,15 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
         ConfigError: devices are missing.
     """
     devices = devices_of(config, num_processes=num_processes)
+    # After the devices are chosen, since measured and estimated costs depend on the kind of GPU.
     decided = decide_costs(config, topology_of(devices.devices))
+    # The task was built while "auto" was undecided; a split head needs a model of its own.
     is_split_now = decided.vocab_over_pipe != config.pipeline.vocab_over_pipe and decided.vocab_over_pipe == "true"
     decided.settle(config)
     if is_split_now:
         task = replace(task, model=language_model(config))
-    schedule, pipeline = build_schedule(config), pipeline_of(config, task.model, devices.devices)
+    schedule = build_schedule(config)
+    pipeline = pipeline_of(config, task.model, devices.devices)
     return Setup(
         task,
         devices=devices,
@@ -115,6 +118,7 @@ def topology_of(devices: Sequence[Any], *, gpus_per_node: int | None = None) -> 
         return None
     with suppress(ConfigError):
         gpus_per_node = gpus_per_node or node_by_node(devices)[1]
+        # Rounded up: the last node may not be used whole.
         return Topology(hardware, -(-len(devices) // gpus_per_node), gpus_per_node)
     return None
 
@@ -146,12 +150,15 @@ def pipeline_of(
     Raises:
         ConfigError: `model.attention` cannot run on these devices, or `mesh.order` cannot lay the mesh on them.
     """
-    mesh, schedule = config.mesh, build_schedule(config)
+    mesh = config.mesh
+    schedule = build_schedule(config)
+    # Before the mesh is laid out: its error is about the kind of device, which no order changes.
     _check_attention(config, devices)
     axes = mesh_axes(config)
     devices = mesh_order(config, schedule, devices, gpus_per_node)
     layers = layers_per_stage(config)
     return Pipeline(
+        # A schedule without flush has several batches; layout, parts and evaluation are of one.
         one_batch(schedule),
         make_mesh(**axes, devices=devices),
         StageFunctions.of(model),
@@ -184,9 +191,11 @@ def optimizer_and_step(
         num_steps: steps of the run, of which the last one drains the pipeline; None: as in the config.
     """
     schedule = schedule or build_schedule(config)
+    # Only the config's own optimizer has a known rate; one given in Python hides it.
     rate = default_promotion()(learning_rate(config)) if optimizer is None else None
     reads_matrices = optimizer is None and config.optimizer.name in READS_MATRICES
     if optimizer:
+        # Shapes alone: `by_layer` traces the update, and no parameter is made.
         staged = jax.eval_shape(lambda: _in_float32(pipeline, model.init(key_of(0))))
         made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not schedule.delays)
     else:
@@ -208,7 +217,8 @@ def first_state(config: ConfigDict, setup: Setup, optimizer: optax.GradientTrans
     Raises:
         ConfigError: `checkpoint.init_from` has no checkpoint, or one of another model.
     """
-    model, pipeline = setup.task.model, setup.pipeline
+    model = setup.task.model
+    pipeline = setup.pipeline
     if config.checkpoint.init_from:
         _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
     elif setup.task.params is not None:
@@ -248,6 +258,7 @@ def mesh_order(
         ConfigError: `mesh.order` cannot lay the mesh on the devices.
     """
     axes = mesh_axes(config)
+    # The last order is tried outside of `suppress`, so that its error reaches the user.
     *preferred, last = orders_to_try(schedule) if config.mesh.order == AUTO else (config.mesh.order,)
     for order in preferred:
         with suppress(ConfigError):

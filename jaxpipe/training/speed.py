@@ -36,11 +36,14 @@ class Speed:
             pipeline: the model's pipeline, whose devices and dtype give the peak of MFU.
             batch: batch of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
         """
+        # The first two dims of every leaf: microbatches and their rows.
         self._nums = {"samples": math.prod(jax.tree.leaves(batch)[0].shape[:2])}
         if "tokens" in batch:
             self._nums = {"tokens": math.prod(batch["tokens"].shape), **self._nums}
-        self._step_flops, self._peak_flops_per_s = model.flops(batch), peak_of(pipeline)
+        self._step_flops = model.flops(batch)
+        self._peak_flops_per_s = peak_of(pipeline)
         self._devices = list(pipeline.mesh.local_devices)
+        # Bounded, so that the spread tells of the run now and not of its first steps.
         self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
 
     def numbers(self, step_time_s: float) -> dict[str, float]:
@@ -74,8 +77,10 @@ class Speed:
 
 def peak_of(pipeline: Pipeline) -> float | None:
     """The peak FLOP/s of all devices of `pipeline` together; None if a device's peak is unknown."""
+    # Without a compute dtype the parameters' own counts, float32.
     dtype = jnp.dtype(pipeline.dtype or "float32").name
     peaks = [peak_flops_per_s(device.device_kind, dtype=dtype) for device in pipeline.mesh.devices.flat]
+    # A mesh of mixed devices with one unknown peak has no MFU: a part of the peak would flatter it.
     return None if None in peaks else sum(peak for peak in peaks if peak is not None)
 
 
@@ -96,7 +101,9 @@ def format_flops(model: Trained, pipeline: Pipeline, batch: Mapping[str, Any]) -
     if step_flops is None:
         return "not known of a model given in Python, so there is no MFU"
     per_token = step_flops / math.prod(batch["tokens"].shape)
-    num_devices, kind, peak = pipeline.mesh.size, pipeline.mesh.devices.flat[0].device_kind, peak_of(pipeline)
+    num_devices = pipeline.mesh.size
+    kind = pipeline.mesh.devices.flat[0].device_kind
+    peak = peak_of(pipeline)
     counted = (
         f"no MFU, since the peak of {kind!r} is not known"
         if peak is None

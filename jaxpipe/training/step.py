@@ -27,7 +27,7 @@ from jaxpipe.training.task import Trained
 @partial(jax.tree_util.register_dataclass, data_fields=["weights", "norm"], meta_fields=[])
 @dataclass(frozen=True)
 class Older:
-    """What a schedule without flush needs of the step before.
+    """The part of a state that a schedule without flush needs of the step before.
 
     Attributes:
         weights: W(t-1) in the dtype of compute copies, staged and sharded as the parameters; None while a run has them
@@ -75,6 +75,7 @@ def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
 
 def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     """The state before the first step of a run that starts from the staged `params`, which are donated."""
+    # Given, not inferred: XLA may replicate the optimizer's state, which ZeRO-1 splits.
     shardings = _shardings(state_like(model, pipeline, optimizer))
     return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
 
@@ -97,14 +98,17 @@ def state_like(
 
 def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
     """The shardings of a state or of its shapes; traceable."""
-    params, replicated = pipeline.shardings(state.params), NamedSharding(pipeline.mesh, P())
+    params = pipeline.shardings(state.params)
+    replicated = NamedSharding(pipeline.mesh, P())
     parts = pipeline.parts(state.params)
     is_staged = has_tree_of(state.params)
 
     def beside(leaf: Any, param: Any, part: Part) -> Any:
+        # `optax.masked` leaves an object without shape in place of a parameter's moments.
         return leaf if is_masked(leaf) else part_beside(part, param, leaf).sharding(pipeline.mesh)
 
     def shardings(node: Any) -> Any:
+        # Counters and the like, which belong to no parameter.
         if not is_staged(node):
             return replicated
         return jax.tree.map(beside, node, state.params, parts, is_leaf=is_masked)
@@ -115,6 +119,7 @@ def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
 
 
 def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+    # Masters are float32 whatever a model's `init` returns: small updates would vanish in 16 bits.
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.init(key))
     return _before_first_step(optimizer, pipeline.to_stages(params))
 
@@ -159,14 +164,18 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = mean_factors(model.num_losses(batch))
+        # Folded with the step, so that a resumed run draws as if it had not stopped.
         key = None if dropout_seed is None else jax.random.fold_in(key_of(dropout_seed), state.step)
         means, grads = pipeline.loss_and_grads(state.params, batch, scale, key)
-        losses, square_sums = name_losses(means), pipeline.square_sums(grads)
-        norm, is_load = norm_of(square_sums, grads), is_load_bias(grads)
+        losses = name_losses(means)
+        square_sums = pipeline.square_sums(grads)
+        norm = norm_of(square_sums, grads)
+        is_load = is_load_bias(grads)
         is_skipped = ~(jnp.isfinite(norm) & jnp.isfinite(losses["loss"]))
 
         def update(kept: tuple[Any, Any]) -> tuple[Any, Any]:
             params, moments = kept
+            # Only scaled down. A norm of 0 never divides, since it is not above `max_grad_norm`.
             shrink = jnp.where(norm > max_grad_norm, max_grad_norm / norm, 1.0)
             clipped = jax.tree.map(lambda leaf, is_load: leaf if is_load else shrink * leaf, grads, is_load)
             updates, moments = optimizer.update(clipped, moments, params)
@@ -174,17 +183,20 @@ def make_train_step(
 
         # A branch, not jnp.where: with that, XLA would hold the old and the new arrays side by side.
         params, moments = lax.cond(is_skipped, lambda kept: kept, update, (state.params, state.optimizer))
+        # Int32, since it is summed up.
         skipped = is_skipped.astype(jnp.int32)
         num_skipped_in_row = skipped * (state.num_skipped_in_row + 1)
         metrics = {
             **where_terms(losses, means, model.num_losses(batch)),
             "grad_norm": norm,
+            # The optimizer does not count skipped steps, so its rate is of the others alone.
             **({} if learning_rate is None else {"learning_rate": learning_rate(state.step - state.num_skipped)}),
             "skipped": skipped,
             "num_skipped_in_row": num_skipped_in_row,
             "bad_parameter": first_bad(square_sums),
         }
         state = TrainState(params, moments, state.step + 1, state.num_skipped + skipped, num_skipped_in_row)
+        # The state must be sharded as it came in, or donation fails and the compiled step refuses it.
         return lax.with_sharding_constraint(state, shardings_of(state, pipeline)), metrics
 
     return jax.jit(train_step, donate_argnums=0)
@@ -207,6 +219,7 @@ def norm_of(square_sums: jax.Array, params: Any) -> jax.Array:
 def first_bad(squares: jax.Array) -> jax.Array:
     """The index of the first of `squares` that is not finite, -1 if there is none, int32."""
     flags = ~jnp.isfinite(squares)
+    # -1: argmax of no True would be 0, which is a parameter.
     return jnp.where(flags.any(), jnp.argmax(flags), -1).astype(jnp.int32)
 
 
@@ -222,13 +235,14 @@ def mean_factors(num_losses: Any) -> Any:
     Args:
         num_losses: tree with the number of terms of each sum, from `Trained.num_losses`.
     """
+    # 1 where there are no terms: the sum is 0 there, and 0 / 0 would skip the step.
     return jax.tree.map(lambda num: 1.0 / jnp.where(num > 0, num, 1), num_losses)
 
 
 def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
     """The loss of a run, the sum of all means; then each if there are several, and what is measured beside them.
 
-    What is measured in every layer, "layer ...", keeps its dims.
+    Numbers measured in every layer, "layer ...", keep their dims.
 
     Args:
         means: the mean loss, or a tree of one for each kind; the path of a leaf is its name.
@@ -245,6 +259,7 @@ def name_losses(means: Any, *, prefix: str = "") -> dict[str, Any]:
         {'loss': 3.0, 'first_words_loss': 2.5, 'second_0_loss': 0.25, 'second_1_loss': 0.25}
     """
     leaves = jax.tree_util.tree_leaves_with_path(means)
+    # An empty path: the tree is a single number.
     if not leaves[0][0]:
         return {f"{prefix}loss": means}
     named = {jax.tree_util.keystr(path, simple=True, separator="_"): mean for path, mean in leaves}
@@ -269,6 +284,7 @@ def where_terms(losses: dict[str, Any], means: Any, num_losses: Any) -> dict[str
         >>> {name: float(loss) for name, loss in where_terms({"loss": jnp.float32(0)}, 0.0, 0).items()}
         {'loss': nan}
     """
+    # One number of terms for all kinds; a tree would have a number for each.
     if jax.tree.structure(num_losses) == jax.tree.structure(0):
         num_losses = jax.tree.map(lambda _: num_losses, means)
     nums = name_losses(num_losses)

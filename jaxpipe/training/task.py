@@ -1,4 +1,4 @@
-"""What a run trains: a model and its batches, as a config describes them or as they are given in Python.
+"""The task of a run: a model and its batches, as a config describes them or as they are given in Python.
 
 Goes in: a checked config. Comes out: a `Task`, before any device is asked for. Left to others: devices, pipeline and
 optimizer (`setup`), and models and batches of one's own (`given`).
@@ -61,7 +61,7 @@ class TaskBatches(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What a run trains.
+    """The model and the batches of a run.
 
     Attributes:
         model: the model's functions.
@@ -96,7 +96,8 @@ def task_of(config: ConfigDict) -> Task:
         DataError: a prepared file is damaged, or has nothing to learn.
     """
     corpus = read_corpus(config)
-    train_batches, heldout_batches = batches_of(config, corpus.train), batches_of(config, corpus.heldout)
+    train_batches = batches_of(config, corpus.train)
+    heldout_batches = batches_of(config, corpus.heldout)
     check_learned(config, train_batches, heldout_batches)
     return Task(
         language_model(config),

@@ -29,6 +29,7 @@ class TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         # The name has the time in seconds; the suffix distinguishes two processes started in one second.
         self._file = EventsWriter(str(folder / "events"), f".{first_step:08d}")
+        # START makes TensorBoard drop events of this step and later ones from a process that got further.
         self._file.write_event(Event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START)))
         self._flush()
 

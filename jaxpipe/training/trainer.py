@@ -19,7 +19,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
-from jaxpipe.config import base_config, check, mesh_axes
+from jaxpipe.config import check, mesh_axes
 from jaxpipe.config.costs import is_costs_file
 from jaxpipe.config.pipeline import forget_files, is_known
 from jaxpipe.distributed.log import logging_to, say
@@ -33,15 +33,14 @@ from jaxpipe.program.contract import check_jax
 from jaxpipe.schedules import simulate
 from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
-from jaxpipe.training.given import BatchSource, Model, given_task
+from jaxpipe.training.given import BatchSource, Model, check_nothing_given, check_optimizer_fields, given_task
 from jaxpipe.training.loop import Loop, OnStep
 from jaxpipe.training.metrics import keep_rows
 from jaxpipe.training.report import check_memory, report, write_timeline
+from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import TrainState, make_eval_step, state_like
 from jaxpipe.training.task import Task, task_of
-
-_OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
 
 
 @dataclass(frozen=True)
@@ -110,17 +109,17 @@ def fit(
     Args:
         config: a config of `base_config`; of `base_config("given")` with `model`.
         workdir: folder for the files of the run, as of the command.
-        model: a model of one's own. It comes with batches and, in itself or as `params`, with initial parameters.
+        model: a model of one's own. Batches come with it and, in itself or as `params`, initial parameters.
         params: canonical parameters to start from; None: initial ones, or those of `checkpoint.init_from`.
         train_batches: for `model`: a function of the step, 0 or more, or an iterable that begins anew each time. A
             batch is a dict of arrays [batch size, ...], of the same shapes each time; every process and every call must
             give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
         optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and `zero1`
-            stay in force, as does `model.bias_rate`. It does to the layers what it does to one after the other, or is
-            refused; see `jaxpipe.training.by_layer`. Its labels and masks see {"shared": ..., "layers": ...}, the
-            latter of one layer. If it sums over parameters, as by clipping, they see the dims [device, chunk, layer] in
-            front, too, and must decide by name.
+            stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked layers than of
+            one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
+            {"shared": ..., "layers": ...}, the latter of one layer. If it sums over parameters, as by clipping, they
+            see the dims [device, chunk, layer] in front, too, and must decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
             processes, stops the run, as a signal does. Arrays of `state` that it keeps stay as they are: the run then
             goes on with copies. `Run.pipeline.from_stages` brings kept parameters into the model's order.
@@ -141,20 +140,21 @@ def fit(
     if is_costs_file(config.pipeline.costs) and run_folder.holds_run(path):
         resume.keep_costs(path, config)  # the file may be gone
     if model is None:
-        _check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
+        check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
         check(config, name=name)
     if optimizer is not None:
-        _check_optimizer_fields(config)
+        check_optimizer_fields(config)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
     with (
-        # What the user has set for JAX stays in force for functions of one's own.
+        # Settings of the user for JAX stay in force for functions of a model of one's own.
         default_rules() if model is None else jax.transfer_guard("allow"),
         ExitStack() as log_file,  # still open when the processes say why they end
         ProcessGroup(
             coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s
         ) as processes,
     ):
-        path, task = run_folder.check(str(workdir)), None
+        path = run_folder.check(str(workdir))
+        task = None
         if model is not None:
             if min(mesh_axes(config).values()) > 0:
                 devices_of(config, num_processes=processes.count)  # before the batches use JAX
@@ -201,7 +201,8 @@ def _run(
         elif task is None:
             check_vocabulary(config)
         setup = set_up(config, task or task_of(config), num_processes=processes.count)
-        task, pipeline = setup.task, setup.pipeline
+        task = setup.task
+        pipeline = setup.pipeline
         resume.check_same_schedule(processes, setup.schedule, config.pipeline.costs)
         config.mesh.platform = setup.devices.platform
         _check_data(path, task, processes, is_resumed=is_resumed)
@@ -216,11 +217,13 @@ def _run(
             num_done, state = checkpoints.restore(like)
             say(f"resumes    from the checkpoint of step {num_done}")
         else:
-            num_done, state = 0, first_state(config, setup, optimizer)
+            num_done = 0
+            state = first_state(config, setup, optimizer)
             if is_resumed:
                 resume.check_no_checkpoint_lost(path)
                 say("resumes    from step 0: the run has written no checkpoint yet")
-        state, batch = train_step.init(state), put_batch(pipeline, batch)
+        state = train_step.init(state)
+        batch = put_batch(pipeline, batch)
         say(report(setup, train_step, state, batch))
         if done := profiler.format_done(traced_steps, num_done):
             say(f"profile    {done}")
@@ -242,7 +245,8 @@ def _run(
                     _write_files(path, config, setup, is_resumed=is_resumed, num_done=num_done)
 
         # ---- Compiled steps
-        train_step, eval_step = train_step.compile(), eval_step.compile()
+        train_step = train_step.compile()
+        eval_step = eval_step.compile()
         del batch
         say(f"compiled   in {time.perf_counter() - start:.1f} s")
         if dry_run:
@@ -294,9 +298,9 @@ def _check_resumable(path: Path, config: ConfigDict) -> None:
 def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: bool) -> None:
     """Checks that all processes read the same data, and the same ones as a resumed run before."""
     fingerprint = task.fingerprint
-    resume.check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
+    check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
     if is_resumed:
-        resume.check_same_data(path, fingerprint)
+        check_same_data(path, fingerprint)
 
 
 def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
@@ -311,7 +315,7 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     resume.write_run_schedule(path, setup.schedule)
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.schedule)))
     write_timeline(path, setup)
-    resume.write_fingerprint(path, setup.task.fingerprint)
+    write_fingerprint(path, setup.task.fingerprint)
     if not num_done:
         keep_rows(path / run_folder.METRICS, last_step=0)
     run_folder.write_config(path, resume.named_as_before(path, config))
@@ -322,31 +326,3 @@ def _take_source_tokenizer(path: Path, config: ConfigDict) -> None:
     if config.checkpoint.init_from and "tokenizer" in config.data:
         source = run_folder.path_of(config.checkpoint.init_from)
         config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
-
-
-def _check_nothing_given(**given: Any) -> None:
-    """Raises ConfigError for batches or parameters without a model."""
-    for argument, value in given.items():
-        if value is not None and value != ():
-            raise ConfigError(
-                explain(
-                    f"{argument} is given without a model",
-                    rule="given-task: a config of a family has its model and its data",
-                    repair=f"leave {argument} out, or give model=Model(...) and a config of base_config('given')",
-                )
-            )
-
-
-def _check_optimizer_fields(config: ConfigDict) -> None:
-    """Raises ConfigError for fields of the config's own optimizer that are set where another one is given."""
-    defaults = base_config(config.model.family).optimizer
-    for field, default in defaults.items():
-        if field not in _OPTIMIZER_FIELDS and config.optimizer[field] != default:
-            raise ConfigError(
-                explain(
-                    f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
-                    rule="field-used: a field that has no effect is an error",
-                    picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
-                    repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
-                )
-            )

@@ -76,6 +76,7 @@ class StepWithoutFlush:
         self._begin: Any = jax.jit(self._fill, donate_argnums=0)
         self._call: Any = jax.jit(self._step, donate_argnums=(0, 1))
         self._older: Any = jax.jit(self.stream.older)
+        # None before the first call, and after a resume: the pipeline is empty then.
         self._flight: Any = None
         self._batch: Any = None  # the newest batch in flight
         self._num_done = 0
@@ -101,6 +102,7 @@ class StepWithoutFlush:
 
     def init(self, state: TrainState) -> TrainState:
         """The state with W(t-1), which is W(t) where it has none; traceable."""
+        # A checkpoint has W(t-1); overwriting it with W(t) would change what a resumed run computes.
         if state.older is not None:
             return state
         shardings = Older(self.pipeline.shardings(state.params), NamedSharding(self.pipeline.mesh, P()))
@@ -113,6 +115,7 @@ class StepWithoutFlush:
 
     def lower(self, state: TrainState, batch: Any) -> StepWithoutFlush:
         """Traces both programs; returns a step that `compile` finishes."""
+        # In this order: the call takes what `_begin` returns, whose shapes only its tracing tells.
         self._begin = self._begin.lower(state, batch)
         begun, flight = self._begin.out_info
         self._call = self._call.lower(begun, flight, batch, batch, jnp.int32(FILL))
@@ -120,7 +123,8 @@ class StepWithoutFlush:
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> StepWithoutFlush:
         """Compiles what `lower` has traced."""
-        self._begin, self._call = self._begin.compile(compiler_options), self._call.compile(compiler_options)
+        self._begin = self._begin.compile(compiler_options)
+        self._call = self._call.compile(compiler_options)
         return self
 
     def between_calls(self, state: TrainState) -> TrainState:
@@ -138,11 +142,15 @@ class StepWithoutFlush:
     def __call__(self, state: TrainState, take: Callable[[], Any]) -> tuple[TrainState, dict[str, jax.Array]]:
         """Ends the batch of the next step; `take` returns the batches from that one on, in turn."""
         if self._flight is None:
-            self._num_done, self._batch = int(state.step), take()
+            self._num_done = int(state.step)
+            self._batch = take()
             state, flight = self._begin(state, self._batch)
+            # The first call fills the pipeline. Its type masks all that belongs to a batch before, so any batch may
+            # stand there.
             state, self._flight, _ = self._call(state, flight, self._batch, self._batch, jnp.int32(FILL))
         self._num_done += 1
         is_last = self._num_done >= self.num_steps
+        # The last call starts no forward: the batch is a placeholder of the right shape.
         newest = self._batch if is_last else take()
         call_type = jnp.int32(DRAIN if is_last else STEADY)
         state, self._flight, metrics = self._call(state, self._flight, newest, self._batch, call_type)
@@ -157,13 +165,15 @@ class StepWithoutFlush:
         return replace(state, older=Older(weights, _older(state).norm))
 
     def _fill(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
-        older, random = _older(state).weights, self.dropout_seed is not None
+        older = _older(state).weights
+        random = self.dropout_seed is not None
         flight = self.stream.begin(state.params, older, batch, state.step, random=random)
         return self.between_calls(state), flight
 
     def _step(
         self, state: TrainState, flight: Any, newest: Any, previous: Any, call_type: jax.Array
     ) -> tuple[TrainState, Any, dict[str, jax.Array]]:
+        # The call that fills ends no batch, so no counter may advance.
         is_step = (call_type != FILL).astype(jnp.int32)
         call_index = state.step + is_step
         both = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
@@ -171,6 +181,7 @@ class StepWithoutFlush:
         keys = None
         if self.dropout_seed is not None:
             key = key_of(self.dropout_seed)
+            # Forwards of the newest batch, backwards of the one before: each with the key of its own step.
             keys = jnp.stack([jax.random.fold_in(key, call_index), jax.random.fold_in(key, call_index - 1)])
         last = _older(state).norm
         shardings = shardings_of(state, self.pipeline)
@@ -189,6 +200,7 @@ class StepWithoutFlush:
             both(newest, previous),
             both(*map(mean_factors, num_losses)),
             keys,
+            # The norm of this batch is known only when all stages have updated.
             jnp.where(last > self.max_grad_norm, self.max_grad_norm / last, 1.0),
             call_type=call_type,
             call_index=call_index,
@@ -211,6 +223,7 @@ class StepWithoutFlush:
             call_index,
             state.num_skipped,  # the optimizer has counted this step, even where an update was left out
             num_in_row,
+            # An infinite norm would clip every later gradient to 0.
             Older(None, jnp.where((is_step == 1) & jnp.isfinite(norm), norm, last)),
         )
         return lax.with_sharding_constraint(after, shardings), flight, metrics

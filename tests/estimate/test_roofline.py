@@ -17,7 +17,8 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.roofline import Protocol, fused_fraction_of, matmul_fraction_of
 from jaxpipe.estimate.setting import Group
-from jaxpipe.estimate.work import Matmul, dropout_draws, flops, head_matmuls, layer_matmuls, update_bytes
+from jaxpipe.estimate.traffic import update_bytes
+from jaxpipe.estimate.work import Matmul, dropout_draws, flops, head_matmuls, layer_matmuls
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.

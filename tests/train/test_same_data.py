@@ -10,7 +10,8 @@ from jaxpipe.data.fingerprint import SourceFingerprint
 from jaxpipe.errors import ConfigError
 from jaxpipe.training import run_folder
 from jaxpipe.training.batches import read_corpus
-from jaxpipe.training.resume import DATA, check_same_as_first, check_same_data, config_changes, write_fingerprint
+from jaxpipe.training.resume import config_changes
+from jaxpipe.training.same_data import DATA, check_same_as_first, check_same_data, write_fingerprint
 
 BOOKS = SourceFingerprint("data/books", "3/10", 2000, "0badcafe")
 BEFORE = Fingerprint(256, "byte", (SourceFingerprint("data/wiki", "7/10", 1000, "00c0ffee"), BOOKS))

@@ -11,17 +11,18 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxpipe.config.costs import Woven
+from jaxpipe.config.costs import HeadRowsSpec
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
-from jaxpipe.estimate.memory import AtWork, at_work, batch_bytes
+from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
+from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
@@ -45,30 +46,37 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     Returns:
         Seconds.
     """
-    placement, variant = placement_of(setting), Variant(setting.schedule_name, setting.options)
+    placement = placement_of(setting)
+    variant = Variant(setting.schedule_name, setting.options)
     is_split = splits_backwards(variant, setting.pipe)
     backward_s = least_backward_s(times) if is_split else times.layer_backward_s
     forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
     backwards = [layers * backward_s for layers in setting.layers_per_stage]
+    # Embedding and head belong to the end stages, unless every device has a part of them.
     forwards[0] += times.embed_forward_s
     backwards[0] += times.embed_backward_s
-    each_s = 0.0  # of a microbatch on every device
+    on_all_s = 0.0  # of a microbatch on every device
     if setting.vocab_over_pipe:
-        each_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
+        on_all_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
     else:
         backwards[-1] += times.head_s
-    before, after = (0.0, *accumulate(forwards)), (0.0, *accumulate(backwards))
+    before = (0.0, *accumulate(forwards))
+    after = (0.0, *accumulate(backwards))
+    # With fewer microbatches than replicas a device may have nothing to sum.
     all_compute = setting.num_microbatches >= placement.num_replicas
     is_flushed = not has_delays(variant, setting.pipe)
     longest_s = 0.0
     for chunks in placement.stages_of:
         stages = [stage for _, stage in chunks]
-        work_s = each_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
+        work_s = on_all_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
         sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
         if is_flushed:
-            first_s, ends_s = before[min(stages)], max(sums_s, 0.0 if is_split else after[min(stages)])
+            first_s = before[min(stages)]
+            # Either the device's own sums end the step, or the backwards of earlier stages; both may run at once.
+            ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
         else:
-            first_s, ends_s = 0.0, sums_s
+            first_s = 0.0
+            ends_s = sums_s
         longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
@@ -103,16 +111,18 @@ def _least_at_work(setting: Setting) -> AtWork:
 
 def pages_of_one_microbatch(setting: Setting) -> int:
     """Pages on the fullest device before the first backward: one microbatch's, of all its stages of a replica."""
-    layers, placement = setting.layers_per_stage, placement_of(setting)
+    layers = setting.layers_per_stage
+    placement = placement_of(setting)
     of_device = [
         [sum(layers[stage] for holder, stage in chunks if holder == replica) for chunks in placement.stages_of]
         for replica in range(placement.num_replicas)
     ]
+    # One replica is enough for the bound: of two the less full.
     return min(map(max, of_device))
 
 
 def pages_before_weaving(setting: Setting) -> int:
-    """The same as `pages_in_rows` of the rows without S and T, which many settings have in common.
+    """The pages of `pages_in_rows` in the rows without S and T, which many settings have in common.
 
     S and T let backwards wait, so rows with them hold no fewer pages.
     """
@@ -122,19 +132,28 @@ def pages_before_weaving(setting: Setting) -> int:
 def pages_in_rows(setting: Setting) -> int:
     """The most pages that any device holds by the order of its row; of one microbatch if activations move.
 
-    It reads rows of fewer microbatches, the shorter ones that the estimate of the step needs; these hold no more.
+    The rows that are read are of fewer microbatches, as the estimate of the step needs them; these hold no more.
     """
-    name, options, pipe = setting.schedule_name, setting.built_options, setting.pipe
+    name = setting.schedule_name
+    options = setting.built_options
+    pipe = setting.pipe
+    # `clock.ends` takes rows of as many microbatches, so that they are built once.
     few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
     return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage, setting.woven)
 
 
 @cache
 def _pages_in_rows(
-    name: str, options: str, pipe: int, num_microbatches: int, layers_per_stage: tuple[int, ...], woven: Woven | None
+    name: str,
+    options: str,
+    pipe: int,
+    num_microbatches: int,
+    layers_per_stage: tuple[int, ...],
+    woven: HeadRowsSpec | None,
 ) -> int:
     schedule = named_schedule(name, pipe, num_microbatches, options, woven)
     if schedule.has_transfers:
+        # Pages may be moved to another device, so that rows alone bound nothing but a single microbatch.
         return max(layers_per_stage)
     columns = schedule.columns
     held_layers = columns.is_kind(Kind.F).astype(int) - columns.is_kind(*BACKWARD_KINDS)

@@ -13,7 +13,8 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
-from jaxpipe.estimate.plan.search import Row, largest_kind, settings_of
+from jaxpipe.estimate.plan.rows import Row, largest_kind
+from jaxpipe.estimate.plan.search import settings_of
 from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group
@@ -55,9 +56,9 @@ class Breakdown:
         return max(others, key=lambda part: others[part]).removesuffix("_s")
 
 
-def breakdown_of(found: Estimate, source: TimeSource) -> Breakdown:
+def breakdown_of(estimated: Estimate, source: TimeSource) -> Breakdown:
     """The breakdown of an estimate made with the times of `source`."""
-    setting = found.setting
+    setting = estimated.setting
     links_free = estimate(setting, _LinksFree(source))
     all_free = estimate(setting, _without_links(source)) if isinstance(source, Roofline) else links_free
     bubble_s = all_free.pipeline_s * all_free.bubble_ratio
@@ -65,9 +66,9 @@ def breakdown_of(found: Estimate, source: TimeSource) -> Breakdown:
         compute_s=all_free.pipeline_s - bubble_s,
         collectives_s=links_free.pipeline_s - all_free.pipeline_s,
         bubble_s=bubble_s,
-        transfers_s=found.pipeline_s - links_free.pipeline_s,
-        reduction_s=found.reduce_s + found.copies_s,
-        update_s=found.update_s,
+        transfers_s=estimated.pipeline_s - links_free.pipeline_s,
+        reduction_s=estimated.reduce_s + estimated.copies_s,
+        update_s=estimated.update_s,
     )
 
 
@@ -142,7 +143,8 @@ class Baseline:
 def best_against_second(best: Breakdown, second: Breakdown) -> str:
     """The parts in which the second row is slower than the best, and in which it is faster."""
     differences = {part: getattr(second, part) - getattr(best, part) for part in _WORDS}
-    ours, theirs = sum(vars(best).values()), sum(vars(second).values())
+    ours = sum(vars(best).values())
+    theirs = sum(vars(second).values())
     told = [
         f"{difference:+.3f} s {_WORDS[part]}"
         for part, difference in sorted(differences.items(), key=lambda item: -abs(item[1]))
@@ -156,7 +158,8 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
 
     The best row itself is none of them.
     """
-    setting, found = best.setting, []
+    setting = best.setting
+    baselines = []
     for recompute in ("none", "full"):
         group = replace(setting, model=replace(setting.model, recompute=recompute))
         try:
@@ -164,15 +167,15 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
         except ConfigError:  # measured with the recomputation of the best row alone
             continue
         for name in sorted(name for name, method in REGISTRY.items() if method.is_baseline):
-            variant = next((each for each in legal_variants(group) if each.name == name), None)
+            variant = next((legal for legal in legal_variants(group) if legal.name == name), None)
             if variant is None:
                 continue
             candidate = next(settings_of(group, variant, times))  # its layers spread evenly
             if describe_setting(candidate) == describe_setting(setting):
                 continue
             title = f"{describe_schedule(candidate)}, recompute {recompute}"
-            found.append(_baseline(title, Row(estimate(candidate, source), memory(candidate)), best.step_s))
-    return found
+            baselines.append(_baseline(title, Row(estimate(candidate, source), memory(candidate)), best.step_s))
+    return baselines
 
 
 def _baseline(name: str, row: Row, best_s: float) -> Baseline:

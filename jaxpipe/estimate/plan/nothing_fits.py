@@ -12,11 +12,12 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.memory import fits
-from jaxpipe.estimate.plan.search import Plan, may_fit
+from jaxpipe.estimate.plan.rows import Plan
+from jaxpipe.estimate.plan.search import may_fit
 from jaxpipe.estimate.plan.space import describe_setting, on_nodes
 from jaxpipe.units import GIB, gib
 
-# What users call the kinds of `Bytes`.
+# The kinds of `Bytes` by the names that users know.
 _NAMES = {
     "masters and optimizer state": ("optimizer",),
     "compute copies and gradients": ("weights", "gradients"),
@@ -30,7 +31,8 @@ _MOST_NODES = 4096  # of a repair
 
 def nothing_fits(plan: Plan) -> ConfigError:
     """The error that names the largest part of the bytes and the changes that make the nearest way to train fit."""
-    topology, margin = plan.space.topology, plan.margin
+    topology = plan.space.topology
+    margin = plan.margin
     rule = (
         f"plan-fits: the predicted bytes, {margin:.0%} more as a margin for their error, and a reserve of"
         f" {gib(RESERVE_BYTES, '.1f')} GiB fit into the {gib(topology.hardware.memory_bytes, '.1f')} GiB of a GPU"

@@ -1,31 +1,17 @@
-"""A plan as text, as JSON and as the config file of a row, which `train` and `compile` run.
-
-Text and JSON have the rows, why the first is the best, and the baselines; the config has the predicted numbers.
-"""
+"""A plan as text and as JSON: the rows, why the first is the best, and the baselines."""
 
 from __future__ import annotations
 
-import copy
-import json
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from jaxpipe.cluster.axes import AXES, ROWS, describe_mesh
+from jaxpipe.cluster.axes import AXES, ROWS
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.command_line import write_output
-from jaxpipe.config import base_config, check
-from jaxpipe.config.base import AUTO
-from jaxpipe.errors import ConfigError, explain
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_second
-from jaxpipe.estimate.plan.search import Plan, Row, largest_kind
+from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.space import describe_layers, describe_schedule, describe_setting
-from jaxpipe.files import local_path
 from jaxpipe.units import gib
 
 # Steps of two training runs are predicted within 3 % (docs/measured.md, "On a GPU"), so rows that differ by less may be
@@ -99,7 +85,8 @@ def _searched(plan: Plan) -> list[str]:
             f" the others are idle: the fastest way on {space.num_gpus} takes {longer}"
         )
     if plan.tight is not None and plan.tight.step_s < plan.step_s:
-        setting, held = plan.tight.setting, plan.tight.held
+        setting = plan.tight.setting
+        held = plan.tight.held
         lines.append(
             f"tight        {plan.num_tight} are without a margin of {plan.margin:.0%} for the error of predicted bytes;"
             f" the fastest takes {plan.tight.step_s:.3f} s and {_gib(held.total)} GiB: {describe_setting(setting)};"
@@ -149,7 +136,8 @@ def _gpus(setting: Setting) -> str:
 
 
 def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
-    setting, estimate = row.setting, row.estimate
+    setting = row.setting
+    estimate = row.estimate
     overhead_s = getattr(parts, f"{parts.largest_overhead}_s")
     return (
         rank,
@@ -185,7 +173,8 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
     """
-    topology, tight = plan.space.topology, plan.tight
+    topology = plan.space.topology
+    tight = plan.tight
     return {
         "topology": str(topology),
         "num_gpus": plan.rows[0].setting.num_gpus if plan.rows else plan.space.num_gpus,
@@ -225,7 +214,7 @@ def _row(row: Row, parts: Breakdown) -> dict[str, Any]:
     estimate = row.estimate
     return {
         **_setting(row.setting),
-        "equal": [{"schedule": each.schedule_name, "options": each.options} for each in row.equal],
+        "equal": [{"schedule": same.schedule_name, "options": same.options} for same in row.equal],
         "step_s": estimate.step_s,
         "samples_per_s": estimate.samples_per_s,
         "tokens_per_s": estimate.tokens_per_s,
@@ -256,142 +245,3 @@ def _setting(setting: Setting) -> dict[str, Any]:
 
 def _bytes(held: Bytes) -> dict[str, Any]:
     return {"total_bytes": held.total, "bytes": dict(vars(held)), "largest_kind": largest_kind(held)}
-
-
-def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
-    """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked."""
-    planned = copy.deepcopy(config)
-    planned.model.recompute = setting.model.recompute
-    planned.pipeline.update(
-        schedule=setting.schedule_name,
-        options=setting.options,
-        costs=setting.costs,
-        num_microbatches=setting.num_microbatches,
-        layers_per_stage=",".join(map(str, setting.layers_per_stage)),
-        embedding_layers=0.0,
-        head_layers=0.0,
-        vocab_over_pipe="true" if setting.vocab_over_pipe else "false",
-    )
-    if len(set(setting.layers_per_stage)) == 1:
-        planned.pipeline.layers_per_stage = AUTO
-    planned.mesh.update(**setting.axes, order=setting.order)
-    planned.mesh.platform = AUTO
-    planned.optimizer.error_feedback = setting.error_feedback
-    check(planned, name="the planned config")
-    return planned
-
-
-def file_and_row(written: str) -> tuple[str, int]:
-    """The file and the row, counted from 1, of `--write_config=FILE` or `FILE:ROW`.
-
-    Example:
-        >>> file_and_row("planned.py"), file_and_row("runs/planned.py:4")
-        (('planned.py', 1), ('runs/planned.py', 4))
-    """
-    path, colon, row = written.rpartition(":")
-    return (path, int(row)) if colon and row.isdecimal() and row.isascii() else (written, 1)
-
-
-def check_row(written: str, row: int, num_rows: int, *, of: str) -> None:
-    """Raises ConfigError unless there is such a row to write.
-
-    Args:
-        written: the flag's text.
-        row: the row that it names, from 1.
-        num_rows: the rows that there are, or that are asked for.
-        of: what has so many rows.
-    """
-    if not 1 <= row <= num_rows:
-        rows = "only row 1" if num_rows == 1 else f"rows 1 to {num_rows}"
-        raise ConfigError(
-            explain(
-                f"--write_config={written} asks for row {row}, and {of} has {rows}",
-                rule="plan-row: FILE:ROW writes a row of the table, counted from 1; FILE alone writes row 1",
-                repair=f"give a ROW of 1 to {num_rows}" + (f", or --top={row}" if row > num_rows else ""),
-            )
-        )
-
-
-def check_writable(path: str, *, overwrite: bool) -> None:
-    """Raises ConfigError unless a config can be written there, called before the search, which takes a while."""
-    file = local_path(path)
-    if file.suffix != ".py" or not os.access(file.parent, os.W_OK | os.X_OK) or file.is_dir():
-        raise ConfigError(
-            explain(
-                f"cannot write --write_config={path}",
-                rule="plan-output: its name ends in .py; its folder exists and can be written to",
-                repair="make the folder, or give another path, for example --write_config=planned.py",
-            )
-        )
-    if file.exists() and not overwrite:
-        raise ConfigError(
-            explain(
-                f"--write_config={path} exists already",
-                rule="plan-overwrite: a file is replaced only if --overwrite is given",
-                repair="give another path, or add --overwrite",
-            )
-        )
-
-
-def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> None:
-    """Writes the config of `row`.
-
-    Args:
-        path: path of the file, checked by `check_writable`.
-        config: the config that was planned for.
-        row: the row of the plan.
-        command: the command that planned it, for the docstring.
-    """
-    write_output(config_text(path, config, row, command=command), path)
-
-
-def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:
-    """The text of a config file: a docstring with the prediction, and every field that differs from its default."""
-    planned = config_of(config, row.setting)
-    default = base_config(config.model.family)
-    lines = [
-        f"    config.{section}.{field} = {_written(planned[section][field])}"
-        for section, fields in default.items()
-        for field, value in fields.items()
-        if planned[section][field] != value
-    ]
-    first = f'    config = base_config("{config.model.family}")'
-    return "\n".join([*_docstring(path, row, command), *_BEGIN, first, *lines, *_END])
-
-
-_BEGIN = (
-    "",
-    "from ml_collections import ConfigDict",
-    "",
-    "from jaxpipe.config import base_config",
-    "",
-    "",
-    'def get_config(arg: str = "") -> ConfigDict:',
-    '    """The config; it takes no argument."""',
-    "    del arg",
-)
-_END = ("    return config", "")
-
-
-def _docstring(path: str, row: Row, command: str) -> list[str]:
-    setting, estimate = row.setting, row.estimate
-    hardware, stem = setting.topology.hardware, Path(path).stem
-    return [
-        f'"""{stem}: {setting.schedule_name}, planned for {setting.topology}.',
-        "",
-        f"Command:  python -m jaxpipe.train --config={_in_docstring(path)} --workdir=runs/{stem}",
-        f"Hardware: {setting.num_gpus} x {hardware.description} ({describe_mesh(setting.axes)})",
-        f"Time:     {estimate.step_s:.3f} s a step, {estimate.samples_per_s:.2f} sequences/s, as predicted",
-        f"Number:   MFU {estimate.mfu:.1%}, bubble ratio {estimate.bubble_ratio:.3f},"
-        f" {gib(row.held.total, '.1f')} of {gib(hardware.memory_bytes, '.1f')} GiB of a GPU, as predicted",
-        f"Source:   {_in_docstring(command)}",
-        '"""',
-    ]
-
-
-def _written(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def _in_docstring(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -33,6 +33,7 @@ from jaxpipe.estimate.plan.bounds import (
     pages_of_one_microbatch,
 )
 from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
+from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.space import (
     Space,
     Variant,
@@ -56,75 +57,6 @@ _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this 
 MEMORY_MARGIN = 0.05
 
 
-@dataclass(frozen=True)
-class Row:
-    """A way to train that fits into memory.
-
-    Attributes:
-        estimate: estimate of its step; has the setting.
-        held: bytes of one device.
-        equal: settings that differ in the schedule alone and are predicted to take the same time and bytes.
-    """
-
-    estimate: Estimate
-    held: Bytes
-    equal: tuple[Setting, ...] = ()
-
-    @property
-    def setting(self) -> Setting:
-        """The setting that was estimated."""
-        return self.estimate.setting
-
-    @property
-    def step_s(self) -> float:
-        """Predicted seconds of a step, by which rows are ranked."""
-        return self.estimate.step_s
-
-    @property
-    def digits(self) -> object:
-        """All but the schedule: rows with the same digits are one row of a plan."""
-        mesh = replace(self.setting, schedule_name="", options="", costs="")
-        return mesh, f"{self.step_s:.9g}", self.held
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The result of a search.
-
-    Attributes:
-        rows: the fastest first; each candidate with its fastest partition and order of the mesh, equal ones in one row.
-        space: the space that was searched.
-        margin: fraction of their bytes by which rows may need more than predicted.
-        num_evaluated: candidates whose bytes or step were computed; the others cannot be among the rows.
-        too_large: kind of bytes that is largest -> candidates that do not fit.
-        not_measured: candidates that the costs do not cover.
-        nearest: the setting with the fewest bytes of those that do not fit, as far as counted; None if all fit.
-        tight: the fastest that fits without the margin alone; None if there is none as fast as the rows.
-        num_tight: candidates that fit without the margin alone.
-        of_all_s: seconds of the fastest step on all GPUs; infinite if none fits.
-        num_of_fewer: candidates on fewer GPUs that were evaluated.
-        exposed_fraction: fraction of a collective's time that is taken not to overlap; None if the source has no such.
-    """
-
-    rows: tuple[Row, ...]
-    space: Space
-    margin: float
-    num_evaluated: int
-    too_large: Counter[str]
-    not_measured: int
-    nearest: tuple[Setting, Bytes] | None
-    tight: Row | None
-    num_tight: int
-    of_all_s: float
-    num_of_fewer: int = 0
-    exposed_fraction: float | None = None
-
-    @property
-    def step_s(self) -> float:
-        """Predicted seconds of the first row's step; infinite without a row."""
-        return self.rows[0].step_s if self.rows else math.inf
-
-
 def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: float = MEMORY_MARGIN) -> Plan:
     """As `search`; further rows are of fewer GPUs where these are faster than every way to use more.
 
@@ -138,11 +70,11 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
         if not plan.rows and not any(map(may_fit, part.groups)):
             continue
         try:
-            found = search(part, source, top=top, margin=margin, below_s=plan.step_s)
+            of_fewer = search(part, source, top=top, margin=margin, below_s=plan.step_s)
         except ConfigError:  # `source` has measured times, for none of these meshes
             continue
-        rows = sorted((*plan.rows, *found.rows), key=lambda row: row.step_s)
-        plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + found.num_evaluated)
+        rows = sorted((*plan.rows, *of_fewer.rows), key=lambda row: row.step_s)
+        plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + of_fewer.num_evaluated)
     return plan
 
 
@@ -170,42 +102,44 @@ def search(
     Raises:
         ConfigError: `source` has times for none of them.
     """
-    frontier, seen = _Frontier(space, source), set()
+    frontier = _Frontier(space, source)
+    seen = set()
     fitting: set[int] = set()  # candidates with a setting that fits: the first one is the fastest
     rows: dict[object, Row] = {}  # by their digits
     last_s = 0.0  # of the last row
     least: dict[int, tuple[Setting, Bytes]] = {}  # candidate -> its smallest setting that does not fit
     tight: dict[int, Row] = {}  # candidate -> its fastest setting that fits without the margin alone
-    while found := frontier.pop(below_s):
-        if len(rows) == top and found.least_s > last_s:
+    while item := frontier.pop(below_s):
+        if len(rows) == top and item.least_s > last_s:
             break
-        seen.add(found.candidate)
-        if found.candidate in fitting:
+        seen.add(item.candidate)
+        if item.candidate in fitting:
             continue
-        if found.estimate is None:
-            held = _too_many_bytes(found.setting)
+        if item.estimate is None:
+            held = _too_many_bytes(item.setting)
             if held is None:
-                frontier.push(replace(found, estimate=estimate(found.setting, source)))
+                frontier.push(replace(item, estimate=estimate(item.setting, source)))
                 continue
         else:
-            held = memory(found.setting)
-            row = Row(found.estimate, held)
-            if fits(found.setting, held, margin=margin):
+            held = memory(item.setting)
+            row = Row(item.estimate, held)
+            if fits(item.setting, held, margin=margin):
                 same = rows.get(row.digits)
                 if same is not None:
-                    rows[row.digits] = replace(same, equal=(*same.equal, found.setting))
+                    rows[row.digits] = replace(same, equal=(*same.equal, item.setting))
                 elif len(rows) < top:
-                    rows[row.digits], last_s = row, row.step_s * (1.0 + _ROUNDING)
-                fitting.add(found.candidate)
+                    rows[row.digits] = row
+                    last_s = row.step_s * (1.0 + _ROUNDING)
+                fitting.add(item.candidate)
                 continue
-            if fits(found.setting, held):
-                tight.setdefault(found.candidate, row)
+            if fits(item.setting, held):
+                tight.setdefault(item.candidate, row)
                 continue
-        if found.candidate not in least or held.total < least[found.candidate][1].total:
-            least[found.candidate] = found.setting, held
-    too_large = {candidate: found for candidate, found in least.items() if candidate not in fitting | tight.keys()}
+        if item.candidate not in least or held.total < least[item.candidate][1].total:
+            least[item.candidate] = item.setting, held
+    too_large = {candidate: item for candidate, item in least.items() if candidate not in fitting | tight.keys()}
     rest = [row for candidate, row in tight.items() if candidate not in fitting]
-    smallest = sorted(too_large.values(), key=lambda found: found[1].total)
+    smallest = sorted(too_large.values(), key=lambda item: item[1].total)
     nearest = smallest[0] if smallest else None
     if not rows:  # which one it is decides the error's repair, so all its bytes are counted
         nearest = _nearest(smallest[:_MOST_COUNTED])
@@ -222,11 +156,6 @@ def search(
         of_all_s=min((row.step_s for row in rows.values()), default=math.inf),
         exposed_fraction=getattr(source, "exposed_fraction", None),
     )
-
-
-def largest_kind(held: Bytes) -> str:
-    """The largest kind of a device's bytes."""
-    return max(vars(held), key=lambda kind: getattr(held, kind))
 
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
@@ -257,7 +186,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _BoundedSetting:
     """A setting of a candidate, with its estimated step once that is known."""
 
     candidate: int
@@ -278,7 +207,7 @@ class _Frontier:
         self._source = source
         self._numbers = count()
         self._candidates = count()
-        self._heap: list[tuple[float, int, _Group | _Found]] = []
+        self._heap: list[tuple[float, int, _Group | _BoundedSetting]] = []
         mismatches: list[ConfigError] = []
         for group in space.groups:
             try:
@@ -291,28 +220,28 @@ class _Frontier:
         if mismatches and not self._heap:
             raise min(mismatches, key=lambda error: len(str(error)))  # of the group that is most like what was measured
 
-    def push(self, item: _Group | _Found) -> None:
+    def push(self, item: _Group | _BoundedSetting) -> None:
         """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
 
-    def pop(self, below_s: float) -> _Found | None:
+    def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
         while self._heap and self._heap[0][0] < below_s:
             _, _, item = heapq.heappop(self._heap)
-            if isinstance(item, _Found):
+            if isinstance(item, _BoundedSetting):
                 return item
-            for found in self._settings(item.setting, item.times):
-                self.push(found)
+            for setting in self._settings(item.setting, item.times):
+                self.push(setting)
         return None
 
-    def _settings(self, group: Setting, times: Times) -> Iterator[_Found]:
+    def _settings(self, group: Setting, times: Times) -> Iterator[_BoundedSetting]:
         for variant in legal_variants(group):
             candidate = next(self._candidates)
             for setting in settings_of(group, variant, times):
                 # Where the head is split, the update of embedding and head is too.
                 own = self._source.times(setting) if setting.vocab_over_pipe else times
                 bound_s = least_s(setting, own, step_collectives(setting, self._source))
-                yield _Found(candidate, setting, _rounded_down(bound_s))
+                yield _BoundedSetting(candidate, setting, _rounded_down(bound_s))
 
 
 def _rounded_down(seconds: float) -> float:

@@ -22,7 +22,7 @@ from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, M
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.checks import sizes_to_divide
+from jaxpipe.config.divisibility import sizes_to_divide
 from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
@@ -123,8 +123,8 @@ class Space:
         base: the model on one GPU of the topology, which is that of all groups.
         legal: sizes of each axis in a node that divide the model.
         num_gpus: GPUs of every mesh.
-        groups: settings with plain 1F1B in place of the schedule, which nothing reads; with `error_feedback` if it is
-            wanted, though schedules with a flush take none.
+        groups: settings that share everything but the schedule, whose field is a placeholder (1F1B); with
+            `error_feedback` if it is wanted, though schedules with a flush take none.
     """
 
     base: Setting
@@ -173,6 +173,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
     # Some axes divide the batch, the others a layer; and every stage has a layer.
     most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
     most = base.batch_size * base.model.num_layers * most_sharing
+    # Downwards: a mesh of all GPUs may not divide model and batch. Above `most` no mesh can.
     for num_gpus in range(min(topology.num_gpus, most), 0, -1):
         if groups := _groups(base, legal, num_gpus):
             return Space(base, legal, num_gpus, groups)
@@ -182,7 +183,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
 def with_fewer(space: Space) -> Iterator[Space]:
     """The spaces of fewer GPUs, or of fewer of every node, that have a legal mesh; those of most GPUs first.
 
-    They are all that a smaller topology of such nodes has, so that no plan is slower than that of a smaller one.
+    A smaller topology of such nodes has no other spaces, so that no plan is slower than that of a smaller one.
     """
     whole = space.topology
     for num_gpus in range(space.num_gpus, 0, -1):
@@ -225,10 +226,11 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
     placements = {variant: placement_of(variant, group.pipe) for variant in variants()}
     return tuple(
         variant
-        for variant, found in placements.items()
-        if found
-        and found.num_stages <= group.model.num_layers
+        for variant, placement in placements.items()
+        if placement
+        and placement.num_stages <= group.model.num_layers
         and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
+        # A tied table would have to lie on two devices of one replica.
         and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )
 
@@ -240,14 +242,15 @@ def orders_of(setting: Setting) -> tuple[str, ...]:
 
 @cache
 def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str, ...]:
-    found: dict[bytes, str] = {}
+    # By the bytes of the assignment: equal ones would be estimated twice. `setdefault` keeps the first name.
+    order_of_gpus: dict[bytes, str] = {}
     for order in ("contiguous", *ORDERS):
         try:
             assignment = assign(order, **dict(axes), gpus_per_node=gpus_per_node)
         except ConfigError:
             continue
-        found.setdefault(assignment.gpus.tobytes(), order)
-    return tuple(found.values())
+        order_of_gpus.setdefault(assignment.gpus.tobytes(), order)
+    return tuple(order_of_gpus.values())
 
 
 def _base(config: ConfigDict, topology: Topology) -> Setting:
@@ -261,11 +264,13 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
     plain.optimizer.error_feedback = False
     plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
+    # Checked without, since the plain schedule has a flush; candidates without one take it again.
     return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
 
 
 def _legal_sizes(config: ConfigDict, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
     """The sizes of an axis that divide the model and have room in a node."""
+    # gcd of nothing is 0.
     common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
     return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
 

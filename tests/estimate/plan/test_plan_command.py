@@ -15,7 +15,8 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Roofline, Times, estimate, fits, memory, setting_of
 from jaxpipe.estimate.measured import Measured, Measurement, subject_of
 from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
-from jaxpipe.estimate.plan.report import check_writable, config_of, config_text, to_json, to_text
+from jaxpipe.estimate.plan.config_file import check_writable, config_of, config_text
+from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.plan import main

@@ -23,8 +23,8 @@ from jaxpipe.estimate.plan.bounds import (
     pages_in_rows,
     pages_of_one_microbatch,
 )
+from jaxpipe.estimate.plan.config_file import config_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
-from jaxpipe.estimate.plan.report import config_of
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, Plan, search, search_with_fewer, settings_of
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
 from jaxpipe.estimate.step import step_collectives

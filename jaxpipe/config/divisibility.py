@@ -1,0 +1,133 @@
+"""Checks that the mesh divides what it splits: the batch over devices and microbatches, the model over its axes.
+
+Goes in: a config. Comes out: nothing, or a ConfigError with the division that leaves a remainder and the nearest legal
+value.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ml_collections import ConfigDict
+
+from jaxpipe.cluster.axes import BATCH_AXES, KERNEL_AXES, REST_AXIS, STAGE_AXIS, MeshAxis, written
+from jaxpipe.config.model import (
+    mesh_sizes,
+    model_config,
+    vocab_pipe,
+)
+from jaxpipe.errors import ConfigError, explain
+
+TABLE_ROWS = "rows of the token table"
+
+
+def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
+    """The sizes of model and data that an axis of the mesh must divide, by path.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    anatomy = model_config(config).anatomy
+    sizes = {}
+    if row.splits_kernels:
+        sizes |= {
+            TABLE_ROWS: anatomy.num_rows,
+            "model.num_heads": anatomy.num_heads,
+            "model.num_kv_heads": anatomy.num_kv_heads,
+            "model.feed_forward": anatomy.width,
+        }
+        # A family without the field has as many as heads: one error is enough.
+        if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
+            del sizes["model.num_kv_heads"]
+    if row.splits_tokens:
+        sizes["data.seq_len"] = config.data.seq_len
+    if row.splits_experts:
+        sizes["model.num_experts"] = anatomy.num_experts
+    return sizes
+
+
+def check_divides(config: ConfigDict, row: MeshAxis) -> None:
+    """Raises ConfigError unless the devices of an axis of the mesh divide everything that is split over it."""
+    try:
+        sizes = sizes_to_divide(config, row)
+    except ConfigError:
+        return  # `check` reports it by itself
+    name = f"mesh.{row.name}"
+    number = config.mesh[row.name]
+    broken = {path: size for path, size in sizes.items() if size % number}
+    # Rows of the table are split further over `pipe`; told only where the axis itself divides them.
+    if row.splits_kernels and not broken:
+        _check_vocab_over_pipe(config, sizes[TABLE_ROWS])
+    if not broken:
+        return
+    rule = f"{row.name}-divides: every device of {name} has equally many {row.equally}"
+    # A model without experts, for example: no size but 1 is legal.
+    if set(sizes.values()) == {1}:
+        raise ConfigError(
+            explain(
+                f"{name}={number} of a model without {row.equally}",
+                rule=rule,
+                picture=f"model.family={config.model.family!r}",
+                repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
+            )
+        )
+    common = math.gcd(*sizes.values())
+    # A legal value divides the greatest common divisor of all sizes.
+    nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
+    raise ConfigError(
+        explain(
+            f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
+            rule=rule,
+            picture="\n".join(
+                f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
+            ),
+            repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
+        )
+    )
+
+
+def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
+    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
+    if size % num_parts:
+        parts = written(config.mesh, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
+        raise ConfigError(
+            explain(
+                f"{parts} does not divide {TABLE_ROWS}={size}",
+                rule="vocab-over-pipe: every device has equally many rows of the token table",
+                picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
+                repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
+            )
+        )
+
+
+def check_batch(config: ConfigDict) -> None:
+    """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
+    batch_size = config.data.batch_size
+    num_parts = config.pipeline.num_microbatches * mesh_sizes(config).num_batch_parts
+    parts = written(config.mesh, BATCH_AXES, prefix="mesh.")
+    remainder = batch_size % num_parts
+    if remainder:
+        lower = batch_size - remainder
+        upper = batch_size - remainder + num_parts
+        # 0 sequences are no batch, however near.
+        nearest = upper if not lower or upper - batch_size < remainder else lower
+        raise ConfigError(
+            explain(
+                (
+                    f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
+                    f"{config.pipeline.num_microbatches} x {parts} = {num_parts}"
+                    " equal parts"
+                ),
+                rule="batch-divides: every device gets equally many sequences of every microbatch",
+                picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
+                repair=f"set data.batch_size={nearest}, the nearest legal value",
+            )
+        )
+
+
+def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
+    """A further repair if only the rows of the token table do not divide: more padding rows."""
+    if list(broken) != [TABLE_ROWS]:
+        return ""
+    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
+    return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}"

@@ -1,0 +1,167 @@
+"""The config file of a row of a plan, which `train` and `compile` run.
+
+Goes in: the config that was planned for, and the row. Comes out: a Python file whose docstring has the predicted
+numbers, and which sets every field that differs from its default.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from jaxpipe.cluster.axes import describe_mesh
+from jaxpipe.command_line import write_output
+from jaxpipe.config import base_config, check
+from jaxpipe.config.base import AUTO
+from jaxpipe.errors import ConfigError, explain
+from jaxpipe.estimate import Setting
+from jaxpipe.estimate.plan.rows import Row
+from jaxpipe.files import local_path
+from jaxpipe.units import gib
+
+
+def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
+    """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked."""
+    planned = copy.deepcopy(config)
+    planned.model.recompute = setting.model.recompute
+    planned.pipeline.update(
+        schedule=setting.schedule_name,
+        options=setting.options,
+        costs=setting.costs,
+        num_microbatches=setting.num_microbatches,
+        layers_per_stage=",".join(map(str, setting.layers_per_stage)),
+        embedding_layers=0.0,
+        head_layers=0.0,
+        vocab_over_pipe="true" if setting.vocab_over_pipe else "false",
+    )
+    if len(set(setting.layers_per_stage)) == 1:
+        planned.pipeline.layers_per_stage = AUTO
+    planned.mesh.update(**setting.axes, order=setting.order)
+    planned.mesh.platform = AUTO
+    planned.optimizer.error_feedback = setting.error_feedback
+    check(planned, name="the planned config")
+    return planned
+
+
+def file_and_row(written: str) -> tuple[str, int]:
+    """The file and the row, counted from 1, of `--write_config=FILE` or `FILE:ROW`.
+
+    Example:
+        >>> file_and_row("planned.py"), file_and_row("runs/planned.py:4")
+        (('planned.py', 1), ('runs/planned.py', 4))
+    """
+    path, colon, row = written.rpartition(":")
+    return (path, int(row)) if colon and row.isdecimal() and row.isascii() else (written, 1)
+
+
+def check_row(written: str, row: int, num_rows: int, *, of: str) -> None:
+    """Raises ConfigError unless there is such a row to write.
+
+    Args:
+        written: the flag's text.
+        row: the row that it names, from 1.
+        num_rows: the rows that there are, or that are asked for.
+        of: what has so many rows.
+    """
+    if not 1 <= row <= num_rows:
+        rows = "only row 1" if num_rows == 1 else f"rows 1 to {num_rows}"
+        raise ConfigError(
+            explain(
+                f"--write_config={written} asks for row {row}, and {of} has {rows}",
+                rule="plan-row: FILE:ROW writes a row of the table, counted from 1; FILE alone writes row 1",
+                repair=f"give a ROW of 1 to {num_rows}" + (f", or --top={row}" if row > num_rows else ""),
+            )
+        )
+
+
+def check_writable(path: str, *, overwrite: bool) -> None:
+    """Raises ConfigError unless a config can be written there, called before the search, which takes a while."""
+    file = local_path(path)
+    if file.suffix != ".py" or not os.access(file.parent, os.W_OK | os.X_OK) or file.is_dir():
+        raise ConfigError(
+            explain(
+                f"cannot write --write_config={path}",
+                rule="plan-output: its name ends in .py; its folder exists and can be written to",
+                repair="make the folder, or give another path, for example --write_config=planned.py",
+            )
+        )
+    if file.exists() and not overwrite:
+        raise ConfigError(
+            explain(
+                f"--write_config={path} exists already",
+                rule="plan-overwrite: a file is replaced only if --overwrite is given",
+                repair="give another path, or add --overwrite",
+            )
+        )
+
+
+def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> None:
+    """Writes the config of `row`.
+
+    Args:
+        path: path of the file, checked by `check_writable`.
+        config: the config that was planned for.
+        row: the row of the plan.
+        command: the command that planned it, for the docstring.
+    """
+    write_output(config_text(path, config, row, command=command), path)
+
+
+def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:
+    """The text of a config file: a docstring with the prediction, and every field that differs from its default."""
+    planned = config_of(config, row.setting)
+    default = base_config(config.model.family)
+    lines = [
+        f"    config.{section}.{field} = {_written(planned[section][field])}"
+        for section, fields in default.items()
+        for field, value in fields.items()
+        if planned[section][field] != value
+    ]
+    first = f'    config = base_config("{config.model.family}")'
+    return "\n".join([*_docstring(path, row, command), *_BEGIN, first, *lines, *_END])
+
+
+_BEGIN = (
+    "",
+    "from ml_collections import ConfigDict",
+    "",
+    "from jaxpipe.config import base_config",
+    "",
+    "",
+    'def get_config(arg: str = "") -> ConfigDict:',
+    '    """The config; it takes no argument."""',
+    "    del arg",
+)
+
+
+_END = ("    return config", "")
+
+
+def _docstring(path: str, row: Row, command: str) -> list[str]:
+    setting = row.setting
+    estimate = row.estimate
+    hardware = setting.topology.hardware
+    stem = Path(path).stem
+    return [
+        f'"""{stem}: {setting.schedule_name}, planned for {setting.topology}.',
+        "",
+        f"Command:  python -m jaxpipe.train --config={_in_docstring(path)} --workdir=runs/{stem}",
+        f"Hardware: {setting.num_gpus} x {hardware.description} ({describe_mesh(setting.axes)})",
+        f"Time:     {estimate.step_s:.3f} s a step, {estimate.samples_per_s:.2f} sequences/s, as predicted",
+        f"Number:   MFU {estimate.mfu:.1%}, bubble ratio {estimate.bubble_ratio:.3f},"
+        f" {gib(row.held.total, '.1f')} of {gib(hardware.memory_bytes, '.1f')} GiB of a GPU, as predicted",
+        f"Source:   {_in_docstring(command)}",
+        '"""',
+    ]
+
+
+def _written(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
