@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def model_flops_per_s(self) -> float:
-        """Model FLOPs per second of all GPUs together; see `jaxpipe.models.anatomy.model_flops`."""
+        """Model FLOPs per second of all GPUs together; see `jaxpipe.models.flops.model_flops`."""
         setting = self.setting
         sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
         return sample * self.samples_per_s
