@@ -221,7 +221,7 @@ def check_error_feedback(config: ConfigDict) -> None:
         raise ConfigError(
             explain(
                 f"optimizer.error_feedback=True with pipeline.schedule={config.pipeline.schedule!r}",
-                rule="feedback-needs-delay: error feedback corrects gradients of older weights, which a flush rules out",
+                rule="feedback-needs-delay: error feedback corrects gradients of older weights; a flush leaves none",
                 repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
             )
         )
