@@ -4,7 +4,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,127 @@ def traps_without_reason_in(folder: str) -> Callable[[], list[str]]:
     return lambda: [f"{name}:{line}" for name, text in files.items() for line in traps_without_reason(text)]
 
 
+# Optional mechanisms of schedules; a file that names three is hard to change without knowing all of them.
+MECHANISMS = {
+    "split backward": r"\bKind\.[IW]\b|split_vjp|input_gradient|weight_gradient",
+    "parked pages": r"EVICT|LOAD\b|parked|parking",
+    "replicas": r"SYNC|replica|exchange",
+    "split head": r"Kind\.[ST]\b|over_pipe|woven|vocab_over_pipe|split_head",
+    "no flush": r"UPDATE|delayed|without_flush|2bw|wpipe|shared_sums",
+    "blocking permutes": r"blocking|blocked",
+}
+
+
+def files_of_three_mechanisms() -> list[str]:
+    return [
+        name
+        for name, text in FILES.items()
+        if sum(bool(re.search(pattern, text)) for pattern in MECHANISMS.values()) >= 3
+    ]
+
+
+def assignments_at_once() -> list[str]:
+    """`a, b = x, y` where nothing is swapped: two statements in one line."""
+    listed = []
+    for name, text in FILES.items():
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Tuple)
+                and isinstance(node.value, ast.Tuple)
+            ):
+                targets = {ast.dump(target).replace("Store()", "Load()") for target in node.targets[0].elts}
+                if targets.isdisjoint(map(ast.dump, node.value.elts)):
+                    listed.append(f"{name}:{node.lineno}")
+    return listed
+
+
+def nouns_left_out() -> list[str]:
+    """Names that say that something is chosen, and not what."""
+    return [
+        f"{name}:{node.lineno}"
+        for name, text in FILES.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in ("found", "each", "one")
+    ]
+
+
+def long_files() -> list[str]:
+    return [name for name, text in FILES.items() if text.count("\n") > 350]
+
+
+def modules_in_circles() -> list[str]:
+    """Modules that import each other, whatever stands between, those for types alone included."""
+    modules = {
+        name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): text for name, text in FILES.items()
+    }
+    imports = {module: _imported(text, modules.keys()) - {module} for module, text in modules.items()}
+    reached = {module: set(direct) for module, direct in imports.items()}
+    for between in modules:  # Warshall's closure
+        for direct in reached.values():
+            if between in direct:
+                direct |= reached[between]
+    return [module for module, all_of in reached.items() if module in all_of]
+
+
+def _imported(text: str, modules: Collection[str]) -> set[str]:
+    imported = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            of_module = [f"{node.module}.{alias.name}" for alias in node.names]
+            imported |= {name if name in modules else node.module for name in of_module}
+    return imported & set(modules)
+
+
+def comments_of(text: str) -> list[tokenize.TokenInfo]:
+    return [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT]
+
+
+def repeating_comments() -> list[str]:
+    """Comments of three words or more, all of which stand in the statement's line."""
+    listed = []
+    for name, text in FILES.items():
+        lines = text.splitlines()
+        for token in comments_of(text):
+            number = token.start[0]
+            code = lines[number - 1][: token.start[1]] or lines[min(number, len(lines) - 1)]
+            code = code if code.strip() else lines[min(number, len(lines) - 1)]
+            words = re.findall(r"[a-z]{2,}", token.string.lower())
+            if len(words) > 2 and set(words) <= set(re.findall(r"[a-z]{2,}", code.lower())):
+                listed.append(f"{name}:{number}")
+    return listed
+
+
+def test_comments_stand_where_code_needs_them():
+    """Comments per 100 lines of code, docstrings and empty lines left out."""
+    num_comments = num_lines = 0
+    for text in FILES.values():
+        documented = {
+            line
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+            for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)
+        }
+        num_comments += len(comments_of(text))
+        lines = enumerate(text.splitlines(), 1)
+        num_lines += sum(
+            bool(line.strip()) and line.strip()[0] != "#" and number not in documented for number, line in lines
+        )
+    assert 100 * num_comments / num_lines >= 8
+
+
 # What is counted: a function that lists it, and the most that there may be.
 COUNTS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "files that name expert": (files_that_name(r"\bexpert\b", outside=USERS_OF_AXES), 2),
     "files that name tensor": (files_that_name(r"[\"']tensor[\"']|\.tensor\b", outside=USERS_OF_AXES), 4),
+    "files that name three mechanisms": (files_of_three_mechanisms, 12),
+    "assignments of several names at once": (assignments_at_once, 3),
+    "names without a noun": (nouns_left_out, 3),
+    "files of more than 350 lines": (long_files, 0),
+    "modules in circles of imports": (modules_in_circles, 2),
+    "comments that repeat their line": (repeating_comments, 0),
     "guards and barriers without a reason": (traps_without_reason_in("jaxpipe/program/"), 0),
 }
 

@@ -168,7 +168,7 @@ def dualpipe(
 
 def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> tuple[Action, ...]:
     depth = min(device, num_devices - 1 - device)
-    # Replica 0 enters at device 0, replica 1 at device D-1.
+    # The two directions meet in the middle, so the second half of the devices is nearer to where replica 1 begins.
     near = int(device >= num_devices // 2)  # the replica that enters at the device's own end
     row = []
     for kind, direction, number in dualpipe_steps(
