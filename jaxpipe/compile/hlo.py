@@ -60,7 +60,7 @@ class Computation:
 def computations(text: str) -> tuple[dict[str, Computation], str]:
     """All computations of an HLO module by name, and the name of its entry."""
     by_name: dict[str, Computation] = {}
-    # The text has its entry last, mostly.
+    # Set by the line that begins with ENTRY, which may come anywhere.
     entry = ""
     current = Computation()
     for line in text.splitlines():

@@ -225,8 +225,8 @@ def _read(path: str | Path) -> Measurement:
         measurement = Measurement.from_json(json.loads(read_whole(local_path(str(path)), waits=True)))
         measurement.check()
         return measurement
-    # A file that is something else may raise any of these on the way through `from_json`.
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
+        # A file that is something else may raise any of these on the way through `from_json`.
         raise ConfigError(
             explain(
                 f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}",

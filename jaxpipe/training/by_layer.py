@@ -199,8 +199,8 @@ def _traced(optimizer: optax.GradientTransformation, params: Params) -> _Update:
         with default_promotion():
             state = jax.eval_shape(optimizer.init, params)
             jaxpr, outputs = jax.make_jaxpr(optimizer.update, return_shape=True)(params, state, params)
-    # The function is the user's, so that any error may come out of it; all mean the same here.
     except Exception as error:
+        # The function is the user's, so that any error may come out of it; all mean the same here.
         raise ConfigError(
             explain(
                 f"optimizer={type(optimizer).__name__} cannot be traced: {type(error).__name__}",

@@ -30,8 +30,8 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
         return
     try:
         before = Fingerprint.from_json(read_whole(path / DATA))
-    # RecursionError: JSON of thousands of brackets, as of a damaged file.
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+        # RecursionError: JSON of thousands of brackets, as of a damaged file.
         raise ConfigError(
             explain(
                 f"{path / DATA} cannot be read: {type(error).__name__}: {error}",
