@@ -11,6 +11,8 @@ from importlib.metadata import version
 
 import pytest
 
+collect_ignore = ["added"]  # scripts for copies of the package with something added
+
 XLA_FLAGS = (
     "--xla_force_host_platform_device_count=8",
     # Devices share few cores: one may be late to a collective for a long time without being stuck.
