@@ -167,20 +167,42 @@ def to_text(report: Report) -> str:
         f"slots        {report.num_slots} on each device, each{_gibibytes(report.slot_bytes)}: what a stage keeps of a"
         f" microbatch for its backward; in transit{_gibibytes(report.transit_bytes)}",
         f"permutes     {report.permutes}; {report.overlapped_permutes} travel while an action computes",
-        f"evict, load  {report.evict_load_permutes} of these; {report.overlapped_evict_load_permutes} travel while an"
-        " action computes",
-        f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
-        f" {report.overlapped_exchange_permutes} travel while an action computes",
-        f"experts      {report.expert_collectives} collectives bring rows to them and back;"
-        f" {report.overlapped_expert_collectives} travel while a matmul computes",
+        *_of_some_schedules(report),
         f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
         f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}",
     ]
     return "\n".join(lines)
 
 
+def _of_some_schedules(report: Report) -> list[str]:
+    """Lines about what not every schedule or model sends; one that sends nothing has none."""
+    counted = (
+        ("evict, load", report.evict_load_permutes, "of these", report.overlapped_evict_load_permutes, "an action"),
+        (
+            "gradients",
+            report.exchange_permutes,
+            "of these carry them to the stage's owner",
+            report.overlapped_exchange_permutes,
+            "an action",
+        ),
+        (
+            "experts",
+            report.expert_collectives,
+            "collectives bring rows to them and back",
+            report.overlapped_expert_collectives,
+            "a matmul",
+        ),
+    )
+    return [
+        f"{name:13}{number} {what}; {overlapped} travel while {behind} computes"
+        for name, number, what, overlapped, behind in counted
+        if number
+    ]
+
+
 def _rows(sizes: dict[str, int]) -> list[str]:
-    return [f"  {name:12}{_gibibytes(size)}" for name, size in sizes.items()]
+    """A line for each size that is not zero: what a step has not is not listed."""
+    return [f"  {name:12}{_gibibytes(size)}" for name, size in sizes.items() if size]
 
 
 def _gibibytes(num_bytes: int) -> str:
