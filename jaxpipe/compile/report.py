@@ -160,22 +160,43 @@ def to_text(report: Report) -> str:
         *_rows(report.prediction.parts),
         f"{'total':14}{_gibibytes(report.prediction.total_bytes)}  {ratio:.4f} x compiled",
         f"slots        {report.num_slots} on each device, each{_gibibytes(report.slot_bytes)}: what a stage keeps of a"
-        f" microbatch for its backward; in transit{_gibibytes(report.transit_bytes)}",
-        f"permutes     {report.permutes}; {report.overlapped_permutes} travel while an action computes",
-        f"evict, load  {report.evict_load_permutes} of these; {report.overlapped_evict_load_permutes} travel while an"
-        " action computes",
-        f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
-        f" {report.overlapped_exchange_permutes} travel while an action computes",
-        f"experts      {report.expert_collectives} collectives bring rows to them and back;"
-        f" {report.overlapped_expert_collectives} travel while a matmul computes",
-        f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
-        f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}",
+        " microbatch for its backward"
+        + (f"; in transit{_gibibytes(report.transit_bytes)}" if report.transit_bytes else ""),
+        *_transfers(report),
     ]
     return "\n".join(lines)
 
 
+def _transfers(report: Report) -> list[str]:
+    """Lines of what travels; a kind of transfer that the program does not have has no line."""
+    behind_action = "travel while an action computes"
+    link = (
+        f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
+        f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}"
+    )
+    lines = [
+        (report.permutes, f"permutes     {report.permutes}; {report.overlapped_permutes} {behind_action}"),
+        (
+            report.evict_load_permutes,
+            f"evict, load  {report.evict_load_permutes} of these; {report.overlapped_evict_load_permutes} {behind_action}",
+        ),
+        (
+            report.exchange_permutes,
+            f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
+            f" {report.overlapped_exchange_permutes} {behind_action}",
+        ),
+        (
+            report.expert_collectives,
+            f"experts      {report.expert_collectives} collectives bring rows to them and back;"
+            f" {report.overlapped_expert_collectives} travel while a matmul computes",
+        ),
+        (report.link_bytes_sent, link),
+    ]
+    return [line for count, line in lines if count]
+
+
 def _rows(sizes: dict[str, int]) -> list[str]:
-    return [f"  {name:12}{_gibibytes(size)}" for name, size in sizes.items()]
+    return [f"  {name:12}{_gibibytes(size)}" for name, size in sizes.items() if size]
 
 
 def _gibibytes(num_bytes: int) -> str:
