@@ -178,7 +178,8 @@ def _transfers(report: Report) -> list[str]:
         (report.permutes, f"permutes     {report.permutes}; {report.overlapped_permutes} {behind_action}"),
         (
             report.evict_load_permutes,
-            f"evict, load  {report.evict_load_permutes} of these; {report.overlapped_evict_load_permutes} {behind_action}",
+            f"evict, load  {report.evict_load_permutes} of these;"
+            f" {report.overlapped_evict_load_permutes} {behind_action}",
         ),
         (
             report.exchange_permutes,

@@ -71,7 +71,7 @@ def _numbers(summary: Summary, shortest: float) -> dict[str, str]:
         "peak activations, Ma": " to ".join(f"{size:.4g}" for size in np.unique([peaks.min(), peaks.max()])),
         "weights, M_theta": str(schedule.num_replicas),
         "program: makespan": f"{spmd['makespan']:g}",
-        "program: rounds": f"{spmd['num_rounds']} of {spmd['round_types']} types",
+        "program: rounds": f"{spmd['round_types']} types of rounds, {spmd['num_rounds']} rounds",
         "program: slots": f"{spmd['num_slots']:g}",
         "program: permutes": str(spmd["permutes_per_step"]),
         "messages asked / sent": f"{spmd['messages_asked']} / {spmd['messages_sent']}",
