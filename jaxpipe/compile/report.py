@@ -84,7 +84,6 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
         numbers = asdict(self)
-        # The prediction stands below by its parts.
         del numbers["prediction"]
         return {
             **numbers,
@@ -104,23 +103,19 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         hardware_bytes: memory of one device.
     """
     compiled = step.compiled
-    memory = compiled.memory_analysis()
-    text = compiled.as_text()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
     exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
-    # Rows travel by several kinds of collectives, counted one by one.
     of_experts = [overlapped_permutes(text, scope=EXPERTS, opcode=opcode) for opcode in OF_EXPERTS]
     expert_collectives, overlapped_expert = map(sum, zip(*of_experts, strict=True))
     shapes = compiled.shapes(step.state.params, step.batch)
     asked, sent = link_bytes(shapes)
-    # The link with most bytes decides how fast the schedule's messages can be.
     source, target = np.unravel_index(int(sent.argmax()), sent.shape)
     return Report(
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
-        # Outputs in place of arguments, which XLA counts on both sides.
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
         num_slots=compiled.table.num_slots,
@@ -165,43 +160,43 @@ def to_text(report: Report) -> str:
         *_rows(report.prediction.parts),
         f"{'total':14}{_gibibytes(report.prediction.total_bytes)}  {ratio:.4f} x compiled",
         f"slots        {report.num_slots} on each device, each{_gibibytes(report.slot_bytes)}: what a stage keeps of a"
-        f" microbatch for its backward; in transit{_gibibytes(report.transit_bytes)}",
-        f"permutes     {report.permutes}; {report.overlapped_permutes} travel while an action computes",
-        *_of_some_schedules(report),
-        f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
-        f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}",
+        " microbatch for its backward"
+        + (f"; in transit{_gibibytes(report.transit_bytes)}" if report.transit_bytes else ""),
+        *_transfers(report),
     ]
     return "\n".join(lines)
 
 
-def _of_some_schedules(report: Report) -> list[str]:
-    """Lines about what not every schedule or model sends; one that sends nothing has none."""
-    counted = (
-        ("evict, load", report.evict_load_permutes, "of these", report.overlapped_evict_load_permutes, "an action"),
-        (
-            "gradients",
-            report.exchange_permutes,
-            "of these carry them to the stage's owner",
-            report.overlapped_exchange_permutes,
-            "an action",
-        ),
-        (
-            "experts",
-            report.expert_collectives,
-            "collectives bring rows to them and back",
-            report.overlapped_expert_collectives,
-            "a matmul",
-        ),
+def _transfers(report: Report) -> list[str]:
+    """Lines of what travels; a kind of transfer that the program does not have has no line."""
+    behind_action = "travel while an action computes"
+    link = (
+        f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
+        f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}"
     )
-    return [
-        f"{name:13}{number} {what}; {overlapped} travel while {behind} computes"
-        for name, number, what, overlapped, behind in counted
-        if number
+    lines = [
+        (report.permutes, f"permutes     {report.permutes}; {report.overlapped_permutes} {behind_action}"),
+        (
+            report.evict_load_permutes,
+            f"evict, load  {report.evict_load_permutes} of these;"
+            f" {report.overlapped_evict_load_permutes} {behind_action}",
+        ),
+        (
+            report.exchange_permutes,
+            f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
+            f" {report.overlapped_exchange_permutes} {behind_action}",
+        ),
+        (
+            report.expert_collectives,
+            f"experts      {report.expert_collectives} collectives bring rows to them and back;"
+            f" {report.overlapped_expert_collectives} travel while a matmul computes",
+        ),
+        (report.link_bytes_sent, link),
     ]
+    return [line for count, line in lines if count]
 
 
 def _rows(sizes: dict[str, int]) -> list[str]:
-    """A line for each size that is not zero: what a step has not is not listed."""
     return [f"  {name:12}{_gibibytes(size)}" for name, size in sizes.items() if size]
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from jaxpipe.compile import Prediction, Report
 from jaxpipe.compile.report import to_text
 
@@ -68,3 +70,21 @@ def test_text_says_what_is_spare_or_too_much():
     assert "6 collectives bring rows to them and back; 5 travel" in to_text(REPORT)
     assert "4.000  a step from device 2 of pipe to 3" in to_text(REPORT)
     assert "asks for    3.000" in to_text(REPORT)
+
+
+@pytest.mark.parametrize(
+    ("absent", "line"),
+    [
+        ({"transit_bytes": 0}, "in transit"),
+        ({"evict_load_permutes": 0, "overlapped_evict_load_permutes": 0}, "evict, load"),
+        ({"exchange_permutes": 0, "overlapped_exchange_permutes": 0}, "gradients"),
+        ({"expert_collectives": 0, "overlapped_expert_collectives": 0}, "experts"),
+        ({"link_bytes_asked": 0, "link_bytes_sent": 0}, "link"),
+    ],
+)
+def test_text_has_no_line_of_a_transfer_that_the_program_does_not_have(absent, line):
+    everything = dataclasses.replace(REPORT, transit_bytes=GIBIBYTE)
+    without = dataclasses.replace(everything, **absent)
+    assert line in to_text(everything)
+    assert line not in to_text(without)
+    assert absent.items() <= without.to_json().items()

@@ -373,6 +373,7 @@ def test_schedules_of_one_model_are_compared(tmp_path):
     plain, split = text.split('<div class="bar" data-schedule=')[1:]
     assert work_of(plain) == work_of(split.split("</div></div>")[0]) == 24 * 3
     assert '<tr data-schedule="zb_v">' in text
+    assert len(re.findall(r"\d+ types of rounds, \d+ rounds", text)) == 2
 
 
 def work_of(bar: str) -> float:

@@ -146,6 +146,8 @@ def test_schedules_are_compared_as_text(capsys):
     assert table["step / shortest"] == [f"{time / step[2]:.3f}" for time in step]
     assert table["peak activations, Ma"] == ["1 to 8", "8", "1 to 8"]
     assert table["messages asked / sent"][0].startswith("64 / ")
+    [(rounds, types)] = re.findall(r"(\d+) rounds of (\d+) types", shown(capsys, "1f1b", *sizes))
+    assert table["program: rounds"][0] == f"{types} types of rounds, {rounds} rounds"
     notes = "\n".join(lines)
     assert "Times are in forwards of a device's share of the model: F 1, B 2, I 1, W 1, a message 0." in notes
     assert "1 Ma is what one microbatch leaves on a device's share of the model" in notes
