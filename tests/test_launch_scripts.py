@@ -114,7 +114,13 @@ def test_openmpi_hands_a_signal_on_as_sigusr1_and_waits(stand_in, tmp_path, numb
     stand_in("mpirun", f"{version}\n{waits}")
     environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOSTS": "node1:2"}
     script = subprocess.Popen(
-        ["bash", str(SCRIPTS / "openmpi.sh")], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        ["bash", str(SCRIPTS / "openmpi.sh")],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Tests that a shell has started in the background inherit SIGINT as ignored, which no script can trap.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert script.stdout.readline() == "ready\n"
     script.send_signal(number)
