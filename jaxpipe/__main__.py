@@ -62,13 +62,13 @@ def _run(command: str, *arguments: str) -> int:
 
 
 def _list() -> str:
-    found = commands()
-    width = max(map(len, found))
+    names = commands()
+    width = max(map(len, names))
     return "\n".join(
         [
             f"jaxpipe {__version__}: pipeline-parallel training of large language models",
             "",
-            *(f"  {name:{width}}  {line}" for name, line in found.items()),
+            *(f"  {name:{width}}  {line}" for name, line in names.items()),
             "",
             "`jaxpipe COMMAND --help` lists the flags of a command.",
         ]

@@ -161,9 +161,9 @@ def test_comments_stand_where_code_needs_them():
 COUNTS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "files that name expert": (files_that_name(r"\bexpert\b", outside=USERS_OF_AXES), 2),
     "files that name tensor": (files_that_name(r"[\"']tensor[\"']|\.tensor\b", outside=USERS_OF_AXES), 4),
-    "files that name three mechanisms": (files_of_three_mechanisms, 12),
-    "assignments of several names at once": (assignments_at_once, 3),
-    "names without a noun": (nouns_left_out, 3),
+    "files that name three mechanisms": (files_of_three_mechanisms, 10),
+    "assignments of several names at once": (assignments_at_once, 0),
+    "names without a noun": (nouns_left_out, 0),
     "files of more than 350 lines": (long_files, 0),
     "modules in circles of imports": (modules_in_circles, 2),
     "comments that repeat their line": (repeating_comments, 0),

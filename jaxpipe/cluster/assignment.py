@@ -283,7 +283,9 @@ def assign(order: str = "pair_adjacent", *, gpus_per_node: int, **sizes: int) ->
             )
         )
     mesh = MeshSizes(**sizes)
-    copies, pipe, sharing = mesh.along(OUTER_AXES), mesh.pipe, mesh.along(NODE_AXES)
+    copies = mesh.along(OUTER_AXES)
+    pipe = mesh.pipe
+    sharing = mesh.along(NODE_AXES)
     gpus = np.arange(mesh.num_devices).reshape(copies, pipe, sharing)
     # One node has no boundary, so its order changes no hop.
     if order != "contiguous" and gpus.size > gpus_per_node:

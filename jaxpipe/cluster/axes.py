@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-STREAM, EXPERT_ROWS = "stream", "rows of experts"  # what a layer's collective moves; `estimate.communication` has bytes
+# What a layer's collective moves; `estimate.communication` has its bytes.
+STREAM = "stream"
+EXPERT_ROWS = "rows of experts"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         hardware_bytes: memory of one device.
     """
     compiled = step.compiled
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
+    text = compiled.as_text()
     permutes, overlapped = overlapped_permutes(text)
     evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
     exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)

@@ -18,9 +18,9 @@ _NEVER_S = 2**31 - 1  # of heartbeats, as in `join`
 
 def absent_cpus(num_devices: int) -> tuple[Any, ...]:
     """One CPU device of each of so many processes, by their number; the first is there, the others are not."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     service = _jax.get_distributed_runtime_service(address, num_devices, heartbeat_timeout=_NEVER_S)
 
     def meet(node: int) -> Any:

@@ -153,6 +153,6 @@ def _asked_by_jax() -> tuple[Version, str]:
         except PackageNotFoundError:
             continue
         for line in asked:
-            if found := re.match(r"nvidia-nccl-cu\d+>=([\d.]+)", line):
-                return tuple(map(int, found[1].split("."))), plugin
+            if version := re.match(r"nvidia-nccl-cu\d+>=([\d.]+)", line):
+                return tuple(map(int, version[1].split("."))), plugin
     return (), ""

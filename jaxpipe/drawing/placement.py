@@ -129,7 +129,8 @@ def draw(
           pairs that cross nodes:  0
           sums that cross nodes:   0
     """
-    sizes, hardware = assignments[0].sizes, topology.hardware
+    sizes = assignments[0].sizes
+    hardware = topology.hardware
     head = (
         f"{topology}, {sizes.num_devices} of {topology.num_gpus} GPUs: {describe_mesh(sizes.axes)}\n"
         f"to another GPU of the node {hardware.nvlink_bytes_per_s / 1e9:g} GB/s,"
