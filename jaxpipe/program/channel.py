@@ -100,10 +100,6 @@ class Channel:
         """Prepares what the next round sends."""
         return carry
 
-    def rest(self, carry: Carry) -> Carry:
-        """The carry after a round of messages alone."""
-        return carry
-
     def end(self, carry: Carry) -> Carry:
         """The carry after the last round."""
         return carry

@@ -67,7 +67,7 @@ def run_rounds(
             r, carry = walk
             row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
             if loops[loop] is light:
-                return r + 1, _round_of_messages(messages, others, light, branch_of[r], row, carry)
+                return r + 1, _round_of_messages(messages, light, branch_of[r], row, carry)
             # A loop's members are one type, unless it is that of the rounds of messages.
             return r + 1, _round(channels, loops[loop][0], step, row, carry)
 
@@ -93,9 +93,7 @@ def has_messages_alone(table: RoundTable, round_type: int, others: Iterable[str]
     return not (table.kinds[round_type] or any(table.is_at_work(name, round_type) for name in others))
 
 
-def _round_of_messages(
-    messages: Messages, others: Sequence[Channel], types: Sequence[int], index: jax.Array, row: Row, carry: Carry
-) -> Carry:
+def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Array, row: Row, carry: Carry) -> Carry:
     """A round of `types[index]`, in which messages travel and nothing else."""
 
     def exchange(round_type: int, own: jax.Array, waiting: Waiting) -> tuple[jax.Array, Waiting]:
@@ -106,10 +104,8 @@ def _round_of_messages(
     branches = [partial(exchange, round_type) for round_type in types]
     message, waiting = lax.switch(index, branches, carry.state.message, carry.of[messages.name])
     state = carry.state._replace(message=message)
-    carry = with_part(carry, messages.name, waiting, state)
-    for channel in others:
-        carry = channel.rest(carry)
-    return carry
+    # Other channels have nothing to do here, by `has_messages_alone`: what they carry stays as it is.
+    return with_part(carry, messages.name, waiting, state)
 
 
 def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: Row, carry: Carry) -> Carry:

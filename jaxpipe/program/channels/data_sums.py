@@ -61,10 +61,6 @@ class DataSums(Channel):
         complete = jnp.where(row.of[self.name].completes == 1, row.chunk, IDLE)
         return carry._replace(of={**carry.of, self.name: complete})
 
-    def rest(self, carry: Carry) -> Carry:
-        """Nothing is completed: a later round would sum the chunk again."""
-        return carry._replace(of={**carry.of, self.name: jnp.int32(IDLE)})
-
     def end(self, carry: Carry) -> Carry:
         """Sums what the last round has completed."""
         if not self.table.completes[-1].any():
