@@ -32,11 +32,11 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
-from jaxpipe.lowering.transfers.data_sums import DATA_SUMS
 from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
+from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -323,6 +323,6 @@ class Folding:
     ) -> RoundTable:
         columns = self.compute.columns
         left = [transfer for transfer in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(transfer.name)).any()]
-        sums = (DATA_SUMS,) if columns.is_kind(*BACKWARD_KINDS).any() else ()
+        sums = (SUMS_OVER_DATA,) if columns.is_kind(*BACKWARD_KINDS).any() else ()
         traffic = (*left, *traffic, *sums)
         return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic)

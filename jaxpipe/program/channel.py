@@ -12,7 +12,7 @@ knows none of them; what a table has not is not traced.
 | replica_gradients | gradients of one layer, from a stage's other holder to its owner | a buffer | running sums |
 | split_head | activations, statistics and gradients of a head on all devices | entries | entries, running sums |
 | shared_sums | gradients of embedding and head, without flush | running sums | masters, compute copies |
-| data_sums | gradients of a chunk, over `data` and other axes | running sums | the same, of all devices |
+| sums_over_data | gradients of a chunk, over `data` and other axes | running sums | the same, of all devices |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
 sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a round with

@@ -9,12 +9,12 @@ import jax
 
 from jaxpipe.program.carry import State
 from jaxpipe.program.channel import Channel
-from jaxpipe.program.channels.data_sums import DataSums
 from jaxpipe.program.channels.messages import Messages
 from jaxpipe.program.channels.parked_pages import ParkedPages
 from jaxpipe.program.channels.replica_gradients import ReplicaGradients
 from jaxpipe.program.channels.shared_sums import SharedSums
 from jaxpipe.program.channels.split_head import SplitHead
+from jaxpipe.program.channels.sums_over_data import SumsOverData
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.shapes import StepShapes
 
@@ -29,7 +29,7 @@ CHANNELS: dict[str, type[Channel]] = {
         ReplicaGradients,
         SplitHead,
         SharedSums,
-        DataSums,
+        SumsOverData,
     )
 }
 

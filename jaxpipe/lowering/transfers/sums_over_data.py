@@ -21,10 +21,10 @@ class CompletionGrids:
     chunk: np.ndarray  # [R, D]
 
 
-class DataSums(Transfer[RoundTable]):
+class SumsOverData(Transfer[RoundTable]):
     """What devices of one index of `pipe` add up; nothing of it travels along `pipe`."""
 
-    name = "data_sums"
+    name = "sums_over_data"
 
     def payloads(self, table: RoundTable) -> Payloads:
         """None along `pipe`."""
@@ -41,4 +41,4 @@ class DataSums(Transfer[RoundTable]):
         return CompletionGrids(table.completes, table.chunk)
 
 
-DATA_SUMS = DataSums()
+SUMS_OVER_DATA = SumsOverData()
