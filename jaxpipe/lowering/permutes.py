@@ -69,6 +69,32 @@ class Sends:
         return tuple(tuple(map(tuple, lanes)) for lanes in permutes)
 
 
+def lane_grids(
+    sends: Sends, sent: np.ndarray, received: np.ndarray, *, num_rounds: int, num_devices: int, num_lanes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What each device reads into its lanes, and stores from them, at the end of each round.
+
+    Args:
+        sends: the transfers, [M].
+        sent, received: [M, ...] what the source reads and where the target stores it, as numbers.
+        num_rounds, num_devices, num_lanes: R, D and lanes.
+
+    Returns:
+        [R, D, lane, ...] of sources, [R, D] lanes that are used; the same of targets.
+    """
+    shape = (num_rounds, num_devices)
+    grids = []
+    # A payload is read at the end of the round before it travels, and stored at the end of its own.
+    for rounds, device, values in ((sends.round - 1, sends.source, sent), (sends.round, sends.target, received)):
+        of_lane = np.zeros((*shape, num_lanes, *values.shape[1:]), np.int32)
+        of_lane[rounds, device, sends.lane] = values
+        num_used = np.zeros(shape, np.int32)
+        np.add.at(num_used, (rounds, device), 1)
+        grids += [of_lane, num_used]
+    read, num_sends, stored, num_recvs = grids
+    return read, num_sends, stored, num_recvs
+
+
 def in_lanes(rounds: np.ndarray, source: np.ndarray, target: np.ndarray) -> Sends:
     """The transfers with their lanes, numbered in the given order.
 

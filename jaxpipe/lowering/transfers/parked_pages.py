@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.lowering.pages import PageMoves
-from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, number_of_equals
+from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, lane_grids, number_of_equals
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Payloads, Transfer
@@ -92,18 +92,17 @@ class ParkedPages(Transfer[RoundTable]):
 
     def grids(self, table: RoundTable) -> PageGrids:
         """The pages to send and to receive, at the end of each round."""
-        sends = self.sends
-        shape = (table.num_rounds, table.schedule.num_devices)
-        num_lanes = int(sends.lane.max(initial=-1)) + 1
-        send_page, recv_page = (np.zeros((*shape, num_lanes), np.int32) for _ in range(2))
-        num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
         before, away, after = table.pages.of_moves
-        # A page is read at the end of the round before it travels, and stored at the end of its own.
-        send_page[sends.round - 1, sends.source, sends.lane] = np.concatenate([before, away])
-        recv_page[sends.round, sends.target, sends.lane] = np.concatenate([away, after])
-        np.add.at(num_sends, (sends.round - 1, sends.source), 1)
-        np.add.at(num_recvs, (sends.round, sends.target), 1)
-        return PageGrids(send_page, num_sends, recv_page, num_recvs)
+        return PageGrids(
+            *lane_grids(
+                self.sends,
+                np.concatenate([before, away]),
+                np.concatenate([away, after]),
+                num_rounds=table.num_rounds,
+                num_devices=table.schedule.num_devices,
+                num_lanes=table.num_lanes(self.name),
+            )
+        )
 
     def buffers(self, table: RoundTable) -> dict[str, int]:
         """A page that travels during an action is held twice: the copy that is sent, and the one that lands."""

@@ -13,7 +13,7 @@ from itertools import chain, count
 
 import numpy as np
 
-from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes
+from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, lane_grids
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
@@ -67,17 +67,16 @@ class ReplicaGradients(Transfer[RoundTable]):
 
     def grids(self, table: RoundTable) -> GradientGrids:
         """The layers to send and to add, at the end of each round."""
-        sends = self.sends
-        shape = (table.num_rounds, table.schedule.num_devices)
-        num_lanes = table.num_lanes(self.name)
-        send_layer, recv_layer = (np.zeros((*shape, num_lanes, 2), np.int32) for _ in range(2))
-        num_sends, num_recvs = (np.zeros(shape, np.int32) for _ in range(2))
-        # Read at the end of the round before they travel.
-        send_layer[sends.round - 1, sends.source, sends.lane] = np.stack([self.send_chunk, self.layer], axis=1)
-        recv_layer[sends.round, sends.target, sends.lane] = np.stack([self.recv_chunk, self.layer], axis=1)
-        np.add.at(num_sends, (sends.round - 1, sends.source), 1)
-        np.add.at(num_recvs, (sends.round, sends.target), 1)
-        return GradientGrids(send_layer, num_sends, recv_layer, num_recvs)
+        return GradientGrids(
+            *lane_grids(
+                self.sends,
+                np.stack([self.send_chunk, self.layer], axis=1),
+                np.stack([self.recv_chunk, self.layer], axis=1),
+                num_rounds=table.num_rounds,
+                num_devices=table.schedule.num_devices,
+                num_lanes=table.num_lanes(self.name),
+            )
+        )
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
         """SYNC on both holders of a stage, one a round, whatever number of layers travels."""
