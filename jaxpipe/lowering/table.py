@@ -26,8 +26,8 @@ from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, WHOLE_BATCH_KINDS, Kind, Schedule, kinds_that_leave
 
 # The kind of a device that does nothing in a round. No guard of an action equals it (`program.actions.run`), the replay
-# gives it no time, and pictures leave it blank. As the chunk that `channels.sums_over_data` carries it says that none is
-# complete.
+# gives it no time, and pictures leave it blank. As the chunk that `channels.sums_over_data` carries it says that there
+# is none.
 IDLE = -1
 # The calls of a table of several: the first, one in the middle, the last. The three index `RoundTable.calls`, and
 # `program.call_rows` chooses a call's rows by them.
