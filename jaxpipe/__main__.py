@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxpipe import __version__
 from jaxpipe.command_line import HELP, exit_status
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest
 
 _PACKAGE = Path(__file__).parent
 
@@ -49,12 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, *arguments: str) -> int:
     if command not in (known := list(commands())):
         raise ConfigError(
-            explain(
-                f"no command {command!r}.{closest(command, known)}",
-                rule="command: the first argument names a command",
-                picture=", ".join(known),
-                repair="use one of these; `python -m jaxpipe` says what each does",
-            )
+            f"no command {command!r}.{closest(command, known)}",
+            rule="command: the first argument names a command",
+            picture=", ".join(known),
+            repair="use one of these; `python -m jaxpipe` says what each does",
         )
     sys.argv = [f"jaxpipe {command}", *arguments]
     runpy.run_module(f"jaxpipe.{command}", run_name="__main__")  # ends with SystemExit

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from absl import flags
 from absl.flags import FlagValues
 
-from jaxpipe.errors import ConfigError, JaxpipeError, closest, explain, shortened
+from jaxpipe.errors import ConfigError, JaxpipeError, closest, shortened
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.units import LEAST, MOST
 
@@ -74,11 +74,9 @@ def exit_status(call: Callable[[], int | None]) -> int:
             # The reader has what it asked for: no error of this command.
             return 0
         problem = ConfigError(
-            explain(
-                f"{error.strerror or error}: {error.filename or 'of a file'}",
-                rule="files: the system lets the command read, make and write its files, and has room for them",
-                repair="correct the path or its permissions, or make room",
-            )
+            f"{error.strerror or error}: {error.filename or 'of a file'}",
+            rule="files: the system lets the command read, make and write its files, and has room for them",
+            repair="correct the path or its permissions, or make room",
         )
     print(shortened(f"{type(problem).__name__}: {problem}", most_lines=MOST_LINES_OF_AN_ERROR), file=sys.stderr)
     return problem.exit_status
@@ -148,22 +146,18 @@ def errors_of_flags(values: FlagValues) -> Iterator[None]:
             # Without the chain, which shows absl's frames and no more.
             raise wrapped from None
         raise ConfigError(
-            explain(
-                f"the command line cannot be read: {error}",
-                rule="flags: --name=VALUE, with a VALUE of the flag's type",
-                repair="correct this argument; --help lists the flags",
-            )
+            f"the command line cannot be read: {error}",
+            rule="flags: --name=VALUE, with a VALUE of the flag's type",
+            repair="correct this argument; --help lists the flags",
         ) from error
 
 
 def missing(flag: str, example: str, *, found: str = "missing") -> ConfigError:
     """The error for a required flag that is not given, or is empty."""
     return ConfigError(
-        explain(
-            f"--{flag} is {found}",
-            rule=f"flags: --{flag}=VALUE must be given, and not be empty",
-            repair=f"write for example --{flag}={example}",
-        )
+        f"--{flag} is {found}",
+        rule=f"flags: --{flag}=VALUE must be given, and not be empty",
+        repair=f"write for example --{flag}={example}",
     )
 
 
@@ -180,11 +174,9 @@ def check_unused(values: FlagValues, names: Iterable[str], because: str) -> None
         if value != values[name].default:
             first = value[0] if isinstance(value, list) else value
             raise ConfigError(
-                explain(
-                    f"--{name}={first} has no effect: {because}",
-                    rule="flag-used: a flag that has no effect is an error",
-                    repair="leave it out",
-                )
+                f"--{name}={first} has no effect: {because}",
+                rule="flag-used: a flag that has no effect is an error",
+                repair="leave it out",
             )
 
 
@@ -194,12 +186,10 @@ def check_nothing_left(rest: Sequence[str]) -> None:
         argument = rest[0]
         repair = f"write --{argument.lstrip('-')}" if "=" in argument else "join it to its flag with =, or leave it out"
         raise ConfigError(
-            explain(
-                f"the argument {argument!r} belongs to no flag",
-                rule="flags: every argument is --name=VALUE",
-                picture=f"left over: {' '.join(rest)}",
-                repair=repair,
-            )
+            f"the argument {argument!r} belongs to no flag",
+            rule="flags: every argument is --name=VALUE",
+            picture=f"left over: {' '.join(rest)}",
+            repair=repair,
         )
 
 
@@ -221,11 +211,9 @@ def write_output(content: str | bytes, path: str | None) -> None:
                 write_whole(target, content)
         except OSError as error:
             raise ConfigError(
-                explain(
-                    f"cannot write {path!r}: {error.strerror}",
-                    rule="output: a file in a folder that exists and can be written to",
-                    repair="make the folder, or give another path",
-                )
+                f"cannot write {path!r}: {error.strerror}",
+                rule="output: a file in a folder that exists and can be written to",
+                repair="make the folder, or give another path",
             ) from None
         return
     sys.stdout.write(content if isinstance(content, str) else content.decode())
@@ -304,10 +292,8 @@ def _own_error(error: BaseException | None) -> JaxpipeError | None:
 def _unknown_flag(name: str, known: list[str]) -> ConfigError:
     guess = closest(f"--{name}", [f"--{other}" for other in known])
     return ConfigError(
-        explain(
-            f"no flag --{name}.{guess}",
-            rule="flags: every argument is --name=VALUE of a flag of this command",
-            picture=f"flags: {', '.join(f'--{other}' for other in sorted(known))}",
-            repair="use one of them; --help says what they mean",
-        )
+        f"no flag --{name}.{guess}",
+        rule="flags: every argument is --name=VALUE of a flag of this command",
+        picture=f"flags: {', '.join(f'--{other}' for other in sorted(known))}",
+        repair="use one of them; --help says what they mean",
     )

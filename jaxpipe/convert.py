@@ -31,7 +31,7 @@ from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.special_tokens import FILE
 from jaxpipe.data.tokenizer import identity_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs, source_model
 from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, TensorFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
@@ -90,11 +90,9 @@ def convert(
     """
     if source.startswith(HF) == target.startswith(HF):
         raise ConfigError(
-            explain(
-                f"--from={source} with --to={target}",
-                rule=f"convert-direction: one of the two is a model of transformers, {HF}DIR, the other a run",
-                repair=f"write {HF} before the folder of transformers",
-            )
+            f"--from={source} with --to={target}",
+            rule=f"convert-direction: one of the two is a model of transformers, {HF}DIR, the other a run",
+            repair=f"write {HF} before the folder of transformers",
         )
     if target.startswith(HF):
         _check_unused(
@@ -112,11 +110,7 @@ def _check_unused(options: Mapping[str, object], why: str, source: str) -> None:
     for name, value in options.items():
         if value is not None:
             raise ConfigError(
-                explain(
-                    f"--{name}={value} with --from={source}",
-                    rule=f"flags: --{name} {why}",
-                    repair=f"leave --{name} out",
-                )
+                f"--{name}={value} with --from={source}", rule=f"flags: --{name} {why}", repair=f"leave --{name} out"
             )
 
 
@@ -175,11 +169,9 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
 def _check_grows(vocab_size: int, num_tokens: int, *, source: str) -> None:
     if vocab_size <= num_tokens:
         raise ConfigError(
-            explain(
-                f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {num_tokens} tokens",
-                rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
-                repair=f"leave --vocab_size out, or set it to more than {num_tokens}",
-            )
+            f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {num_tokens} tokens",
+            rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
+            repair=f"leave --vocab_size out, or set it to more than {num_tokens}",
         )
 
 

@@ -16,11 +16,19 @@ MOST_CHARACTERS = 200
 class JaxpipeError(ValueError):
     """Base of all errors that jaxpipe raises for something the user can repair; `explain` lays out their text.
 
+    Args:
+        what: the place of the error and what is wrong; without `rule`, the whole text.
+        rule, repair, picture: see `explain`.
+
     Attributes:
         exit_status: exit status of a command that ends with this error.
     """
 
     exit_status = 2
+
+    def __init__(self, what: str, *, rule: str = "", repair: str = "", picture: str = "") -> None:
+        # Exceptions are copied between processes by their first argument alone, which must be the finished text.
+        super().__init__(explain(what, rule=rule, repair=repair, picture=picture) if rule else what)
 
 
 class ScheduleError(JaxpipeError):
@@ -116,11 +124,9 @@ def check_choice(path: str, value: str, known: tuple[str, ...]) -> None:
     """
     if value not in known:
         raise ConfigError(
-            explain(
-                f"{path}={value!r} is not known.{closest(value, list(known))}",
-                rule=f"field-choice: {path} is one of {', '.join(sorted(known))}",
-                repair=f"set {path} to one of these",
-            )
+            f"{path}={value!r} is not known.{closest(value, list(known))}",
+            rule=f"field-choice: {path} is one of {', '.join(sorted(known))}",
+            repair=f"set {path} to one of these",
         )
 
 

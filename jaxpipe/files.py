@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 MOST_WHOLE_BYTES = 2**28  # of a config, a schedule, a tokenizer: the largest known have some tens of MiB
 LONGEST_WRITE_S = 24 * 60 * 60.0  # for which processes that live wait for a checkpoint to be written
@@ -39,29 +39,23 @@ def local_path(name: str) -> Path:
         # A host behind file:// would name another machine's file.
         is_here = scheme.lower() == "file://" and rest.startswith("/")
         raise ConfigError(
-            explain(
-                f"{name!r} is an address, not a path",
-                rule=f"local-path: files are read and written in folders of this machine, not at {scheme}",
-                repair=f"write {rest}" if is_here else "mount it and name the folder, or name a path of this machine",
-            )
+            f"{name!r} is an address, not a path",
+            rule=f"local-path: files are read and written in folders of this machine, not at {scheme}",
+            repair=f"write {rest}" if is_here else "mount it and name the folder, or name a path of this machine",
         )
     if "\0" in name:
         raise ConfigError(
-            explain(
-                f"{name!r} is not a path: it has a NUL character",
-                rule="local-path: a path has any characters but NUL, which ends it for the system",
-                repair="write the path without it",
-            )
+            f"{name!r} is not a path: it has a NUL character",
+            rule="local-path: a path has any characters but NUL, which ends it for the system",
+            repair="write the path without it",
         )
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise ConfigError(
-            explain(
-                f"{name!r} is not a path: {error}",
-                rule="local-path: ~ is the home of the user who runs the command, ~NAME that of a user of this machine",
-                repair="write the path in full",
-            )
+            f"{name!r} is not a path: {error}",
+            rule="local-path: ~ is the home of the user who runs the command, ~NAME that of a user of this machine",
+            repair="write the path in full",
         ) from error
 
 

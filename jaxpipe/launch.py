@@ -28,7 +28,7 @@ from jaxpipe.command_line import define_number, exit_status, parse
 from jaxpipe.distributed import shared_device
 from jaxpipe.distributed.log import TERMINAL
 from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 _MOST_PROCESSES = 1024  # each is a Python with JAX
 EXAMPLE = "python -m jaxpipe.launch --num_processes=4 -- --config=configs/quickstart.py --workdir=runs/quickstart"
@@ -104,34 +104,28 @@ def check(values: FlagValues, arguments: Sequence[str]) -> None:
     """Raises ConfigError for flags that name no program, or `arguments` of its processes that the launcher sets."""
     if not _exists(values.module):
         raise ConfigError(
-            explain(
-                f"no module {values.module!r}",
-                rule="launch-module: --module is what `python -m` runs, as jaxpipe.train",
-                picture=f"looked from {os.getcwd()}",
-                repair="give the module's name with dots, without .py",
-            )
+            f"no module {values.module!r}",
+            rule="launch-module: --module is what `python -m` runs, as jaxpipe.train",
+            picture=f"looked from {os.getcwd()}",
+            repair="give the module's name with dots, without .py",
         )
     count = values.num_processes
     per_device = values.processes_per_device
     if count % per_device:
         raise ConfigError(
-            explain(
-                f"--num_processes={count} with --processes_per_device={per_device}",
-                rule="launch-devices: every device has equally many processes",
-                picture=f"{count} = {count // per_device} x {per_device} + {count % per_device}",
-                repair=f"set --num_processes={-(-count // per_device) * per_device}",
-            )
+            f"--num_processes={count} with --processes_per_device={per_device}",
+            rule="launch-devices: every device has equally many processes",
+            picture=f"{count} = {count // per_device} x {per_device} + {count % per_device}",
+            repair=f"set --num_processes={-(-count // per_device) * per_device}",
         )
     for argument in arguments:
         # Both --flag=VALUE and -flag; a value without dashes may look like a name.
         if argument.lstrip("-").partition("=")[0] in JOIN_FLAGS and argument.startswith("-"):
             raise ConfigError(
-                explain(
-                    f"the argument {argument!r} comes after --",
-                    rule=f"launch-arguments: the launcher itself sets {', '.join(f'--{name}' for name in JOIN_FLAGS)}",
-                    picture=EXAMPLE,
-                    repair="leave it out; --num_processes stands before --",
-                )
+                f"the argument {argument!r} comes after --",
+                rule=f"launch-arguments: the launcher itself sets {', '.join(f'--{name}' for name in JOIN_FLAGS)}",
+                picture=EXAMPLE,
+                repair="leave it out; --num_processes stands before --",
             )
 
 
@@ -150,12 +144,10 @@ def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
         parse(values, arguments, usage=__doc__, required={"num_processes": "4"})
     except ConfigError as error:
         raise ConfigError(
-            explain(
-                str(error).splitlines()[0],
-                rule="launch-flags: the launcher's flags stand before --, those of the processes after it",
-                picture=EXAMPLE,
-                repair="add or correct it, or put -- before it; --help lists the flags",
-            )
+            str(error).splitlines()[0],
+            rule="launch-flags: the launcher's flags stand before --, those of the processes after it",
+            picture=EXAMPLE,
+            repair="add or correct it, or put -- before it; --help lists the flags",
         ) from None
 
 

@@ -25,7 +25,7 @@ from absl.flags import FlagValues
 from jaxpipe.command_line import check_unused, define_number, missing, run, write_output
 from jaxpipe.drawing.search_report import SearchReport
 from jaxpipe.drawing.summary import costs_text
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.files import local_path
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
@@ -129,11 +129,9 @@ def _check_output(output: str | None) -> None:
     if not is_file_name(output) or not os.access(folder, os.W_OK | os.X_OK) or path.is_dir():
         first = "make the folder" if is_file_name(output) else "give another ending"
         raise ScheduleError(
-            explain(
-                f"cannot write --output={output}",
-                rule=f"output-file: its name ends in {' or '.join(ENDINGS)}; its folder exists and can be written to",
-                repair=f"{first}, or give another path",
-            )
+            f"cannot write --output={output}",
+            rule=f"output-file: its name ends in {' or '.join(ENDINGS)}; its folder exists and can be written to",
+            repair=f"{first}, or give another path",
         )
 
 
@@ -210,11 +208,9 @@ def placements_of(
     if is_csv and any(placement.num_replicas > 1 for placement in placements):
         refused = next(name for name in names if name.startswith("bidirectional"))
         raise ScheduleError(
-            explain(
-                f"--output={output} cannot hold what --placement={refused} asks for",
-                rule="output-form: a CSV has no place for a second replica of the stages; JSON has",
-                repair=f"give --output={Path(output).with_suffix('.json')}, or leave that placement out",
-            )
+            f"--output={output} cannot hold what --placement={refused} asks for",
+            rule="output-form: a CSV has no place for a second replica of the stages; JSON has",
+            repair=f"give --output={Path(output).with_suffix('.json')}, or leave that placement out",
         )
     # Without --placement any placement would do, but a CSV can hold the answer only on one of one replica.
     if is_csv and not placements:

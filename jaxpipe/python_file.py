@@ -119,7 +119,7 @@ def errors_of_file(path: str, *, error: type[JaxpipeError], rule: str) -> Iterat
     except BaseException as cause:  # also what no Exception is: SystemExit, or a panic in a library written in Rust
         first = next(iter(str(cause).splitlines()), "")
         what = f"{path!r} cannot be run: {type(cause).__name__}: {first}"
-        raise error(explain(what, rule=rule, picture=place_in(path, cause), repair="correct the file")) from cause
+        raise error(what, rule=rule, picture=place_in(path, cause), repair="correct the file") from cause
 
 
 def place_in(path: str, error: BaseException) -> str:

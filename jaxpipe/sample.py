@@ -33,7 +33,7 @@ from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import ChatTemplate, RefusedError, read_templates
 from jaxpipe.data.special_tokens import DEFAULT
 from jaxpipe.data.tokenizer import with_beginning
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import key_of
 from jaxpipe.models import FAMILIES
 from jaxpipe.models.attention import Cache
@@ -88,28 +88,22 @@ def execute(values: FlagValues) -> None:
     # Every text contains the empty one, so nothing would be printed.
     if "" in values.stop:
         raise ConfigError(
-            explain(
-                "--stop= is an empty text",
-                rule="sample-stop: a stop string has characters, since every text contains the empty one",
-                repair="leave --stop out, or give a text",
-            )
+            "--stop= is an empty text",
+            rule="sample-stop: a stop string has characters, since every text contains the empty one",
+            repair="leave --stop out, or give a text",
         )
     if values.chat and not values.markup:
         raise ConfigError(
-            explain(
-                "--nomarkup with --chat",
-                rule="sample-markup: a question is text that the chat template writes with names of special tokens",
-                repair="leave out one of them",
-            )
+            "--nomarkup with --chat",
+            rule="sample-markup: a question is text that the chat template writes with names of special tokens",
+            repair="leave out one of them",
         )
     if family_of(config).masked:
         causal = " or ".join(name for name, family in FAMILIES.items() if not family.masked)
         raise ConfigError(
-            explain(
-                f"--workdir={values.workdir} holds a model of family {config.model.family!r}",
-                rule="sample-causal: only a model that predicts the next token can continue a text",
-                repair=f"name the folder of a run of {causal}",
-            )
+            f"--workdir={values.workdir} holds a model of family {config.model.family!r}",
+            rule="sample-causal: only a model that predicts the next token can continue a text",
+            repair=f"name the folder of a run of {causal}",
         )
     model = LanguageModel(model_config(config))
     tokenizer = tokenizer_of(config)
@@ -155,12 +149,10 @@ def _check_texts(**flags: Sequence[str]) -> None:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ConfigError(
-                    explain(
-                        f"--{flag} is no text: {error.reason}",
-                        rule="sample-text: --prompt and --stop are texts in UTF-8",
-                        picture=ascii(text),
-                        repair=f"write --{flag} in UTF-8, as a terminal does whose locale is UTF-8",
-                    )
+                    f"--{flag} is no text: {error.reason}",
+                    rule="sample-text: --prompt and --stop are texts in UTF-8",
+                    picture=ascii(text),
+                    repair=f"write --{flag} in UTF-8, as a terminal does whose locale is UTF-8",
                 ) from error
 
 
@@ -173,11 +165,9 @@ def _question(text: str, name: str, templates: Mapping[str, ChatTemplate]) -> st
         except RefusedError as error:
             why = f"whose chat template refuses a question alone: {error}"
     raise ConfigError(
-        explain(
-            f"--chat with data.tokenizer={name!r}, {why}",
-            rule="chat-template: messages become text by the template of the tokenizer",
-            repair="leave --chat out, and write the prompt as the model was trained to read it",
-        )
+        f"--chat with data.tokenizer={name!r}, {why}",
+        rule="chat-template: messages become text by the template of the tokenizer",
+        repair="leave --chat out, and write the prompt as the model was trained to read it",
     )
 
 

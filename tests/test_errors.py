@@ -1,6 +1,7 @@
-"""Every error that jaxpipe raises has its five parts: the one function that lays them out is called for it."""
+"""Every error that jaxpipe raises has its five parts: the class lays them out."""
 
 import ast
+import pickle
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, closest, exp
 
 PACKAGE = Path(jaxpipe.__file__).parent
 CLASSES = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, JaxpipeError)}
-# These carry the text of other errors, which `explain` has laid out.
+# These carry the text of other errors, which is laid out already.
 OF_OTHERS = {
     "checkpoints/checkpoints.py": 1,  # raised again in the thread that waits
     "config/checks.py": 1,  # all errors of a config
@@ -29,29 +30,32 @@ def calls():
                 yield path.relative_to(PACKAGE).as_posix(), node
 
 
-def explained(call):
-    """The call of `explain` that makes the text of an error, if one does."""
-    text = call.args[0] if call.args else None
-    is_explained = isinstance(text, ast.Call) and isinstance(text.func, ast.Name) and text.func.id == "explain"
-    return text if is_explained else None
+def rule_of(call):
+    """The expression of the error's rule, if it has one."""
+    return next((keyword.value for keyword in call.keywords if keyword.arg == "rule"), None)
 
 
-def test_every_error_is_laid_out_by_explain():
-    others = [file for file, call in calls() if explained(call) is None]
+def test_every_error_has_a_rule_and_a_repair():
+    others = [file for file, call in calls() if rule_of(call) is None]
     assert {file: others.count(file) for file in others} == OF_OTHERS
-    assert sum(1 for _ in calls()) > 150
+    with_repair = [{keyword.arg for keyword in call.keywords} >= {"rule", "repair"} for _, call in calls()]
+    assert with_repair.count(True) == len(with_repair) - len(others) > 150
 
 
 def test_every_rule_has_a_name():
     """A literal rule begins with it; one that is made elsewhere is a variable."""
     for file, call in calls():
-        found = explained(call)
-        if found is None:
-            continue
-        (rule,) = (keyword.value for keyword in found.keywords if keyword.arg == "rule")
+        rule = rule_of(call)
         text = rule.values[0] if isinstance(rule, ast.JoinedStr) else rule
         if isinstance(text, ast.Constant):
             assert re.match(r"[a-z0-9-]+(: |$)", str(text.value)), (file, call.lineno, text.value)
+
+
+def test_an_error_lays_out_its_text_and_is_copied_between_processes():
+    error = ConfigError("a", rule="r: always", picture="p", repair="do it")
+    assert str(error) == explain("a", rule="r: always", picture="p", repair="do it")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(ConfigError(str(error))) == str(error)
 
 
 def test_the_layout():

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxpipe.checkpoints.files import complete_steps
-from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
+from jaxpipe.errors import CheckpointError, ConfigError, first_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 _PARAMS = "params."
@@ -32,28 +32,24 @@ def check_same(saved: Shapes, wanted: Shapes, *, folder: Path) -> None:
     if params:
         name = params[0]
         raise ConfigError(
-            explain(
-                f"the checkpoint {folder} is of another model: {len(params)} parameters differ",
-                rule="checkpoint-model: the parameters have the shapes that model.* and data.seq_len give",
-                picture=(
-                    f"{name.removeprefix(_PARAMS)}: {saved.get(name, 'none')} in the checkpoint, "
-                    f"{wanted.get(name, 'none')} in the config"
-                ),
-                repair="leave out the --config.model.* and --config.data.seq_len that the run did not have",
-            )
+            f"the checkpoint {folder} is of another model: {len(params)} parameters differ",
+            rule="checkpoint-model: the parameters have the shapes that model.* and data.seq_len give",
+            picture=(
+                f"{name.removeprefix(_PARAMS)}: {saved.get(name, 'none')} in the checkpoint, "
+                f"{wanted.get(name, 'none')} in the config"
+            ),
+            repair="leave out the --config.model.* and --config.data.seq_len that the run did not have",
         )
     if different:
         name = different[0]
         raise ConfigError(
-            explain(
-                f"the checkpoint {folder} has another train state: {len(different)} of its arrays differ",
-                rule="checkpoint-state: optimizer and counters are those that this version of jaxpipe gives the config",
-                picture=f"{name}: {saved.get(name, 'none')} in the checkpoint, {wanted[name]} in the config",
-                repair=(
-                    "resume with the optimizer.* of the run; to start from its parameters alone"
-                    " set\n      checkpoint.init_from to its folder and name another --workdir"
-                ),
-            )
+            f"the checkpoint {folder} has another train state: {len(different)} of its arrays differ",
+            rule="checkpoint-state: optimizer and counters are those that this version of jaxpipe gives the config",
+            picture=f"{name}: {saved.get(name, 'none')} in the checkpoint, {wanted[name]} in the config",
+            repair=(
+                "resume with the optimizer.* of the run; to start from its parameters alone"
+                " set\n      checkpoint.init_from to its folder and name another --workdir"
+            ),
         )
 
 
@@ -62,31 +58,25 @@ def no_checkpoint(folder: Path, step: int | None) -> ConfigError:
     there = complete_steps(folder)
     if step is not None and there:
         return ConfigError(
-            explain(
-                f"no checkpoint of step {step} in {folder}",
-                rule="checkpoint-there: a run has checkpoints of some of its steps",
-                picture=f"there: {', '.join(map(str, there))}",
-                repair="name one of these, or none for the last",
-            )
+            f"no checkpoint of step {step} in {folder}",
+            rule="checkpoint-there: a run has checkpoints of some of its steps",
+            picture=f"there: {', '.join(map(str, there))}",
+            repair="name one of these, or none for the last",
         )
     return ConfigError(
-        explain(
-            f"no checkpoint in {folder}",
-            rule="checkpoint-there: a run writes one every checkpoint.save_every steps, and at its end",
-            repair="name the --workdir of a run that has saved a checkpoint",
-        )
+        f"no checkpoint in {folder}",
+        rule="checkpoint-there: a run writes one every checkpoint.save_every steps, and at its end",
+        repair="name the --workdir of a run that has saved a checkpoint",
     )
 
 
 def all_damaged(folder: Path, damaged: Mapping[int, str]) -> CheckpointError:
     """The error for a run whose checkpoints are all damaged; `damaged` says how, by step."""
     return CheckpointError(
-        explain(
-            f"no undamaged checkpoint in {folder}",
-            rule=_SUMS_RULE,
-            picture="\n".join(f"{step}/{what}" for step, what in damaged.items()),
-            repair="put back the files from a copy; to start again from step 0 name another --workdir",
-        )
+        f"no undamaged checkpoint in {folder}",
+        rule=_SUMS_RULE,
+        picture="\n".join(f"{step}/{what}" for step, what in damaged.items()),
+        repair="put back the files from a copy; to start again from step 0 name another --workdir",
     )
 
 
@@ -94,24 +84,20 @@ def damaged_files(folder: Path, damaged: Mapping[int, Sequence[str]]) -> Checkpo
     """The error for damaged files of some checkpoints, by step."""
     texts = [f"{step}/{what}" for step, of_step in damaged.items() for what in of_step]
     return CheckpointError(
-        explain(
-            f"damaged files in {folder}: {len(texts)}, in checkpoints: {len(damaged)}",
-            rule=_SUMS_RULE,
-            picture=first_of(texts, most=_MOST_SHOWN),
-            repair="put back the files from a copy; a run passes over damaged checkpoints",
-        )
+        f"damaged files in {folder}: {len(texts)}, in checkpoints: {len(damaged)}",
+        rule=_SUMS_RULE,
+        picture=first_of(texts, most=_MOST_SHOWN),
+        repair="put back the files from a copy; a run passes over damaged checkpoints",
     )
 
 
 def parts_missing(folder: Path, missing: Sequence[str]) -> CheckpointError:
     """The error for a checkpoint in `folder` without the parts that some processes have written elsewhere."""
     return CheckpointError(
-        explain(
-            f"the checkpoint {folder} lacks the parts of some processes: {len(missing)}",
-            rule="checkpoint-shared: all processes of a run write into one folder, which all of them see",
-            picture=f"not there: {first_of(missing, joined_by=', ', most=_MOST_SHOWN)}",
-            repair="name a --workdir on a file system that all machines share",
-        )
+        f"the checkpoint {folder} lacks the parts of some processes: {len(missing)}",
+        rule="checkpoint-shared: all processes of a run write into one folder, which all of them see",
+        picture=f"not there: {first_of(missing, joined_by=', ', most=_MOST_SHOWN)}",
+        repair="name a --workdir on a file system that all machines share",
     )
 
 
@@ -119,12 +105,10 @@ def not_written(folder: Path, step: int, error: Exception, complete: Sequence[in
     """The error for a checkpoint of `step` whose writing failed with `error`."""
     lines = str(error).splitlines() or [type(error).__name__]
     return CheckpointError(
-        explain(
-            f"the checkpoint of step {step} cannot be written to {folder}",
-            rule="checkpoint-written: there is room and permission for a checkpoint more than are kept",
-            picture=f"{lines[0][:300]}\ncomplete there: {', '.join(f'step {good}' for good in complete) or 'none'}",
-            repair="make room, or correct the folder; the same command resumes an ended run from the last complete one",
-        )
+        f"the checkpoint of step {step} cannot be written to {folder}",
+        rule="checkpoint-written: there is room and permission for a checkpoint more than are kept",
+        picture=f"{lines[0][:300]}\ncomplete there: {', '.join(f'step {good}' for good in complete) or 'none'}",
+        repair="make room, or correct the folder; the same command resumes an ended run from the last complete one",
     )
 
 

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from jaxpipe.checkpoints.checks import all_damaged, no_checkpoint
 from jaxpipe.checkpoints.files import complete_steps, damages
-from jaxpipe.errors import CheckpointError, explain
+from jaxpipe.errors import CheckpointError
 
 _NUM_BYTES = 512
 
@@ -103,12 +103,10 @@ class VanishedError(CheckpointError):
     def __init__(self, folder: Path):
         """Makes the error for the checkpoint in `folder`."""
         super().__init__(
-            explain(
-                f"the checkpoint {folder} was deleted or set aside while it was read",
-                rule="checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others",
-                picture=f"deleted: {folder}",
-                repair="give the same command again, for the newest, or name a step that is kept",
-            )
+            f"the checkpoint {folder} was deleted or set aside while it was read",
+            rule="checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others",
+            picture=f"deleted: {folder}",
+            repair="give the same command again, for the newest, or name a step that is kept",
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.cluster.axes import NODE_AXES, OUTER_AXES, MeshSizes, told, written
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest
 
 
 def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list[tuple[int, int]]:
@@ -94,18 +94,13 @@ def _check_pairs(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
         num_odd = _odd_nodes(data, pipe, gpus_per_node // tensor)
         num_middles = data * (pipe % 2)
         raise ConfigError(
-            explain(
-                (
-                    f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of"
-                    f" {gpus_per_node} GPUs pair by pair"
-                ),
-                rule="pair-adjacent: devices d and pipe-1-d share a node; only the middle one of an odd pipe is alone",
-                picture=f"nodes with an odd number of devices: {num_odd} > devices in the middle: {num_middles}",
-                repair=(
-                    f"set {_legal_pairs(data, pipe, tensor, gpus_per_node)}, or"
-                    " order='contiguous', where most pairs are in two nodes"
-                ),
-            )
+            (f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of {gpus_per_node} GPUs pair by pair"),
+            rule="pair-adjacent: devices d and pipe-1-d share a node; only the middle one of an odd pipe is alone",
+            picture=f"nodes with an odd number of devices: {num_odd} > devices in the middle: {num_middles}",
+            repair=(
+                f"set {_legal_pairs(data, pipe, tensor, gpus_per_node)}, or"
+                " order='contiguous', where most pairs are in two nodes"
+            ),
         )
 
 
@@ -163,18 +158,16 @@ def _takes_groups(data: int, pipe: int, tensor: int, gpus_per_node: int) -> bool
 def _check_groups(data: int, pipe: int, tensor: int, gpus_per_node: int) -> None:
     if not _takes_groups(data, pipe, tensor, gpus_per_node):
         raise ConfigError(
-            explain(
-                (
-                    f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of"
-                    f" {gpus_per_node} GPUs with all replicas of a stage together"
-                ),
-                rule=(
-                    "replicas-together: the 2 x data x tensor GPUs that hold a stage stand in one"
-                    " node, and fill it with others like them"
-                ),
-                picture=f"2 x {data} x {tensor} = {2 * data * tensor} does not divide {gpus_per_node}",
-                repair=f"set {_legal_holders(data, pipe, tensor, gpus_per_node)}",
-            )
+            (
+                f"pipe={pipe}, data={data}, tensor={tensor} cannot be laid on nodes of"
+                f" {gpus_per_node} GPUs with all replicas of a stage together"
+            ),
+            rule=(
+                "replicas-together: the 2 x data x tensor GPUs that hold a stage stand in one"
+                " node, and fill it with others like them"
+            ),
+            picture=f"2 x {data} x {tensor} = {2 * data * tensor} does not divide {gpus_per_node}",
+            repair=f"set {_legal_holders(data, pipe, tensor, gpus_per_node)}",
         )
 
 
@@ -276,11 +269,9 @@ def assign(order: str = "pair_adjacent", *, gpus_per_node: int, **sizes: int) ->
     """
     if order not in ORDERS:
         raise ConfigError(
-            explain(
-                f"order={order!r} is not known.{closest(order, list(ORDERS))}",
-                rule=f"mesh-order: one of {', '.join(ORDERS)}",
-                repair="set one of these",
-            )
+            f"order={order!r} is not known.{closest(order, list(ORDERS))}",
+            rule=f"mesh-order: one of {', '.join(ORDERS)}",
+            repair="set one of these",
         )
     mesh = MeshSizes(**sizes)
     copies = mesh.along(OUTER_AXES)
@@ -311,10 +302,8 @@ def _check_sharing(mesh: MeshSizes, gpus_per_node: int) -> None:
     if gpus_per_node % sharing:
         nearest = min(divisors(gpus_per_node), key=lambda divisor: abs(divisor - sharing))
         raise ConfigError(
-            explain(
-                f"{written(mesh.axes, NODE_AXES)} does not divide the {gpus_per_node} GPUs of a node",
-                rule="tensor-in-node: the GPUs that share a layer stand in one node",
-                picture=f"{gpus_per_node} = {sharing} x {gpus_per_node // sharing} + {gpus_per_node % sharing}",
-                repair=f"set {' x '.join(told(mesh.axes, NODE_AXES))}={nearest}, the nearest legal value",
-            )
+            f"{written(mesh.axes, NODE_AXES)} does not divide the {gpus_per_node} GPUs of a node",
+            rule="tensor-in-node: the GPUs that share a layer stand in one node",
+            picture=f"{gpus_per_node} = {sharing} x {gpus_per_node // sharing} + {gpus_per_node % sharing}",
+            repair=f"set {' x '.join(told(mesh.axes, NODE_AXES))}={nearest}, the nearest legal value",
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxpipe.cluster.axes import PRODUCT, MeshSizes
 from jaxpipe.cluster.hardware import HARDWARE, Hardware
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest
 
 _MOST_GPUS = 2**20
 
@@ -43,15 +43,13 @@ class Topology:
             # Rounded up to whole nodes.
             num_nodes = -(-num_needed // self.gpus_per_node)
             raise ConfigError(
-                explain(
-                    f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}",
-                    rule=f"topology-size: {PRODUCT} is at most nodes x GPUs of a node",
-                    picture=(
-                        f"{' x '.join(map(str, mesh.axes.values()))} = {num_needed} > {self.num_nodes} x"
-                        f" {self.gpus_per_node} = {self.num_gpus}"
-                    ),
-                    repair=f"set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}",
-                )
+                f"a mesh of {num_needed} GPUs, and topology={self} has {self.num_gpus}",
+                rule=f"topology-size: {PRODUCT} is at most nodes x GPUs of a node",
+                picture=(
+                    f"{' x '.join(map(str, mesh.axes.values()))} = {num_needed} > {self.num_nodes} x"
+                    f" {self.gpus_per_node} = {self.num_gpus}"
+                ),
+                repair=f"set a smaller mesh, or topology={self.hardware.name}:{num_nodes}x{self.gpus_per_node}",
             )
 
     def check_computes(self, dtype: str) -> None:
@@ -64,12 +62,10 @@ class Topology:
             major, minor = self.hardware.compute_capability
             other = f"{next(iter(HARDWARE))}:{self.num_nodes}x{self.gpus_per_node}"
             raise ConfigError(
-                explain(
-                    f"model.dtype={dtype!r} on topology={self}: {self.hardware.description} has no bfloat16",
-                    rule="topology-dtype: the GPUs multiply in the dtype of compute and messages",
-                    picture=f"compute capability {major}.{minor}; bfloat16 begins with 8.0",
-                    repair=f"set model.dtype='float32', or use another GPU, as topology={other}",
-                )
+                f"model.dtype={dtype!r} on topology={self}: {self.hardware.description} has no bfloat16",
+                rule="topology-dtype: the GPUs multiply in the dtype of compute and messages",
+                picture=f"compute capability {major}.{minor}; bfloat16 begins with 8.0",
+                repair=f"set model.dtype='float32', or use another GPU, as topology={other}",
             )
 
 
@@ -89,29 +85,23 @@ def parse_topology(written: str) -> Topology:
         # "h100" is meant to be "h100-80g", which by letters may be further off than another name.
         longer = [known for known in HARDWARE if known.startswith(name)]
         raise ConfigError(
-            explain(
-                f"topology={written!r}: hardware {name!r} is not known.{closest(name, longer or list(HARDWARE))}",
-                rule=f"topology-hardware: one of {', '.join(HARDWARE)}",
-                repair=f"write for example {next(iter(HARDWARE))}:4x8",
-            )
+            f"topology={written!r}: hardware {name!r} is not known.{closest(name, longer or list(HARDWARE))}",
+            rule=f"topology-hardware: one of {', '.join(HARDWARE)}",
+            repair=f"write for example {next(iter(HARDWARE))}:4x8",
         )
     # At most nine digits: the product stays small, and `int` refuses thousands of them.
     numbers = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", shape)
     if not numbers:
         raise ConfigError(
-            explain(
-                f"topology={written!r}: {shape!r} is not a number of nodes and of GPUs in each",
-                rule="topology-form: HARDWARE:NODESxGPUS, both numbers 1 or more",
-                repair=f"write for example {name}:4x8, four nodes of eight GPUs",
-            )
+            f"topology={written!r}: {shape!r} is not a number of nodes and of GPUs in each",
+            rule="topology-form: HARDWARE:NODESxGPUS, both numbers 1 or more",
+            repair=f"write for example {name}:4x8, four nodes of eight GPUs",
         )
     topology = Topology(HARDWARE[name], int(numbers[1]), int(numbers[2]))
     if topology.num_gpus > _MOST_GPUS:
         raise ConfigError(
-            explain(
-                f"topology={written!r} has {topology.num_gpus:,} GPUs",
-                rule=f"topology-size: a topology has at most {_MOST_GPUS:,} GPUs",
-                repair=f"write fewer, for example {name}:4x8",
-            )
+            f"topology={written!r} has {topology.num_gpus:,} GPUs",
+            rule=f"topology-size: a topology has at most {_MOST_GPUS:,} GPUs",
+            repair=f"write fewer, for example {name}:4x8",
         )
     return topology

@@ -21,7 +21,7 @@ from jaxpipe.cluster.axes import PRODUCT, REST_AXIS
 from jaxpipe.cluster.hardware import target_config
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import mesh_axes
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
 # Without a GPU matmuls cannot be timed: cuBLAS's own choice of algorithm replaces tuning.
@@ -70,11 +70,9 @@ def check_plugin() -> None:
     ]
     if missing:
         raise ConfigError(
-            explain(
-                f"no {' and no '.join(missing)} to compile for absent GPUs",
-                rule="compile-plugin: compiling for absent GPUs needs the CUDA plugin of JAX and ptxas",
-                repair="run pip install -e '.[gpu-aot]'",
-            )
+            f"no {' and no '.join(missing)} to compile for absent GPUs",
+            rule="compile-plugin: compiling for absent GPUs needs the CUDA plugin of JAX and ptxas",
+            repair="run pip install -e '.[gpu-aot]'",
         )
 
 
@@ -88,41 +86,33 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
     hardware = topology.hardware
     if hardware.compute_capability < OLDEST_CAPABILITY:
         raise ConfigError(
-            explain(
-                f"topology={topology}: XLA cannot compile for {hardware.description}",
-                rule="compile-hardware: the compiler of the extra gpu-aot, of CUDA 13, knows the compute capability",
-                picture="{}.{} < {}.{}".format(*hardware.compute_capability, *OLDEST_CAPABILITY),
-                repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
-            )
+            f"topology={topology}: XLA cannot compile for {hardware.description}",
+            rule="compile-hardware: the compiler of the extra gpu-aot, of CUDA 13, knows the compute capability",
+            picture="{}.{} < {}.{}".format(*hardware.compute_capability, *OLDEST_CAPABILITY),
+            repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
         )
     mesh = config.mesh
     axes = mesh_axes(config)
     num_needed = math.prod(axes.values())
     if num_needed != topology.num_gpus:
         raise ConfigError(
-            explain(
-                f"a mesh of {num_needed} devices for a topology of {topology.num_gpus} GPUs",
-                rule=f"compile-devices: {PRODUCT} is nodes x GPUs of a node",
-                picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not"
-                f" {topology.num_nodes} x {topology.gpus_per_node} = {topology.num_gpus}",
-                repair=_repair(axes, topology),
-            )
+            f"a mesh of {num_needed} devices for a topology of {topology.num_gpus} GPUs",
+            rule=f"compile-devices: {PRODUCT} is nodes x GPUs of a node",
+            picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not"
+            f" {topology.num_nodes} x {topology.gpus_per_node} = {topology.num_gpus}",
+            repair=_repair(axes, topology),
         )
     if mesh.platform == "cpu":
         raise ConfigError(
-            explain(
-                "mesh.platform='cpu' for a topology of GPUs",
-                rule="compile-platform: the program compiled here is that of a run on GPUs",
-                repair="set mesh.platform='auto'",
-            )
+            "mesh.platform='cpu' for a topology of GPUs",
+            rule="compile-platform: the program compiled here is that of a run on GPUs",
+            repair="set mesh.platform='auto'",
         )
     if config.model.attention == "cudnn":
         raise ConfigError(
-            explain(
-                "model.attention='cudnn' for absent GPUs",
-                rule="compile-attention: cuDNN chooses its kernels by asking a GPU",
-                repair="set model.attention='chunked', which stores as much for backward",
-            )
+            "model.attention='cudnn' for absent GPUs",
+            rule="compile-attention: cuDNN chooses its kernels by asking a GPU",
+            repair="set model.attention='chunked', which stores as much for backward",
         )
 
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.axes import ROWS
 from jaxpipe.config.model import example_of, model_section
 from jaxpipe.config.other_names import closest_field, elsewhere
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.models import FAMILIES, family_named
 
 AUTO = "auto"  # value of a field that is derived from others
@@ -144,22 +144,18 @@ def unknown_field(error: BaseException, *, where: str, repair: str) -> ConfigErr
     if other:
         field, families = other
         return ConfigError(
-            explain(
-                f"model.{field} is no field of this model's family, in {where}",
-                rule=(
-                    f"model-family: a model has the fields of its family, and {field} is one of"
-                    f" model.family={' or '.join(map(repr, families))} alone"
-                ),
-                repair=f"leave it out, or take a config of base_config(family={families[0]!r})"
-                + example_of(FAMILIES[families[0]]),
-            )
+            f"model.{field} is no field of this model's family, in {where}",
+            rule=(
+                f"model-family: a model has the fields of its family, and {field} is one of"
+                f" model.family={' or '.join(map(repr, families))} alone"
+            ),
+            repair=f"leave it out, or take a config of base_config(family={families[0]!r})"
+            + example_of(FAMILIES[families[0]]),
         )
     return ConfigError(
-        explain(
-            f"a field is unknown or of the wrong type, in {where}\n" + _with_names_of_others(text.strip("\"'")),
-            rule="config-fields: the fields and their types are those of jaxpipe.config.base_config()",
-            repair=repair,
-        )
+        f"a field is unknown or of the wrong type, in {where}\n" + _with_names_of_others(text.strip("\"'")),
+        rule="config-fields: the fields and their types are those of jaxpipe.config.base_config()",
+        repair=repair,
     )
 
 

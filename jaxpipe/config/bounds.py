@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxpipe.cluster.axes import AXES
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 INT32 = 2**31 - 1  # steps, tokens and ids are counted in int32
 UINT32 = 2**32 - 1  # of a seed
@@ -64,10 +64,8 @@ def check_together(paths: Sequence[str], values: Sequence[int]) -> None:
         product *= value
     if product > most:
         raise ConfigError(
-            explain(
-                ", ".join(f"{path}={value}" for path, value in zip(paths, values, strict=True)),
-                rule=f"field-product: {' x '.join(paths)} is at most {most:,}",
-                picture=f"{' x '.join(map(str, values))} = {product:,}",
-                repair="set smaller ones",
-            )
+            ", ".join(f"{path}={value}" for path, value in zip(paths, values, strict=True)),
+            rule=f"field-product: {' x '.join(paths)} is at most {most:,}",
+            picture=f"{' x '.join(map(str, values))} = {product:,}",
+            repair="set smaller ones",
         )

@@ -28,7 +28,7 @@ from jaxpipe.config.model import (
 )
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.data.packing import PACKING
-from jaxpipe.errors import ConfigError, JaxpipeError, check_choice, explain
+from jaxpipe.errors import ConfigError, JaxpipeError, check_choice
 from jaxpipe.files import local_path
 
 DTYPES = ("float32", "bfloat16")
@@ -123,11 +123,9 @@ def _check_type(config: ConfigDict, section: str, field: str, default: object) -
     # Not isinstance: True is an int, and 1 is no float to ConfigDict.
     if type(value) is not type(default):
         raise ConfigError(
-            explain(
-                f"{section}.{field}={value!r} is of type {type(value).__name__}",
-                rule=f"field-type: {section}.{field} is of type {type(default).__name__}",
-                repair=f"set {section}.{field} to such a value; its default is {default!r}",
-            )
+            f"{section}.{field}={value!r} is of type {type(value).__name__}",
+            rule=f"field-type: {section}.{field} is of type {type(default).__name__}",
+            repair=f"set {section}.{field} to such a value; its default is {default!r}",
         )
 
 
@@ -173,13 +171,7 @@ def _check_range(path: str, value: float) -> None:
         return
     # Python writes no number of thousands of digits.
     written = value if isinstance(value, float) or abs(value) < 10**100 else f"10^{int(value.bit_length() * 0.30103)}"
-    raise ConfigError(
-        explain(
-            f"{path}={written}",
-            rule=f"field-range: {path} is {bound}",
-            repair=f"set {path} to {bound}",
-        )
-    )
+    raise ConfigError(f"{path}={written}", rule=f"field-range: {path} is {bound}", repair=f"set {path} to {bound}")
 
 
 def _schedule(config: ConfigDict) -> Checks:
@@ -219,11 +211,9 @@ def check_error_feedback(config: ConfigDict) -> None:
     """Raises ConfigError for error feedback without a delay."""
     if config.optimizer.error_feedback and not outline(config).delays:
         raise ConfigError(
-            explain(
-                f"optimizer.error_feedback=True with pipeline.schedule={config.pipeline.schedule!r}",
-                rule="feedback-needs-delay: error feedback corrects gradients of older weights; a flush leaves none",
-                repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
-            )
+            f"optimizer.error_feedback=True with pipeline.schedule={config.pipeline.schedule!r}",
+            rule="feedback-needs-delay: error feedback corrects gradients of older weights; a flush leaves none",
+            repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
         )
 
 
@@ -236,11 +226,9 @@ def check_warm_up(config: ConfigDict) -> None:
     steps = config.train.steps
     if warmup and warmup >= steps:
         raise ConfigError(
-            explain(
-                f"optimizer.warmup_steps={warmup} in train.steps={steps}",
-                rule="warm-up: it ends before the last step",
-                repair=f"set optimizer.warmup_steps={steps // 2}, or train.steps={warmup + 1} or more",
-            )
+            f"optimizer.warmup_steps={warmup} in train.steps={steps}",
+            rule="warm-up: it ends before the last step",
+            repair=f"set optimizer.warmup_steps={steps // 2}, or train.steps={warmup + 1} or more",
         )
 
 
@@ -253,12 +241,10 @@ def check_kept_steps(config: ConfigDict) -> None:
         nearest = max(every, round(kept / every) * every) if every else kept
         repair = f"set checkpoint.keep_every={nearest}" if every else f"set checkpoint.save_every={kept}, or a divisor"
         raise ConfigError(
-            explain(
-                f"checkpoint.keep_every={kept} names steps without a checkpoint",
-                rule="kept-steps: checkpoint.keep_every is a multiple of checkpoint.save_every",
-                picture=f"checkpoint.save_every={every}",
-                repair=repair,
-            )
+            f"checkpoint.keep_every={kept} names steps without a checkpoint",
+            rule="kept-steps: checkpoint.keep_every is a multiple of checkpoint.save_every",
+            picture=f"checkpoint.save_every={every}",
+            repair=repair,
         )
 
 
@@ -269,10 +255,8 @@ def check_best(config: ConfigDict) -> None:
     if config.checkpoint.keep_best and (not every or every % measured):
         nearest = max(measured, round(every / measured) * measured)
         raise ConfigError(
-            explain(
-                f"checkpoint.keep_best={config.checkpoint.keep_best} for checkpoints without a held-out loss",
-                rule="best-checkpoint: checkpoint.save_every is a multiple of train.eval_every",
-                picture=f"checkpoint.save_every={every}, train.eval_every={measured}",
-                repair=f"set checkpoint.save_every={nearest}",
-            )
+            f"checkpoint.keep_best={config.checkpoint.keep_best} for checkpoints without a held-out loss",
+            rule="best-checkpoint: checkpoint.save_every is a multiple of train.eval_every",
+            picture=f"checkpoint.save_every={every}, train.eval_every={measured}",
+            repair=f"set checkpoint.save_every={nearest}",
         )

@@ -22,7 +22,7 @@ from jaxpipe.command_line import errors_of_flags, exit_status, parse
 from jaxpipe.config.base import base_config, unknown_field
 from jaxpipe.config.model import model_section
 from jaxpipe.config.other_names import closest_field, elsewhere
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.models import FAMILIES
@@ -104,7 +104,7 @@ def _lacking(config: ConfigDict) -> list[str]:
 
 
 def _error(what: str, picture: str, repair: str) -> ConfigError:
-    return ConfigError(explain(what, rule=_RULE, picture=picture, repair=repair))
+    return ConfigError(what, rule=_RULE, picture=picture, repair=repair)
 
 
 def run(
@@ -186,11 +186,9 @@ def config_of(values: FlagValues) -> ConfigDict:
     if values.method:
         if "config.pipeline.schedule" in values:
             raise ConfigError(
-                explain(
-                    f"--method={values.method} with --config.pipeline.schedule={config.pipeline.schedule}",
-                    rule="one-schedule: --method stands in place of pipeline.schedule",
-                    repair="leave one of them out",
-                )
+                f"--method={values.method} with --config.pipeline.schedule={config.pipeline.schedule}",
+                rule="one-schedule: --method stands in place of pipeline.schedule",
+                repair="leave one of them out",
             )
         config.pipeline.schedule = values.method
     return config
@@ -247,13 +245,11 @@ def _check_overrides(arguments: Sequence[str]) -> None:
         if argument.startswith(("--config.", "-config.")) and field not in known:
             other = elsewhere(field)
             raise ConfigError(
-                explain(
-                    f"no config field {field!r}, in {argument}"
-                    + (f": {other}" if other else f".{closest_field(field, known)}"),
-                    rule="config-fields: the fields are those of jaxpipe.config.base_config()",
-                    picture=f"{field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}",
-                    repair="use what is named, or leave it out" if other else "use one of them",
-                )
+                f"no config field {field!r}, in {argument}"
+                + (f": {other}" if other else f".{closest_field(field, known)}"),
+                rule="config-fields: the fields are those of jaxpipe.config.base_config()",
+                picture=f"{field.partition('.')[0]}: {_fields_of(field.partition('.')[0])}",
+                repair="use what is named, or leave it out" if other else "use one of them",
             )
 
 
@@ -264,11 +260,9 @@ def _check_others_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         other = "" if name.startswith("config.") else elsewhere(name)  # fields the config itself knows, when it is read
         if argument.startswith("-") and "config" in values and name not in values and other:
             raise ConfigError(
-                explain(
-                    f"no flag --{name}: {other}",
-                    rule="flags: every argument is --name=VALUE; fields of the config are --config.SECTION.FIELD=VALUE",
-                    repair="use what is named, or leave it out",
-                )
+                f"no flag --{name}: {other}",
+                rule="flags: every argument is --name=VALUE; fields of the config are --config.SECTION.FIELD=VALUE",
+                repair="use what is named, or leave it out",
             )
 
 

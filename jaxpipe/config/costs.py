@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import model_config
-from jaxpipe.errors import ConfigError, ScheduleError, explain
+from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.files import local_path
 from jaxpipe.models import ModelConfig
 from jaxpipe.models.flops import head_in_layers
@@ -185,12 +185,10 @@ def check_costs(config: ConfigDict) -> None:
     if is_costs_file(written):
         if not local_path(written).is_file():
             raise ConfigError(
-                explain(
-                    f"pipeline.costs={written!r} is not a file",
-                    rule="expected-costs: a name that ends in .json is a file that jaxpipe.measure has written",
-                    picture=f"looked from {Path.cwd()}",
-                    repair=f"give the path of a file, or set pipeline.costs={AUTO!r}",
-                )
+                f"pipeline.costs={written!r} is not a file",
+                rule="expected-costs: a name that ends in .json is a file that jaxpipe.measure has written",
+                picture=f"looked from {Path.cwd()}",
+                repair=f"give the path of a file, or set pipeline.costs={AUTO!r}",
             )
         return
     try:
@@ -201,15 +199,13 @@ def check_costs(config: ConfigDict) -> None:
         wrong = [repr(written)]
     if wrong:
         raise ConfigError(
-            explain(
-                f"pipeline.costs={written!r} is not a list of times",
-                rule=(
-                    f"expected-costs: {AUTO!r}, a .json file of measured times, or key=value separated by commas; "
-                    f"keys are {', '.join(_TIMES)}, values are numbers above 0, at least {LEAST:g}, at most {MOST:g}"
-                ),
-                picture=f"wrong: {', '.join(wrong)}",
-                repair=f"set pipeline.costs={AUTO!r}, or for example input_gradient=1.2,weight_gradient=0.8",
-            )
+            f"pipeline.costs={written!r} is not a list of times",
+            rule=(
+                f"expected-costs: {AUTO!r}, a .json file of measured times, or key=value separated by commas; "
+                f"keys are {', '.join(_TIMES)}, values are numbers above 0, at least {LEAST:g}, at most {MOST:g}"
+            ),
+            picture=f"wrong: {', '.join(wrong)}",
+            repair=f"set pipeline.costs={AUTO!r}, or for example input_gradient=1.2,weight_gradient=0.8",
         )
 
 

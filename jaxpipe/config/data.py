@@ -14,7 +14,7 @@ from jaxpipe.data.indexed import tokenizer_path, tokens_path
 from jaxpipe.data.masked import MIN_SEQ_LEN, NUM_SPECIAL, num_predicted
 from jaxpipe.data.special_tokens import TOKENIZER_CONFIG, beside
 from jaxpipe.data.tokenizer import identity_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 MOST_SHOWN = 5
 
@@ -40,15 +40,13 @@ def check_vocabulary(config: ConfigDict) -> None:
     needed = tokenizer_of(config).vocab_size
     if config.model.vocab_size < needed:
         raise ConfigError(
-            explain(
-                f"model.vocab_size={config.model.vocab_size} is less than the number of tokens",
-                rule="vocabulary: the model has a row for every token",
-                picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
-                repair=grow_or("name another data.tokenizer", num_tokens=needed)
-                # A run from given parameters has its tables already, whose number of rows cannot just be set.
-                if config.get("checkpoint", {}).get("init_from")
-                else f"set model.vocab_size={needed}",
-            )
+            f"model.vocab_size={config.model.vocab_size} is less than the number of tokens",
+            rule="vocabulary: the model has a row for every token",
+            picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
+            repair=grow_or("name another data.tokenizer", num_tokens=needed)
+            # A run from given parameters has its tables already, whose number of rows cannot just be set.
+            if config.get("checkpoint", {}).get("init_from")
+            else f"set model.vocab_size={needed}",
         )
 
 
@@ -64,11 +62,9 @@ def check_blend(config: ConfigDict) -> None:
     """Raises ConfigError for no files, and for prepared files that are not PREFIX or WEIGHT PREFIX pairs."""
     if not config.data.files:
         raise ConfigError(
-            explain(
-                "data.files is not set",
-                rule="data-files: a run names the text that it trains on",
-                repair="set --config.data.files='texts/*.txt', or indexed:PREFIX for what jaxpipe.prepare wrote",
-            )
+            "data.files is not set",
+            rule="data-files: a run names the text that it trains on",
+            repair="set --config.data.files='texts/*.txt', or indexed:PREFIX for what jaxpipe.prepare wrote",
         )
     if config.data.files.startswith(INDEXED):
         parse_blend(config.data.files)
@@ -94,12 +90,10 @@ def check_prepared_tokenizer(config: ConfigDict) -> None:
     other = [prefix for prefix in paths if used and used.get(prefix) != own]
     if other:
         raise ConfigError(
-            explain(
-                f"data.files: {other[0]!r} was not prepared with data.tokenizer={config.data.tokenizer!r}",
-                rule="prepared-tokenizer: a token means the same in all files; PREFIX.tokenizer.json says what",
-                picture="\n".join([f"data.tokenizer: {own}", *(identities[prefix] for prefix in other[:MOST_SHOWN])]),
-                repair="set data.tokenizer to the one of the files, and prepare all files of a blend with one",
-            )
+            f"data.files: {other[0]!r} was not prepared with data.tokenizer={config.data.tokenizer!r}",
+            rule="prepared-tokenizer: a token means the same in all files; PREFIX.tokenizer.json says what",
+            picture="\n".join([f"data.tokenizer: {own}", *(identities[prefix] for prefix in other[:MOST_SHOWN])]),
+            repair="set data.tokenizer to the one of the files, and prepare all files of a blend with one",
         )
     _check_prepared_ends(config, paths)
 
@@ -113,12 +107,10 @@ def _check_prepared_ends(config: ConfigDict, paths: Mapping[str, Path]) -> None:
             if there.separator != tokenizer.separator:
                 ends = [loaded.decode([loaded.separator]) for loaded in (tokenizer, there)]
                 raise ConfigError(
-                    explain(
-                        f"data.files: documents of {prefix!r} end with another token than data.tokenizer names",
-                        rule="prepared-end: what ends a document in the data ends the text that the model generates",
-                        picture=f"data.tokenizer={config.data.tokenizer!r}: {ends[0]}\n{path}: {ends[1]}",
-                        repair=f"set data.tokenizer={str(path)!r}, or prepare the data with data.tokenizer",
-                    )
+                    f"data.files: documents of {prefix!r} end with another token than data.tokenizer names",
+                    rule="prepared-end: what ends a document in the data ends the text that the model generates",
+                    picture=f"data.tokenizer={config.data.tokenizer!r}: {ends[0]}\n{path}: {ends[1]}",
+                    repair=f"set data.tokenizer={str(path)!r}, or prepare the data with data.tokenizer",
                 )
 
 
@@ -126,10 +118,8 @@ def check_masked_sequence(config: ConfigDict) -> None:
     """Raises ConfigError for sequences too short for the two segments of a masked model."""
     if family_of(config).masked and config.data.seq_len < MIN_SEQ_LEN:
         raise ConfigError(
-            explain(
-                f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}",
-                rule="masked-sequence: a sequence holds two segments of at least one token and three special tokens",
-                picture="[CLS] A [SEP] B [SEP]",
-                repair=f"set data.seq_len={MIN_SEQ_LEN} or more",
-            )
+            f"data.seq_len={config.data.seq_len} is too short for model.family={config.model.family!r}",
+            rule="masked-sequence: a sequence holds two segments of at least one token and three special tokens",
+            picture="[CLS] A [SEP] B [SEP]",
+            repair=f"set data.seq_len={MIN_SEQ_LEN} or more",
         )

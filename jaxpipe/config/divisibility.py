@@ -16,7 +16,7 @@ from jaxpipe.config.model import (
     model_config,
     vocab_pipe,
 )
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 TABLE_ROWS = "rows of the token table"
 
@@ -64,25 +64,21 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
     # A model without experts, for example: no size but 1 is legal.
     if set(sizes.values()) == {1}:
         raise ConfigError(
-            explain(
-                f"{name}={number} of a model without {row.equally}",
-                rule=rule,
-                picture=f"model.family={config.model.family!r}",
-                repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
-            )
+            f"{name}={number} of a model without {row.equally}",
+            rule=rule,
+            picture=f"model.family={config.model.family!r}",
+            repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
         )
     common = math.gcd(*sizes.values())
     # A legal value divides the greatest common divisor of all sizes.
     nearest = min((n for n in range(1, common + 1) if common % n == 0), key=lambda n: abs(n - number))
     raise ConfigError(
-        explain(
-            f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
-            rule=rule,
-            picture="\n".join(
-                f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
-            ),
-            repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
-        )
+        f"{name}={number} does not divide {', '.join(f'{path}={size}' for path, size in broken.items())}",
+        rule=rule,
+        picture="\n".join(
+            f"{path}: {size} = {number} x {size // number} + {size % number}" for path, size in broken.items()
+        ),
+        repair=f"set {name}={nearest}, the nearest legal value{_alternative(broken, config)}",
     )
 
 
@@ -91,12 +87,10 @@ def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
     if size % num_parts:
         parts = written(config.mesh, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
         raise ConfigError(
-            explain(
-                f"{parts} does not divide {TABLE_ROWS}={size}",
-                rule="vocab-over-pipe: every device has equally many rows of the token table",
-                picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
-                repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
-            )
+            f"{parts} does not divide {TABLE_ROWS}={size}",
+            rule="vocab-over-pipe: every device has equally many rows of the token table",
+            picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
+            repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
         )
 
 
@@ -112,16 +106,14 @@ def check_batch(config: ConfigDict) -> None:
         # 0 sequences are no batch, however near.
         nearest = upper if not lower or upper - batch_size < remainder else lower
         raise ConfigError(
-            explain(
-                (
-                    f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
-                    f"{config.pipeline.num_microbatches} x {parts} = {num_parts}"
-                    " equal parts"
-                ),
-                rule="batch-divides: every device gets equally many sequences of every microbatch",
-                picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
-                repair=f"set data.batch_size={nearest}, the nearest legal value",
-            )
+            (
+                f"data.batch_size={batch_size} does not divide into pipeline.num_microbatches="
+                f"{config.pipeline.num_microbatches} x {parts} = {num_parts}"
+                " equal parts"
+            ),
+            rule="batch-divides: every device gets equally many sequences of every microbatch",
+            picture=f"{batch_size} = {num_parts} x {batch_size // num_parts} + {remainder}",
+            repair=f"set data.batch_size={nearest}, the nearest legal value",
         )
 
 

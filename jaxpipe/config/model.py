@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.axes import AXES, MeshSizes
 from jaxpipe.config.bounds import AT_MOST, INT32
 from jaxpipe.data.packing import DOCUMENTS
-from jaxpipe.errors import ConfigError, check_choice, explain
+from jaxpipe.errors import ConfigError, check_choice
 from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
 
@@ -61,11 +61,9 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     # Python reads no number of thousands of digits.
     if not (value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= most):
         raise ConfigError(
-            explain(
-                f"model.{field}={value!r} is neither {word!r} nor such a number",
-                rule=f"word-or-number: {word!r}, or a whole number of 1 to {most}, written as text",
-                repair=f"set model.{field}={word!r}, its default, or for example model.{field}='128'",
-            )
+            f"model.{field}={value!r} is neither {word!r} nor such a number",
+            rule=f"word-or-number: {word!r}, or a whole number of 1 to {most}, written as text",
+            repair=f"set model.{field}={word!r}, its default, or for example model.{field}='128'",
         )
     return int(value)
 
@@ -94,13 +92,11 @@ def check_family(config: ConfigDict) -> None:
     different = set(config.model) ^ set(model_section(name))
     if different:
         raise ConfigError(
-            explain(
-                f"model.family={name!r} in a config with the fields of another family",
-                rule="model-family: a family has fields of its own, so it is chosen where the config is made",
-                picture=f"only one of the two has {', '.join(sorted(different))}",
-                repair=f"leave model.family as it was, or take a config of base_config(family={name!r})"
-                + example_of(family),
-            )
+            f"model.family={name!r} in a config with the fields of another family",
+            rule="model-family: a family has fields of its own, so it is chosen where the config is made",
+            picture=f"only one of the two has {', '.join(sorted(different))}",
+            repair=f"leave model.family as it was, or take a config of base_config(family={name!r})"
+            + example_of(family),
         )
 
 

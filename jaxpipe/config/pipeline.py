@@ -11,7 +11,7 @@ from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import HeadRowsSpec, head_share, options_of, options_with_times, times_written, woven_costs
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest
 from jaxpipe.files import local_path
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
@@ -31,11 +31,9 @@ def build_schedule(config: ConfigDict) -> Schedule:
     pipeline = config.pipeline
     if is_file_name(pipeline.schedule) and pipeline.options:
         raise ConfigError(
-            explain(
-                f"pipeline.options={pipeline.options!r} with pipeline.schedule={pipeline.schedule!r}",
-                rule="file-options: options are for a generator; they have no effect on a schedule from a file",
-                repair="set pipeline.options='', or pipeline.schedule to a registered schedule",
-            )
+            f"pipeline.options={pipeline.options!r} with pipeline.schedule={pipeline.schedule!r}",
+            rule="file-options: options are for a generator; they have no effect on a schedule from a file",
+            repair="set pipeline.options='', or pipeline.schedule to a registered schedule",
         )
     options = options_with_times(pipeline.schedule, pipeline.options, pipeline.costs)
     woven = None
@@ -52,11 +50,9 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
     pipeline = config.pipeline
     if pipeline.vocab_over_pipe == "false" and is_written_with_head(config):
         raise ConfigError(
-            explain(
-                f"pipeline.vocab_over_pipe=false with pipeline.schedule={pipeline.schedule!r}, which has S and T",
-                rule="vocab-over-pipe: S and T are a head whose rows all stages share",
-                repair="set pipeline.vocab_over_pipe=true, or name a schedule without S and T",
-            )
+            f"pipeline.vocab_over_pipe=false with pipeline.schedule={pipeline.schedule!r}, which has S and T",
+            rule="vocab-over-pipe: S and T are a head whose rows all stages share",
+            repair="set pipeline.vocab_over_pipe=true, or name a schedule without S and T",
         )
     if pipeline.vocab_over_pipe != "true":
         return
@@ -67,20 +63,16 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise ConfigError(
-                explain(
-                    f"pipeline.vocab_over_pipe=true with {reason}",
-                    rule="vocab-over-pipe: several stages share the rows of a language model's vocabulary",
-                    repair="set pipeline.vocab_over_pipe=false",
-                )
+                f"pipeline.vocab_over_pipe=true with {reason}",
+                rule="vocab-over-pipe: several stages share the rows of a language model's vocabulary",
+                repair="set pipeline.vocab_over_pipe=false",
             )
     costs = [name for name in ("embedding_layers", "head_layers") if config.pipeline[name]]
     if costs:
         raise ConfigError(
-            explain(
-                f"pipeline.vocab_over_pipe=true with pipeline.{costs[0]}={config.pipeline[costs[0]]}",
-                rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
-                repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
-            )
+            f"pipeline.vocab_over_pipe=true with pipeline.{costs[0]}={config.pipeline[costs[0]]}",
+            rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
+            repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
         )
 
 
@@ -154,15 +146,13 @@ def check_schedule_name(config: ConfigDict) -> None:
         find_method(name)
     elif name not in method_names() and not is_file_name(name):
         raise ConfigError(
-            explain(
-                f"pipeline.schedule={name!r} is not known.{closest(name, method_names())}",
-                rule=(
-                    f"field-choice: pipeline.schedule is one of {', '.join(method_names())}, or"
-                    f" the path of a file whose name ends in {' or '.join(ENDINGS)},"
-                    f" or of a method's, which ends in .py"
-                ),
-                repair="set pipeline.schedule to one of these",
-            )
+            f"pipeline.schedule={name!r} is not known.{closest(name, method_names())}",
+            rule=(
+                f"field-choice: pipeline.schedule is one of {', '.join(method_names())}, or"
+                f" the path of a file whose name ends in {' or '.join(ENDINGS)},"
+                f" or of a method's, which ends in .py"
+            ),
+            repair="set pipeline.schedule to one of these",
         )
 
 
@@ -177,12 +167,10 @@ def _read(path: str) -> Schedule:
     """Reads a file once, so that all callers get the same schedule even if the file changes while a run begins."""
     if not local_path(path).is_file():
         raise ConfigError(
-            explain(
-                f"pipeline.schedule={path!r} is not a file",
-                rule="schedule-file: a schedule name with the ending of a file is read from that file",
-                picture=f"looked from {Path.cwd()}",
-                repair="give the path of a file; a run keeps a copy of its own, schedule.json in its folder",
-            )
+            f"pipeline.schedule={path!r} is not a file",
+            rule="schedule-file: a schedule name with the ending of a file is read from that file",
+            picture=f"looked from {Path.cwd()}",
+            repair="give the path of a file; a run keeps a copy of its own, schedule.json in its folder",
         )
     return read_schedule(path)
 
@@ -204,15 +192,13 @@ def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
     )
     if differ := [(name, ours, theirs) for name, ours, theirs in sizes if ours != theirs]:
         raise ConfigError(
-            explain(
-                f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}",
-                rule="file-sizes: a schedule from a file fits its own numbers of devices and microbatches only",
-                picture=(f"in the file: num_devices={schedule.num_devices}, num_microbatches={schedule.batch_size}"),
-                repair=(
-                    f"set {' and '.join((f'{name}={theirs}' for name, _, theirs in differ))}, or"
-                    " make a schedule of these sizes with jaxpipe.optimize"
-                ),
-            )
+            f"{', '.join((f'{name}={ours}' for name, ours, _ in differ))} with pipeline.schedule={path!r}",
+            rule="file-sizes: a schedule from a file fits its own numbers of devices and microbatches only",
+            picture=(f"in the file: num_devices={schedule.num_devices}, num_microbatches={schedule.batch_size}"),
+            repair=(
+                f"set {' and '.join((f'{name}={theirs}' for name, _, theirs in differ))}, or"
+                " make a schedule of these sizes with jaxpipe.optimize"
+            ),
         )
 
 
@@ -246,12 +232,10 @@ def _check_enough_layers(config: ConfigDict) -> None:
         if is_file_name(config.pipeline.schedule):  # its devices and stages are fixed
             fewer = ""
         raise ConfigError(
-            explain(
-                f"{num_stages} stages for model.num_layers={config.model.num_layers}",
-                rule="layer-per-stage: every stage holds at least one layer",
-                picture=f"mesh.pipe={config.mesh.pipe} x {num_chunks} on each device = {num_stages}",
-                repair=f"set {fewer}model.num_layers={num_stages} or more",
-            )
+            f"{num_stages} stages for model.num_layers={config.model.num_layers}",
+            rule="layer-per-stage: every stage holds at least one layer",
+            picture=f"mesh.pipe={config.mesh.pipe} x {num_chunks} on each device = {num_stages}",
+            repair=f"set {fewer}model.num_layers={num_stages} or more",
         )
 
 
@@ -260,17 +244,14 @@ def _check_costs_unset(config: ConfigDict) -> None:
     costs = [name for name in ("embedding_layers", "head_layers") if pipeline[name]]
     if costs:
         raise ConfigError(
-            explain(
-                (
-                    f"{', '.join((f'pipeline.{name}={pipeline[name]}' for name in costs))} with"
-                    f" pipeline.layers_per_stage={pipeline.layers_per_stage!r}"
-                ),
-                rule=f"balance-costs: costs of embedding and head decide {AUTO!r} only; counts ignore them",
-                repair=(
-                    f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}, or"
-                    f" pipeline.layers_per_stage={AUTO!r}"
-                ),
-            )
+            (
+                f"{', '.join((f'pipeline.{name}={pipeline[name]}' for name in costs))} with"
+                f" pipeline.layers_per_stage={pipeline.layers_per_stage!r}"
+            ),
+            rule=f"balance-costs: costs of embedding and head decide {AUTO!r} only; counts ignore them",
+            repair=(
+                f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}, or pipeline.layers_per_stage={AUTO!r}"
+            ),
         )
 
 
@@ -284,20 +265,16 @@ def _explicit(config: ConfigDict) -> tuple[int, ...]:
         counts = tuple(int(count) for count in text.split(","))
     except ValueError:
         raise ConfigError(
-            explain(
-                f"pipeline.layers_per_stage={text!r} is not a list of counts",
-                rule=f"layers-of-stages: {AUTO!r}, or whole numbers separated by commas",
-                repair=repair,
-            )
+            f"pipeline.layers_per_stage={text!r} is not a list of counts",
+            rule=f"layers-of-stages: {AUTO!r}, or whole numbers separated by commas",
+            repair=repair,
         ) from None
     if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
         raise ConfigError(
-            explain(
-                f"pipeline.layers_per_stage={text!r} for model.num_layers={num_layers} on {num_stages} stages",
-                rule="layers-of-stages: one count >= 1 for each stage, together model.num_layers",
-                picture=f"{len(counts)} counts, the least {min(counts)}, together {sum(counts)}",
-                repair=repair,
-            )
+            f"pipeline.layers_per_stage={text!r} for model.num_layers={num_layers} on {num_stages} stages",
+            rule="layers-of-stages: one count >= 1 for each stage, together model.num_layers",
+            picture=f"{len(counts)} counts, the least {min(counts)}, together {sum(counts)}",
+            repair=repair,
         )
     return counts
 

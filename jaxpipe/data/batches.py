@@ -20,7 +20,7 @@ import grain
 import numpy as np
 
 from jaxpipe.data.protocols import Batch, Sequences
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 NUM_THREADS = 2
 NUM_AHEAD = 4  # batches
@@ -166,12 +166,10 @@ class SequenceOrder:
     def __post_init__(self):
         if max(self.num_sequences) > MAX_SEQUENCES:
             raise ConfigError(
-                explain(
-                    f"a source of data.files has {max(self.num_sequences)} sequences",
-                    rule="countable-sequences: a source has at most 2^32 sequences",
-                    picture=f"{max(self.num_sequences)} > {MAX_SEQUENCES}",
-                    repair="set a larger data.seq_len, or blend several smaller prepared files",
-                )
+                f"a source of data.files has {max(self.num_sequences)} sequences",
+                rule="countable-sequences: a source has at most 2^32 sequences",
+                picture=f"{max(self.num_sequences)} > {MAX_SEQUENCES}",
+                repair="set a larger data.seq_len, or blend several smaller prepared files",
             )
 
     def at(self, positions: np.ndarray) -> np.ndarray:

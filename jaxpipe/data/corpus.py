@@ -21,7 +21,7 @@ from jaxpipe.data.fingerprint import Fingerprint, fingerprint
 from jaxpipe.data.indexed import IndexedTokens, read_learned, tokens_path
 from jaxpipe.data.packing import ranges
 from jaxpipe.data.protocols import Documents, Tokenizer, Tokens
-from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.errors import ConfigError, DataError
 
 BLOCK_TOKENS = 65536  # every k-th block of this many tokens is held out; blocks of short text are smaller
 
@@ -265,12 +265,10 @@ class CheckedTokens:
     def _unknown(self, positions: np.ndarray, tokens: np.ndarray) -> DataError:
         first = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0]
         return DataError(
-            explain(
-                f"{self.file}: token {tokens.flat[first]} at position {positions.flat[first]} is not in the vocabulary",
-                rule="known-tokens: every token of a file is in the vocabulary of the model",
-                picture=f"vocab_size={self.vocab_size}: tokens 0 .. {self.vocab_size - 1}",
-                repair="set data.tokenizer to the one that the file was prepared with, and model.vocab_size for it",
-            )
+            f"{self.file}: token {tokens.flat[first]} at position {positions.flat[first]} is not in the vocabulary",
+            rule="known-tokens: every token of a file is in the vocabulary of the model",
+            picture=f"vocab_size={self.vocab_size}: tokens 0 .. {self.vocab_size - 1}",
+            repair="set data.tokenizer to the one that the file was prepared with, and model.vocab_size for it",
         )
 
 
@@ -296,13 +294,11 @@ def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: in
     needed = every * max(held_out, trained)
     if num_tokens < needed:
         raise ConfigError(
-            explain(
-                f"data.files: {name!r} is too short: num_tokens={num_tokens}",
-                rule="enough-text: every source has its share of a batch to train on, and one sequence held out",
-                picture=f"needed {needed} tokens: {num_sequences} sequences x seq_len={seq_len} + 1, and"
-                f" 1 in {every} held out\n"
-                f"found  {num_tokens} tokens",
-                repair="name more files, set a smaller data.seq_len, or "
-                + ("a larger data.heldout_fraction" if held_out > trained else "a smaller data.batch_size"),
-            )
+            f"data.files: {name!r} is too short: num_tokens={num_tokens}",
+            rule="enough-text: every source has its share of a batch to train on, and one sequence held out",
+            picture=f"needed {needed} tokens: {num_sequences} sequences x seq_len={seq_len} + 1, and"
+            f" 1 in {every} held out\n"
+            f"found  {num_tokens} tokens",
+            repair="name more files, set a smaller data.seq_len, or "
+            + ("a larger data.heldout_fraction" if held_out > trained else "a smaller data.batch_size"),
         )

@@ -7,7 +7,7 @@ import sysconfig
 from fractions import Fraction
 from pathlib import Path
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path
 
 AUTO = "auto"
@@ -37,12 +37,10 @@ def read_text_file(path: Path, files: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            explain(
-                f"data.files={files!r} names a file that cannot be read",
-                rule="files-readable: every file that the glob names is read whole",
-                picture=f"{path}: {error.strerror}",
-                repair="make it readable, or name other files",
-            )
+            f"data.files={files!r} names a file that cannot be read",
+            rule="files-readable: every file that the glob names is read whole",
+            picture=f"{path}: {error.strerror}",
+            repair="make it readable, or name other files",
         ) from error
 
 
@@ -81,12 +79,10 @@ def _standard_library() -> list[Path]:
     kept = [path for path in relative if not NOT_STANDARD_LIBRARY.intersection(path.parts)]
     if not kept:
         raise ConfigError(
-            explain(
-                f"data.files='auto' finds no *.py under {root}",
-                rule="standard-library: 'auto' reads the source text of the Python that runs",
-                picture=str(root),
-                repair="set data.files to a glob of text files",
-            )
+            f"data.files='auto' finds no *.py under {root}",
+            rule="standard-library: 'auto' reads the source text of the Python that runs",
+            picture=str(root),
+            repair="set data.files to a glob of text files",
         )
     return [root / path for path in sorted(kept, key=Path.as_posix)]
 
@@ -98,13 +94,11 @@ def _matching(pattern: str) -> list[Path]:
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         raise ConfigError(
-            explain(
-                f"data.files={pattern!r} matches no file",
-                rule="files-exist: the glob names at least one file; ** descends into folders",
-                picture=f"current folder: {Path.cwd()}",
-                repair="name files that exist, in quotes so that the shell does not expand the glob,"
-                " or 'auto' for the Python standard library",
-            )
+            f"data.files={pattern!r} matches no file",
+            rule="files-exist: the glob names at least one file; ** descends into folders",
+            picture=f"current folder: {Path.cwd()}",
+            repair="name files that exist, in quotes so that the shell does not expand the glob,"
+            " or 'auto' for the Python standard library",
         )
     return paths
 
@@ -120,11 +114,9 @@ def _weight(word: str) -> Fraction | None:
 
 def _not_a_blend(files: str, found: str) -> ConfigError:
     return ConfigError(
-        explain(
-            f"data.files={files!r} does not name prepared files",
-            rule="blend: one prefix, or a positive weight before each of several different prefixes",
-            picture=f"{INDEXED}PREFIX or {INDEXED}0.7 PREFIX 0.3 PREFIX; found: {found}",
-            repair="write one of these forms; a prefix is the path of a .bin and .idx without these endings,"
-            " and contains no spaces",
-        )
+        f"data.files={files!r} does not name prepared files",
+        rule="blend: one prefix, or a positive weight before each of several different prefixes",
+        picture=f"{INDEXED}PREFIX or {INDEXED}0.7 PREFIX 0.3 PREFIX; found: {found}",
+        repair="write one of these forms; a prefix is the path of a .bin and .idx without these endings,"
+        " and contains no spaces",
     )

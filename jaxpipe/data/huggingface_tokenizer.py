@@ -20,7 +20,7 @@ import tokenizers
 
 from jaxpipe.data.protocols import MaskedVocabulary
 from jaxpipe.data.special_tokens import END, SpecialTokens
-from jaxpipe.errors import ConfigError, explain, first_of
+from jaxpipe.errors import ConfigError, first_of
 
 GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
 PLACES_BYTES = 2**20  # with the places of tokens: some hundred bytes for each
@@ -196,24 +196,20 @@ class HuggingFaceTokenizer:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ConfigError(
-                explain(
-                    "data.tokenizer names a vocabulary that cannot encode a text",
-                    rule="tokenizer-words: there are tokens for all words, or one for those that are unknown",
-                    picture=f"{error}; its special tokens are {', '.join(self.special_names) or 'none'}",
-                    repair="name another file, or add the unknown token that its model asks for",
-                )
+                "data.tokenizer names a vocabulary that cannot encode a text",
+                rule="tokenizer-words: there are tokens for all words, or one for those that are unknown",
+                picture=f"{error}; its special tokens are {', '.join(self.special_names) or 'none'}",
+                repair="name another file, or add the unknown token that its model asks for",
             ) from error
 
     def _check_lacking(self, texts: Sequence[str | bytes], *, reads_special: bool) -> None:
         counts = Counter() if self.drops else self.lacking(texts, reads_special=reads_special)
         if counts:
             raise ConfigError(
-                explain(
-                    f"data.tokenizer names a vocabulary that lacks {len(counts)} characters of the text",
-                    rule="tokenizer-characters: there are tokens for all characters, or one for those that are unknown",
-                    picture=format_characters(counts),
-                    repair="name another tokenizer, or leave these characters out by jaxpipe.prepare --drop_characters",
-                )
+                f"data.tokenizer names a vocabulary that lacks {len(counts)} characters of the text",
+                rule="tokenizer-characters: there are tokens for all characters, or one for those that are unknown",
+                picture=format_characters(counts),
+                repair="name another tokenizer, or leave these characters out by jaxpipe.prepare --drop_characters",
             )
 
     def _ids(self, encoding: tokenizers.Encoding) -> np.ndarray:

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpipe.data.stored import StoredArray
-from jaxpipe.errors import DataError, explain
+from jaxpipe.errors import DataError
 from jaxpipe.files import local_path
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -326,4 +326,4 @@ def _truncated(path: Path, what: str, needed_bytes: int, found_bytes: int) -> Da
 
 
 def _damaged(what: str, *, rule: str, picture: str, repair: str = _AGAIN) -> DataError:
-    return DataError(explain(what, rule=rule, picture=picture, repair=repair))
+    return DataError(what, rule=rule, picture=picture, repair=repair)

@@ -21,7 +21,7 @@ from jaxpipe.data.indexed import (
     index_path,
     tokens_path,
 )
-from jaxpipe.errors import DataError, explain
+from jaxpipe.errors import DataError
 from jaxpipe.files import local_path, whole_files
 
 MAX_LENGTH = np.iinfo(LENGTH).max  # tokens of a sequence; a longer document has several sequences
@@ -87,12 +87,10 @@ class IndexedWriter:
             self.num_learned += int(learned.sum())
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             raise DataError(
-                explain(
-                    f"tokens from {tokens.min()} to {tokens.max()}",
-                    rule="vocabulary: every token is in the vocabulary",
-                    picture=f"vocab_size={self._vocab_size}",
-                    repair="give the size of the vocabulary that the tokens come from",
-                )
+                f"tokens from {tokens.min()} to {tokens.max()}",
+                rule="vocabulary: every token is in the vocabulary",
+                picture=f"vocab_size={self._vocab_size}",
+                repair="give the size of the vocabulary that the tokens come from",
             )
         self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self.num_tokens += len(tokens)
@@ -181,12 +179,10 @@ def write_indexed(
             writer.write_index(rest[-1])
     except OSError as error:
         raise DataError(
-            explain(
-                f"{paths[0]} cannot be written",
-                rule="output-files: the folder can be made and written to, and has room for all files",
-                picture=f"{error.filename or 'while writing'}: {error.strerror}",
-                repair="free space, get permission to write there, or name another place",
-            )
+            f"{paths[0]} cannot be written",
+            rule="output-files: the folder can be made and written to, and has room for all files",
+            picture=f"{error.filename or 'while writing'}: {error.strerror}",
+            repair="free space, get permission to write there, or name another place",
         ) from error
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.files import read_whole
 
 FILE = "tokenizer.json"
@@ -119,12 +119,10 @@ def _templates(path: Path, in_config: Any) -> tuple[dict[str, str], dict[str, Pa
     named: list[Any] = [(entry.get("name"), entry.get("template")) for entry in several if isinstance(entry, dict)]
     if in_config and (len(named) < len(several) or not all(isinstance(text, str) for pair in named for text in pair)):
         raise ConfigError(
-            explain(
-                f"{config} has a chat template that cannot be read",
-                rule="chat-template: the template is a text, or several have names",
-                picture=f"found {type(in_config).__name__}",
-                repair="take the file from where the tokenizer comes from",
-            )
+            f"{config} has a chat template that cannot be read",
+            rule="chat-template: the template is a text, or several have names",
+            picture=f"found {type(in_config).__name__}",
+            repair="take the file from where the tokenizer comes from",
         )
     templates = dict(named) if in_config else {}
     return templates, dict.fromkeys(templates, config)
@@ -166,10 +164,8 @@ def _read(path: Path, parse: Callable[[str], Any] = str) -> Any:
     # JSON nested too deep is an error of recursion and no ValueError.
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            explain(
-                f"{path} cannot be read",
-                rule=f"tokenizer-config: the files beside a {FILE} are JSON, and a template is text",
-                picture=str(error),
-                repair="take the file from where the tokenizer comes from",
-            )
+            f"{path} cannot be read",
+            rule=f"tokenizer-config: the files beside a {FILE} are JSON, and a template is text",
+            picture=str(error),
+            repair="take the file from where the tokenizer comes from",
         ) from error

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from jaxpipe.errors import DataError, explain
+from jaxpipe.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +79,8 @@ class StoredArray:
     def _changed(self, what: str) -> DataError:
         needed = self.first_byte + self.num * self.dtype.itemsize
         return DataError(
-            explain(
-                f"{self.path} {what}",
-                rule="data-stays: the files of data.files stay as they are while a run reads them",
-                picture=f"needed {needed} bytes\nfound  {os.fstat(self.file.fileno()).st_size} bytes",
-                repair="bring the file back as it was, and run the same command: it resumes from its newest checkpoint",
-            )
+            f"{self.path} {what}",
+            rule="data-stays: the files of data.files stay as they are while a run reads them",
+            picture=f"needed {needed} bytes\nfound  {os.fstat(self.file.fileno()).st_size} bytes",
+            repair="bring the file back as it was, and run the same command: it resumes from its newest checkpoint",
         )

@@ -24,7 +24,7 @@ from jaxpipe.data.special_tokens import (
     files_beside,
     read_special_tokens,
 )
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path, read_whole
 
 # Names that common vocabularies give their special tokens; the first special one is used where no file names one.
@@ -68,12 +68,10 @@ def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     path = file_of(name)
     if not path.is_file():
         raise ConfigError(
-            explain(
-                f"data.tokenizer={name!r} is not a file",
-                rule=f"tokenizer-file: data.tokenizer is 'byte', or the path of a {FILE}, or of a folder with one",
-                picture=f"no {path}; current folder: {Path.cwd()}",
-                repair="name a file that exists, or set data.tokenizer='byte'",
-            )
+            f"data.tokenizer={name!r} is not a file",
+            rule=f"tokenizer-file: data.tokenizer is 'byte', or the path of a {FILE}, or of a folder with one",
+            picture=f"no {path}; current folder: {Path.cwd()}",
+            repair="name a file that exists, or set data.tokenizer='byte'",
         )
     # The times are a part of the cache's key, so that a changed file is read again.
     changed_ns = tuple(file.stat().st_mtime_ns for file in (path, *files_beside(path)) if file.is_file())
@@ -96,12 +94,10 @@ def _read(path: Path, changed_ns: tuple[int, ...], is_masked: bool) -> HuggingFa
     vocab_size = max(ids.values(), default=-1) + 1
     if not 0 < vocab_size <= MOST_TOKENS:
         raise ConfigError(
-            explain(
-                f"data.tokenizer names a vocabulary whose largest token is {vocab_size - 1}",
-                rule=f"tokenizer-size: there are tokens, and each is less than {MOST_TOKENS}, a row of a table",
-                picture=f"{path}: {max(ids, key=ids.__getitem__, default='no token')!r}, {len(ids):,} tokens",
-                repair="name another file, or number its tokens from 0 on",
-            )
+            f"data.tokenizer names a vocabulary whose largest token is {vocab_size - 1}",
+            rule=f"tokenizer-size: there are tokens, and each is less than {MOST_TOKENS}, a row of a table",
+            picture=f"{path}: {max(ids, key=ids.__getitem__, default='no token')!r}, {len(ids):,} tokens",
+            repair="name another file, or number its tokens from 0 on",
         )
     unknown = _unknown(library)
     if is_masked:
@@ -137,12 +133,10 @@ def _from_file(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(read_whole(path))
     except Exception as error:  # the library has no exceptions of its own
         raise ConfigError(
-            explain(
-                "data.tokenizer names a file that cannot be read",
-                rule=f"tokenizer-form: the file was written by Hugging Face's tokenizers library, as every {FILE} is",
-                picture=f"{path}: {error}",
-                repair="name another file, or save this one again with tokenizers.Tokenizer.save",
-            )
+            "data.tokenizer names a file that cannot be read",
+            rule=f"tokenizer-form: the file was written by Hugging Face's tokenizers library, as every {FILE} is",
+            picture=f"{path}: {error}",
+            repair="name another file, or save this one again with tokenizers.Tokenizer.save",
         ) from error
 
 
@@ -163,13 +157,11 @@ def _end_of_document(
     if usual:
         return usual[0], f"its usual name{unknown}"
     raise ConfigError(
-        explain(
-            "data.tokenizer names a vocabulary without a token that ends a document",
-            rule=f"document-end: one of {', '.join(ENDS_DOCUMENT)} that is special, or {END} of the {TOKENIZER_CONFIG}"
-            " beside it, separates documents",
-            picture=f"{_picture(library, path)}{unknown}",
-            repair=f"name one in {TOKENIZER_CONFIG}, or add one with tokenizers.Tokenizer.add_special_tokens",
-        )
+        "data.tokenizer names a vocabulary without a token that ends a document",
+        rule=f"document-end: one of {', '.join(ENDS_DOCUMENT)} that is special, or {END} of the {TOKENIZER_CONFIG}"
+        " beside it, separates documents",
+        picture=f"{_picture(library, path)}{unknown}",
+        repair=f"name one in {TOKENIZER_CONFIG}, or add one with tokenizers.Tokenizer.add_special_tokens",
     )
 
 
@@ -185,13 +177,11 @@ def _masked_vocabulary(
     missing = [f"{kind} ({' or '.join(MASKED_NAMES[kind][1])})" for kind, of_kind in candidates.items() if not of_kind]
     if missing:
         raise ConfigError(
-            explain(
-                f"data.tokenizer names a vocabulary without {', '.join(missing)}",
-                rule="masked-tokens: a masked model has special tokens for padding, classification, separator and mask",
-                picture=_picture(library, path),
-                repair="use the tokenizer of a masked model, BERT's for example, or add what is missing with"
-                " tokenizers.Tokenizer.add_special_tokens",
-            )
+            f"data.tokenizer names a vocabulary without {', '.join(missing)}",
+            rule="masked-tokens: a masked model has special tokens for padding, classification, separator and mask",
+            picture=_picture(library, path),
+            repair="use the tokenizer of a masked model, BERT's for example, or add what is missing with"
+            " tokenizers.Tokenizer.add_special_tokens",
         )
     special = {kind: of_kind[0] for kind, of_kind in candidates.items()}
     # Unused numbers are not maskable: a random token is one that a text can have.

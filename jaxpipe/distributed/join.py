@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax._src import clusters, distributed
 
-from jaxpipe.errors import ConfigError, LostProcess, explain
+from jaxpipe.errors import ConfigError, LostProcess
 
 _COUNT_IN_ENVIRONMENT = ("slurm", "ompi")  # launchers whose number of processes needs no request
 REACHED_WITHIN_S = 2.0
@@ -57,19 +57,15 @@ def check_flags(coordinator_address: str | None, num_processes: int | None, proc
     repair = "give all three, or none and let jax find SLURM, Kubernetes or Open MPI; on one machine, jaxpipe.launch"
     if missing:
         raise ConfigError(
-            explain(
-                f"{', '.join(f'--{name}' for name in missing)} missing beside {written}",
-                rule="processes: address of process 0, number of processes and own number belong together",
-                repair=repair,
-            )
+            f"{', '.join(f'--{name}' for name in missing)} missing beside {written}",
+            rule="processes: address of process 0, number of processes and own number belong together",
+            repair=repair,
         )
     if ":" not in str(coordinator_address) or process_id not in range(num_processes or 0):
         raise ConfigError(
-            explain(
-                f"{written} name no process of a run",
-                rule="processes: --coordinator_address=HOST:PORT, and --process_id is 0 .. --num_processes - 1",
-                repair=repair,
-            )
+            f"{written} name no process of a run",
+            rule="processes: --coordinator_address=HOST:PORT, and --process_id is 0 .. --num_processes - 1",
+            repair=repair,
         )
 
 
@@ -96,15 +92,12 @@ def join(
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=_NEVER_S)
     except (RuntimeError, ValueError) as error:
         raise LostProcess(
-            explain(
-                f"the processes did not find each other: {str(error).splitlines()[0]}",
-                rule="processes: all processes start within five minutes and reach process 0",
-                picture=(
-                    f"--coordinator_address={coordinator_address} --num_processes={num_processes}"
-                    f" --process_id={process_id}"
-                ),
-                repair="start as many as --num_processes says, with an address of process 0 that all of them reach",
-            )
+            f"the processes did not find each other: {str(error).splitlines()[0]}",
+            rule="processes: all processes start within five minutes and reach process 0",
+            picture=(
+                f"--coordinator_address={coordinator_address} --num_processes={num_processes} --process_id={process_id}"
+            ),
+            repair="start as many as --num_processes says, with an address of process 0 that all of them reach",
         ) from error
     return Rank(distributed.global_state.process_id, distributed.global_state.num_processes or 1)
 

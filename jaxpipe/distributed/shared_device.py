@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 Version = tuple[int, ...]
 
@@ -136,12 +136,10 @@ def _check(nccl: Version | None) -> None:
     least, who = max((NCCL_VARIABLES[0].version, "a share of a GPU"), _asked_by_jax())
     if nccl is not None and nccl < least:
         raise ConfigError(
-            explain(
-                f"NCCL {in_words(nccl)} is too old for --processes_per_device",
-                rule=f"nccl-version: {who} needs NCCL {in_words(least)}",
-                picture=f"{in_words(nccl)} < {in_words(least)}",
-                repair="pip install -U nvidia-nccl-cu13, or -cu12 for CUDA 12",
-            )
+            f"NCCL {in_words(nccl)} is too old for --processes_per_device",
+            rule=f"nccl-version: {who} needs NCCL {in_words(least)}",
+            picture=f"{in_words(nccl)} < {in_words(least)}",
+            repair="pip install -U nvidia-nccl-cu13, or -cu12 for CUDA 12",
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxpipe.drawing.summary import Summary, costs_text, kinds_of, unit_of
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Schedule, peak_activations
 from jaxpipe.units import MA
 
@@ -32,14 +32,12 @@ def compared(schedules: Sequence[Schedule], costs: Costs, *, layers_per_stage: i
     for schedule in schedules[1:]:
         if schedule.num_devices != first.num_devices:
             raise ScheduleError(
-                explain(
-                    (
-                        f"{schedule.name!r} with num_devices={schedule.num_devices} beside {first.name!r}"
-                        f" with num_devices={first.num_devices}."
-                    ),
-                    rule="page-devices: schedules are compared that cut the same model over the same number of devices",
-                    repair=f"build both with num_devices={first.num_devices}",
-                )
+                (
+                    f"{schedule.name!r} with num_devices={schedule.num_devices} beside {first.name!r}"
+                    f" with num_devices={first.num_devices}."
+                ),
+                rule="page-devices: schedules are compared that cut the same model over the same number of devices",
+                repair=f"build both with num_devices={first.num_devices}",
             )
     # The same model for all: schedules with more stages have fewer layers in each, but at least one.
     layers = layers_per_stage * first.num_stages

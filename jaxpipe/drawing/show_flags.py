@@ -10,7 +10,7 @@ from absl.flags import FlagValues
 from jaxpipe.cluster.axes import ROWS
 from jaxpipe.command_line import check_unused, define_number, missing
 from jaxpipe.drawing.pictures import FILE_FORMATS
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Costs
 from jaxpipe.schedules.analysis.costs import RATIO_HELP, STAGE_TIMES
 from jaxpipe.schedules.methods.registry import method_names
@@ -110,12 +110,9 @@ def check_flags(values: FlagValues) -> None:
         check_unused(values, others, f"--{source} gives the whole schedule")
     elif not values.name and not values.method:
         raise ConfigError(
-            explain(
-                "no schedule is given",
-                rule=f"schedule-source: NAME, one of {', '.join(method_names())};"
-                " or a FILE by --method, --csv or --json",
-                repair="give the NAME of a schedule, as in `python -m jaxpipe.show 1f1b ...`",
-            )
+            "no schedule is given",
+            rule=f"schedule-source: NAME, one of {', '.join(method_names())}; or a FILE by --method, --csv or --json",
+            repair="give the NAME of a schedule, as in `python -m jaxpipe.show 1f1b ...`",
         )
     else:
         for name in ("num_devices", "num_microbatches"):
@@ -146,11 +143,9 @@ def check_flags(values: FlagValues) -> None:
     # A terminal would print the bytes.
     if values.format in ("png", "pdf") and not values.output:
         raise ConfigError(
-            explain(
-                f"--format={values.format} is binary, and --output is missing",
-                rule="output-file: binary output is written to a file",
-                repair=f"add --output=FILE.{values.format}",
-            )
+            f"--format={values.format} is binary, and --output is missing",
+            rule="output-file: binary output is written to a file",
+            repair=f"add --output=FILE.{values.format}",
         )
 
 
@@ -166,20 +161,16 @@ def _decide_format(values: FlagValues) -> None:
         values.format = by_name or "text"
     elif (by_name or ending in _HTML) and ending not in ENDINGS.get(values.format, ()):
         raise ConfigError(
-            explain(
-                f"--format={values.format} with --output={values.output}",
-                rule="file-ending: the ending of a file says which format it has",
-                repair=f"leave --format out, or name the file as {Path(values.output).with_suffix('.txt')}",
-            )
+            f"--format={values.format} with --output={values.output}",
+            rule="file-ending: the ending of a file says which format it has",
+            repair=f"leave --format out, or name the file as {Path(values.output).with_suffix('.txt')}",
         )
 
 
 def _check_ending(flag: str, path: str | None, endings: tuple[str, ...]) -> None:
     if not (path or "").endswith(endings):
         raise ConfigError(
-            explain(
-                f"--{flag}={path or ''} does not say which kind of file to write",
-                rule=f"file-ending: the name ends in {' or '.join(endings)}",
-                repair=f"give --{flag}=FILE{endings[0]}",
-            )
+            f"--{flag}={path or ''} does not say which kind of file to write",
+            rule=f"file-ending: the name ends in {' or '.join(endings)}",
+            repair=f"give --{flag}=FILE{endings[0]}",
         )

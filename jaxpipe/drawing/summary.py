@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.drawing.text_grid import text
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import Replay, RoundTable, lower, replay
 from jaxpipe.schedules import (
     NO_MICROBATCH,
@@ -57,11 +57,9 @@ class Summary:
         """Refuses schedules of so many devices that a round table takes gigabytes and minutes."""
         if self.schedule.num_devices > MOST_DEVICES:
             raise ScheduleError(
-                explain(
-                    f"{self.schedule.name!r} has num_devices={self.schedule.num_devices}",
-                    rule=f"summary-size: a summary and its round table are made for at most {MOST_DEVICES} devices",
-                    repair=f"show {MOST_DEVICES} devices or fewer, or the rows alone with --format=csv",
-                )
+                f"{self.schedule.name!r} has num_devices={self.schedule.num_devices}",
+                rule=f"summary-size: a summary and its round table are made for at most {MOST_DEVICES} devices",
+                repair=f"show {MOST_DEVICES} devices or fewer, or the rows alone with --format=csv",
             )
 
     @cached_property

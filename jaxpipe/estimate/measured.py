@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.cluster.axes import LAYER_AXES, told
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.communication import of_head_s
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
@@ -115,12 +115,10 @@ class Measured:
         # No extrapolation: small microbatches leave a GPU idle, so that times bend below the smallest size.
         if not sizes[0] <= size <= sizes[-1]:
             raise ConfigError(
-                explain(
-                    f"microbatch_size={size} for times that were measured at {', '.join(map(str, sizes))}.",
-                    rule="measured-sizes: a microbatch size is a measured one, or lies between two of them",
-                    picture=f"{sizes[0]} <= {size} <= {sizes[-1]} does not hold",
-                    repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
-                )
+                f"microbatch_size={size} for times that were measured at {', '.join(map(str, sizes))}.",
+                rule="measured-sizes: a microbatch size is a measured one, or lies between two of them",
+                picture=f"{sizes[0]} <= {size} <= {sizes[-1]} does not hold",
+                repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
             )
         columns = {
             field.name: [getattr(measurement.times[of_size], field.name) for of_size in sizes]
@@ -153,15 +151,13 @@ class Measured:
         if self.otherwise is None:
             where = "two devices of a node" if in_node else "two nodes"
             raise ConfigError(
-                explain(
-                    f"no link between {where} has been measured.",
-                    rule=(
-                        "measured-links: messages between devices need a link, which is timed if"
-                        " there are two devices in a node"
-                    ),
-                    picture=f"links measured: {len(links)}, each within a node",
-                    repair="measure on two devices or with --num_processes=2, or give a source that knows the link",
-                )
+                f"no link between {where} has been measured.",
+                rule=(
+                    "measured-links: messages between devices need a link, which is timed if"
+                    " there are two devices in a node"
+                ),
+                picture=f"links measured: {len(links)}, each within a node",
+                repair="measure on two devices or with --num_processes=2, or give a source that knows the link",
             )
         return self.otherwise.link(in_node=in_node)
 
@@ -178,13 +174,11 @@ class Measured:
         # The measurement with the fewest differing fields is most likely the one that was meant.
         nearest = min(differing, key=len)
         raise ConfigError(
-            explain(
-                "no measurement fits this model as it is to be trained.",
-                rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and "
-                + ", ".join(told(setting.axes, LAYER_AXES)),
-                picture=f"nearest: {'; '.join(nearest)}",
-                repair="time this model too with python -m jaxpipe.measure, and give both files",
-            )
+            "no measurement fits this model as it is to be trained.",
+            rule="measured-model: times are of one model, of any number of layers, its dtype, seq_len and "
+            + ", ".join(told(setting.axes, LAYER_AXES)),
+            picture=f"nearest: {'; '.join(nearest)}",
+            repair="time this model too with python -m jaxpipe.measure, and give both files",
         )
 
 
@@ -228,11 +222,9 @@ def _read(path: str | Path) -> Measurement:
     except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
         # A file that is something else may raise any of these on the way through `from_json`.
         raise ConfigError(
-            explain(
-                f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}",
-                rule=f"costs-file: a file that python -m jaxpipe.measure has written, of format {FORMAT}",
-                repair="write it again with python -m jaxpipe.measure --config=... --output=costs.json",
-            )
+            f"costs={str(path)!r} cannot be read: {type(error).__name__}: {error}",
+            rule=f"costs-file: a file that python -m jaxpipe.measure has written, of format {FORMAT}",
+            repair="write it again with python -m jaxpipe.measure --config=... --output=costs.json",
         ) from error
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 Held = Sequence[Sequence[int]]
 TINY = 1e-9  # fraction of a sum of times that counts as rounding
@@ -214,23 +214,19 @@ def _is_less(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
 def _check_enough(num_layers: int, num_stages: int) -> None:
     if num_layers < num_stages:
         raise ConfigError(
-            explain(
-                f"{num_layers} layers for {num_stages} stages",
-                rule="layer-per-stage: every stage holds at least one layer",
-                repair=f"give {num_layers} stages or fewer",
-            )
+            f"{num_layers} layers for {num_stages} stages",
+            rule="layer-per-stage: every stage holds at least one layer",
+            repair=f"give {num_layers} stages or fewer",
         )
 
 
 def _refuse(problem: _Problem, counts: tuple[int, ...]) -> None:
     raise ConfigError(
-        explain(
-            (
-                f"no partition of {len(problem.time) - 1} layers on {len(problem.held)} devices within"
-                f" {problem.most:g} bytes"
-            ),
-            rule="partition-memory: the layers of a device fit into its room",
-            picture=f"{','.join(map(str, counts))} takes {problem.most_held(counts):g} on the fullest device",
-            repair=f"give {problem.most_held(counts):g} bytes or more, or more devices",
-        )
+        (
+            f"no partition of {len(problem.time) - 1} layers on {len(problem.held)} devices within"
+            f" {problem.most:g} bytes"
+        ),
+        rule="partition-memory: the layers of a device fit into its room",
+        picture=f"{','.join(map(str, counts))} takes {problem.most_held(counts):g} on the fullest device",
+        repair=f"give {problem.most_held(counts):g} bytes or more, or more devices",
     )

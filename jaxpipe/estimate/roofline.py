@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxpipe.cluster.axes import Collectives
 from jaxpipe.cluster.hardware import Hardware
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.communication import collectives_s, of_head_s
 from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting
@@ -293,12 +293,10 @@ def _known(fractions: Mapping[str | tuple[int, int], float], hardware: Hardware,
     capabilities = [hardware.compute_capability, *(key for key in fractions if not isinstance(key, str))]
     unknown, *known = (f"{major}.{minor}" for major, minor in capabilities)
     raise ConfigError(
-        explain(
-            f"{field} of {hardware.description}: what it reaches of its peak is not known",
-            rule="roofline-fraction: a time needs the fraction of the peak that programs reach on that GPU",
-            picture=f"compute capability {unknown}; known are {', '.join(known)}",
-            repair=repair,
-        )
+        f"{field} of {hardware.description}: what it reaches of its peak is not known",
+        rule="roofline-fraction: a time needs the fraction of the peak that programs reach on that GPU",
+        picture=f"compute capability {unknown}; known are {', '.join(known)}",
+        repair=repair,
     )
 
 

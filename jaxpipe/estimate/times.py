@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.schedules.schedule import Kind
 
@@ -68,12 +68,10 @@ def stage_seconds(times: Times, layers_per_stage: Sequence[int], *, vocab_over_p
         return seconds
     if times.statistics_s is None or times.gradients_s is None:
         raise ConfigError(
-            explain(
-                "pipeline.vocab_over_pipe=true with times that were measured",
-                rule="estimated-head: jaxpipe.measure times S and T for the mesh.pipe of its config",
-                repair="measure with --config.pipeline.vocab_over_pipe=true and this mesh.pipe, or leave the file of "
-                "costs out",
-            )
+            "pipeline.vocab_over_pipe=true with times that were measured",
+            rule="estimated-head: jaxpipe.measure times S and T for the mesh.pipe of its config",
+            repair="measure with --config.pipeline.vocab_over_pipe=true and this mesh.pipe, or leave the file of "
+            "costs out",
         )
     seconds[Kind.S] = times.statistics_s
     seconds[Kind.T] = times.gradients_s

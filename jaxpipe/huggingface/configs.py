@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.config.checks import check_model
-from jaxpipe.errors import ConfigError, closest, explain, first_of
+from jaxpipe.errors import ConfigError, closest, first_of
 from jaxpipe.files import read_whole
 from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -47,12 +47,10 @@ def load_config(folder: Path) -> dict[str, Any]:
     repair = "name a folder that save_pretrained wrote, or a snapshot of a model from the Hugging Face hub"
     if not path.is_file():
         raise ConfigError(
-            explain(
-                f"{folder} contains no model of transformers",
-                rule=f"huggingface-folder: a model is a folder with {CONFIG} and safetensors files",
-                picture=f"no file {path}",
-                repair=repair,
-            )
+            f"{folder} contains no model of transformers",
+            rule=f"huggingface-folder: a model is a folder with {CONFIG} and safetensors files",
+            picture=f"no file {path}",
+            repair=repair,
         )
     try:
         theirs = json.loads(read_whole(path))
@@ -60,9 +58,7 @@ def load_config(folder: Path) -> dict[str, Any]:
         theirs.keys()
     except (AttributeError, OSError, RecursionError, ValueError) as error:
         raise ConfigError(
-            explain(
-                f"{path} cannot be read: {error}", rule=f"huggingface-config: {CONFIG} is a JSON object", repair=repair
-            )
+            f"{path} cannot be read: {error}", rule=f"huggingface-config: {CONFIG} is a JSON object", repair=repair
         ) from error
     return theirs
 
@@ -78,13 +74,11 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
     name, *others = map(str, names if isinstance(names, list) else [names])
     if others or name not in ARCHITECTURES:
         raise ConfigError(
-            explain(
-                f"{where}: architectures={names} is not known.{closest(name, list(ARCHITECTURES))}",
-                rule=f"huggingface-architecture: it is one of {', '.join(ARCHITECTURES)}",
-                picture=f"model_type={theirs.get('model_type')!r}",
-                repair="convert a model of one of these classes; transformers saves a base model with its head by"
-                " ClassWithHead.from_pretrained(...).save_pretrained(...)",
-            )
+            f"{where}: architectures={names} is not known.{closest(name, list(ARCHITECTURES))}",
+            rule=f"huggingface-architecture: it is one of {', '.join(ARCHITECTURES)}",
+            picture=f"model_type={theirs.get('model_type')!r}",
+            repair="convert a model of one of these classes; transformers saves a base model with its head by"
+            " ClassWithHead.from_pretrained(...).save_pretrained(...)",
         )
     return ARCHITECTURES[name]
 
@@ -104,11 +98,9 @@ def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
         return _read_config(theirs, architecture, where=where)
     except (AttributeError, TypeError) as error:  # of a list where a number should stand
         raise ConfigError(
-            explain(
-                f"{where}: a field has a value of the wrong type: {error}",
-                rule=f"huggingface-config: {CONFIG} is as transformers writes it",
-                repair="download or save the model again",
-            )
+            f"{where}: a field has a value of the wrong type: {error}",
+            rule=f"huggingface-config: {CONFIG} is as transformers writes it",
+            repair="download or save the model again",
         ) from error
 
 
@@ -155,12 +147,10 @@ def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
             return theirs
         misfits.append((architecture.name, different))
     raise ConfigError(
-        explain(
-            f"no class of transformers can express this model of family {config.model.family!r}",
-            rule="huggingface-export: some class has a field for every property of the model",
-            picture="\n".join(f"{name} has no {', '.join(different)}" for name, different in misfits),
-            repair="train a model without these; a dropout may be changed in the run's config.json",
-        )
+        f"no class of transformers can express this model of family {config.model.family!r}",
+        rule="huggingface-export: some class has a field for every property of the model",
+        picture="\n".join(f"{name} has no {', '.join(different)}" for name, different in misfits),
+        repair="train a model without these; a dropout may be changed in the run's config.json",
     )
 
 
@@ -241,11 +231,9 @@ def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:
         return float(value)
     if type(value) is not type(default):
         raise ConfigError(
-            explain(
-                f"{where}: the value for {path} is {value!r}, of type {type(value).__name__}",
-                rule=f"field-type: {path} is of type {type(default).__name__}",
-                repair=f"correct the field of {where}; our default is {default!r}",
-            )
+            f"{where}: the value for {path} is {value!r}, of type {type(value).__name__}",
+            rule=f"field-type: {path} is of type {type(default).__name__}",
+            repair=f"correct the field of {where}; our default is {default!r}",
         )
     return value
 
@@ -267,12 +255,10 @@ def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where:
             f"model.{name}: {of_run.get(name)!r} in the run, {of_file.get(name)!r} by {where}" for name in different
         ]
         raise ConfigError(
-            explain(
-                f"{run} is no longer the model that it started from",
-                rule="huggingface-origin: a run that keeps a config.json of transformers is the model of that file",
-                picture=first_of(lines),
-                repair=f"move {Path(where).parent} away to export a new model",
-            )
+            f"{run} is no longer the model that it started from",
+            rule="huggingface-origin: a run that keeps a config.json of transformers is the model of that file",
+            picture=first_of(lines),
+            repair=f"move {Path(where).parent} away to export a new model",
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface.mapping import (
     SAME,
     SEPARATE_QKV_BIASES,
@@ -210,11 +210,9 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
     missing = [key for key in ROPE_FIELDS[kind] if rope.get(key) is None]
     if missing:
         raise ConfigError(
-            explain(
-                f"{where}: {name} of rope_type={kind!r} lacks {', '.join(missing)}",
-                rule=f"huggingface-rope: {kind} needs {', '.join(ROPE_FIELDS[kind])}",
-                repair="use the config.json that the model was saved with",
-            )
+            f"{where}: {name} of rope_type={kind!r} lacks {', '.join(missing)}",
+            rule=f"huggingface-rope: {kind} needs {', '.join(ROPE_FIELDS[kind])}",
+            repair="use the config.json that the model was saved with",
         )
     return {"rope_theta": theta, "rope_scaling": _scaling(kind, [rope[key] for key in ROPE_FIELDS[kind]])}
 

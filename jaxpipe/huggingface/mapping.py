@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy
 
 
@@ -111,12 +111,10 @@ def check_supported(theirs: Mapping[str, Any], supported: Sequence[Supported], *
 def not_supported(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> ConfigError:
     """The error for a field of theirs whose value jaxpipe does not support."""
     return ConfigError(
-        explain(
-            f"{where}: {theirs}={value!r} changes what the model computes, and jaxpipe does not support it",
-            rule="huggingface-field: every field that the model's numbers depend on has a counterpart",
-            picture=f"{theirs} may be {', '.join(map(json.dumps, legal))}",
-            repair="convert a model trained with a supported value; editing the field would make another model",
-        )
+        f"{where}: {theirs}={value!r} changes what the model computes, and jaxpipe does not support it",
+        rule="huggingface-field: every field that the model's numbers depend on has a counterpart",
+        picture=f"{theirs} may be {', '.join(map(json.dumps, legal))}",
+        repair="convert a model trained with a supported value; editing the field would make another model",
     )
 
 

@@ -19,7 +19,7 @@ from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.special_tokens import END, END_ID, FILE, TOKENIZER_CONFIG
 from jaxpipe.data.tokenizer import BYTE, file_of, identity_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path, read_whole
 from jaxpipe.huggingface.configs import CONFIG, load_config, save_config
 from jaxpipe.huggingface.tensor_files import INDEX, GrownFiles, TensorFiles, entries
@@ -114,11 +114,9 @@ def read_source_model(workdir: Path) -> SourceModel | None:
         index = read_whole(folder / INDEX) if (folder / INDEX).is_file() else None
     except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
-            explain(
-                f"{folder / RECORD} cannot be read: {error}",
-                rule=f"huggingface-origin: {FOLDER}/ of a run was written by jaxpipe.convert",
-                repair=f"copy {FOLDER}/ from the run that jaxpipe.convert made, or remove it to export a new model",
-            )
+            f"{folder / RECORD} cannot be read: {error}",
+            rule=f"huggingface-origin: {FOLDER}/ of a run was written by jaxpipe.convert",
+            repair=f"copy {FOLDER}/ from the run that jaxpipe.convert made, or remove it to export a new model",
         ) from error
     return SourceModel(folder, headers, index, left_out)
 
@@ -134,12 +132,10 @@ def check_vocabulary(config: ConfigDict) -> None:
     num_tokens = load_config(path.parent).get("vocab_size", config.model.vocab_size)
     if num_tokens != config.model.vocab_size:
         raise ConfigError(
-            explain(
-                f"model.vocab_size={config.model.vocab_size} with a checkpoint.init_from of {num_tokens} tokens",
-                rule="huggingface-origin: a run that starts from a converted model is that model, with as many tokens",
-                picture=f"{path}: vocab_size={num_tokens}",
-                repair=grow_or(f"leave model.vocab_size={num_tokens}", num_tokens=config.model.vocab_size),
-            )
+            f"model.vocab_size={config.model.vocab_size} with a checkpoint.init_from of {num_tokens} tokens",
+            rule="huggingface-origin: a run that starts from a converted model is that model, with as many tokens",
+            picture=f"{path}: vocab_size={num_tokens}",
+            repair=grow_or(f"leave model.vocab_size={num_tokens}", num_tokens=config.model.vocab_size),
         )
 
 

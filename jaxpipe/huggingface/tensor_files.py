@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxpipe.errors import ConfigError, explain, first_of
+from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.files import read_whole
 
 SINGLE = "model.safetensors"
@@ -74,11 +74,9 @@ class TensorFiles:
         code = self.entries[name].code
         if code not in DTYPES:
             raise ConfigError(
-                explain(
-                    f"the tensor {name} of {self._folder / self._file_of[name]} has dtype {code}",
-                    rule=f"huggingface-dtype: the dtype of a parameter is one of {', '.join(DTYPES)}",
-                    repair="convert a model that is not quantized",
-                )
+                f"the tensor {name} of {self._folder / self._file_of[name]} has dtype {code}",
+                rule=f"huggingface-dtype: the dtype of a parameter is one of {', '.join(DTYPES)}",
+                repair="convert a model that is not quantized",
             )
         # Every dtype of a parameter is exact in float32; an array that is one already is not copied.
         return self._open[self._file_of[name]].get_tensor(name).astype(np.float32, copy=False)
@@ -91,12 +89,10 @@ class TensorFiles:
         twice = [f"{name}: in {' and in '.join(files)}" for name, files in files_of.items() if len(files) > 1]
         if twice:
             raise ConfigError(
-                explain(
-                    f"{self._folder} has {len(twice)} tensors in two files",
-                    rule="huggingface-shards: each tensor is in one file",
-                    picture=first_of(twice),
-                    repair="remove the files of another download or save, and download the model again",
-                )
+                f"{self._folder} has {len(twice)} tensors in two files",
+                rule="huggingface-shards: each tensor is in one file",
+                picture=first_of(twice),
+                repair="remove the files of another download or save, and download the model again",
             )
 
     def _check_index(self, weight_map: dict[str, str]) -> None:
@@ -108,12 +104,10 @@ class TensorFiles:
         ]
         if different:
             raise ConfigError(
-                explain(
-                    f"{self._folder / INDEX} names another file for {len(different)} tensors",
-                    rule="huggingface-index: the index names the file of every tensor",
-                    picture=first_of(different),
-                    repair="download or save the model again, index and files together",
-                )
+                f"{self._folder / INDEX} names another file for {len(different)} tensors",
+                rule="huggingface-index: the index names the file of every tensor",
+                picture=first_of(different),
+                repair="download or save the model again, index and files together",
             )
 
 
@@ -172,12 +166,10 @@ def _read_index(folder: Path) -> str:
     if not path.is_file():
         there = [name for name in _PICKLED if (folder / name).is_file()]
         raise ConfigError(
-            explain(
-                f"{folder} has neither {SINGLE} nor {INDEX}",
-                rule="huggingface-files: the tensors are in safetensors files",
-                picture=f"there is {', '.join(there)}, which can contain programs and is not read" if there else "",
-                repair="load it with transformers and save it again: save_pretrained(FOLDER) writes safetensors",
-            )
+            f"{folder} has neither {SINGLE} nor {INDEX}",
+            rule="huggingface-files: the tensors are in safetensors files",
+            picture=f"there is {', '.join(there)}, which can contain programs and is not read" if there else "",
+            repair="load it with transformers and save it again: save_pretrained(FOLDER) writes safetensors",
         )
     try:
         text = read_whole(path)
@@ -188,11 +180,9 @@ def _read_index(folder: Path) -> str:
             raise TypeError("its metadata is no object")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
-            explain(
-                f"{path} cannot be read: {error}",
-                rule='huggingface-index: JSON with "weight_map", the file of every tensor',
-                repair="download or save the model again",
-            )
+            f"{path} cannot be read: {error}",
+            rule='huggingface-index: JSON with "weight_map", the file of every tensor',
+            repair="download or save the model again",
         ) from error
     return text
 
@@ -204,12 +194,10 @@ def _shards(folder: Path, index: str) -> list[str]:
     missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if missing:
         raise ConfigError(
-            explain(
-                f"{folder} lacks {len(missing)} of the {len(names)} files of {INDEX}",
-                rule="huggingface-shards: all files of the index are in the folder itself",
-                picture=first_of(missing),
-                repair="download the missing files",
-            )
+            f"{folder} lacks {len(missing)} of the {len(names)} files of {INDEX}",
+            rule="huggingface-shards: all files of the index are in the folder itself",
+            picture=first_of(missing),
+            repair="download the missing files",
         )
     return names
 
@@ -219,12 +207,10 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            explain(
-                f"{path} cannot be read: {error}",
-                rule="huggingface-files: a complete file in the safetensors format",
-                picture=f"it has {path.stat().st_size} bytes",
-                repair="download the file again; it may be incomplete, or the pointer of Git LFS",
-            )
+            f"{path} cannot be read: {error}",
+            rule="huggingface-files: a complete file in the safetensors format",
+            picture=f"it has {path.stat().st_size} bytes",
+            repair="download the file again; it may be incomplete, or the pointer of Git LFS",
         ) from error
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpipe.errors import ConfigError, explain, first_of
+from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.huggingface.mapping import TOKEN_ROWS, Architecture, Parameter
 from jaxpipe.huggingface.tensor_files import Entry, GrownFiles, TensorFiles
 from jaxpipe.models import LanguageModel
@@ -126,13 +126,11 @@ class TensorMap:
         if missing or extra or wrong:
             counts = ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items() if names)
             raise ConfigError(
-                explain(
-                    f"{where} is not the {self.architecture.name} of its config.json; tensors: {counts}",
-                    rule="huggingface-tensors: a model has the tensors of its class and no others",
-                    picture="\n".join(f"{kind}:\n{first_of(names)}" for kind, names in kinds.items() if names),
-                    repair="use config.json and safetensors files of one model; transformers completes one with more or"
-                    " fewer tensors: CLASS.from_pretrained(...).save_pretrained(...)",
-                )
+                f"{where} is not the {self.architecture.name} of its config.json; tensors: {counts}",
+                rule="huggingface-tensors: a model has the tensors of its class and no others",
+                picture="\n".join(f"{kind}:\n{first_of(names)}" for kind, names in kinds.items() if names),
+                repair="use config.json and safetensors files of one model; transformers completes one with more or"
+                " fewer tensors: CLASS.from_pretrained(...).save_pretrained(...)",
             )
         return buffers
 
@@ -204,12 +202,10 @@ def _read(files: TensorFiles | GrownFiles, tensor: Tensor, *, where: str) -> np.
         # NaN equals NaN here: the same damaged weight under two names is still one parameter.
         if not np.array_equal(numbers, files.read(other), equal_nan=True):
             raise ConfigError(
-                explain(
-                    f"{where}: {first} and {other} have different numbers",
-                    rule="huggingface-tied: tensors of one parameter have the same numbers",
-                    picture=f"both have shape {tensor.shape}",
-                    repair="if the two are meant to differ, set tie_word_embeddings to false in config.json; else save"
-                    " the model again with transformers",
-                )
+                f"{where}: {first} and {other} have different numbers",
+                rule="huggingface-tied: tensors of one parameter have the same numbers",
+                picture=f"both have shape {tensor.shape}",
+                repair="if the two are meant to differ, set tie_word_embeddings to false in config.json; else save"
+                " the model again with transformers",
             )
     return numbers

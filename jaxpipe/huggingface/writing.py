@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface.source_model import SourceModel
 from jaxpipe.huggingface.tensor_files import (
     CODES,
@@ -138,12 +138,10 @@ def check_target(path: Path, *, flag: str) -> None:
     if path.exists():
         there = ", ".join(sorted(inner.name for inner in path.iterdir())[:5]) if path.is_dir() else "a file"
         raise ConfigError(
-            explain(
-                f"{flag} exists already",
-                rule="convert-target: nothing is overwritten",
-                picture=f"found: {there}",
-                repair="name a folder that does not exist, or an empty one",
-            )
+            f"{flag} exists already",
+            rule="convert-target: nothing is overwritten",
+            picture=f"found: {there}",
+            repair="name a folder that does not exist, or an empty one",
         )
 
 
@@ -189,12 +187,10 @@ def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
     lost = np.isfinite(numbers) & ~np.isfinite(cast)
     if lost.any():
         raise ConfigError(
-            explain(
-                f"the tensor {name} does not fit {dtype.name}: {int(lost.sum())} of its {numbers.size} numbers",
-                rule="convert-dtype: every number is within the range of the dtype",
-                picture=f"the largest is {np.abs(numbers[lost]).max():g}",
-                repair="write another --dtype; bfloat16 has the range of float32",
-            )
+            f"the tensor {name} does not fit {dtype.name}: {int(lost.sum())} of its {numbers.size} numbers",
+            rule="convert-dtype: every number is within the range of the dtype",
+            picture=f"the largest is {np.abs(numbers[lost]).max():g}",
+            repair="write another --dtype; bfloat16 has the range of float32",
         )
     return cast
 
@@ -217,12 +213,10 @@ def _index_text(index: dict) -> str:
 
 def _not_written(flag: str, error: OSError) -> ConfigError:
     return ConfigError(
-        explain(
-            f"{flag} cannot be written",
-            rule="convert-target: the folder can be made, and has room for the model",
-            picture=f"{error.filename or 'while writing'}: {error.strerror}",
-            repair="name another folder, get permission to write there, or free space",
-        )
+        f"{flag} cannot be written",
+        rule="convert-target: the folder can be made, and has room for the model",
+        picture=f"{error.filename or 'while writing'}: {error.strerror}",
+        repair="name another folder, get permission to write there, or free space",
     )
 
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS, periodic_rounds
 from jaxpipe.lowering.table import RoundTable
@@ -99,12 +99,10 @@ def _check_batches(schedule: Schedule) -> None:
     }
     if any(faults.values()):
         raise ScheduleError(
-            explain(
-                f"{schedule.name!r} has {', '.join(fault for fault, is_there in faults.items() if is_there)}.",
-                rule="run-of-batches: a run without flush has two devices or more, and two batches or more of at least"
-                " as many microbatches, with whole backwards",
-                repair="use 'pipedream_2bw'",
-            )
+            f"{schedule.name!r} has {', '.join(fault for fault, is_there in faults.items() if is_there)}.",
+            rule="run-of-batches: a run without flush has two devices or more, and two batches or more of at least"
+            " as many microbatches, with whole backwards",
+            repair="use 'pipedream_2bw'",
         )
 
 
@@ -260,12 +258,10 @@ def _rounds(schedule: Schedule, period: int, lengths: np.ndarray) -> np.ndarray:
         or not _are_equal(schedule, rounds, period * schedule.batch_size * schedule.placement.num_chunks)
     ):
         raise ScheduleError(
-            explain(
-                f"{schedule.name!r} cannot be cut into calls.",
-                rule="periodic-run: every device does one F and one B in turn, and an UPDATE after each batch, in every"
-                " batch alike",
-                repair="use 'pipedream_2bw'",
-            )
+            f"{schedule.name!r} cannot be cut into calls.",
+            rule="periodic-run: every device does one F and one B in turn, and an UPDATE after each batch, in every"
+            " batch alike",
+            repair="use 'pipedream_2bw'",
         )
     return rounds
 

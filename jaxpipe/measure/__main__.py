@@ -37,7 +37,7 @@ from jaxpipe.command_line import check_unused
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import local_path, write_whole
@@ -139,12 +139,10 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
         raise ConfigError(
-            explain(
-                f"--microbatch_sizes={','.join(written)}",
-                rule="microbatch-sizes: whole numbers from 1 to 99999, with commas between them",
-                picture=f"wrong: {', '.join(map(repr, wrong)) or 'there is none'}",
-                repair="write for example --microbatch_sizes=1,2,4",
-            )
+            f"--microbatch_sizes={','.join(written)}",
+            rule="microbatch-sizes: whole numbers from 1 to 99999, with commas between them",
+            picture=f"wrong: {', '.join(map(repr, wrong)) or 'there is none'}",
+            repair="write for example --microbatch_sizes=1,2,4",
         )
     return [int(size) for size in written]
 
@@ -161,11 +159,9 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
 def _check_alone(config: ConfigDict, num_processes: int) -> None:
     if mesh_sizes(config).num_kernel_parts > 1:
         raise ConfigError(
-            explain(
-                f"--num_processes={num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
-                rule="measured-processes: each of several processes has one device, and no layer is split over devices",
-                repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
-            )
+            f"--num_processes={num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
+            rule="measured-processes: each of several processes has one device, and no layer is split over devices",
+            repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
         )
 
 
@@ -184,28 +180,22 @@ def check_output(path: str, *, overwrite: bool) -> None:
             else f"there is no folder {str(folder)!r}"
         )
         raise ConfigError(
-            explain(
-                f"--output={path}: {said}",
-                rule="output: the file's folder exists and can be written to",
-                picture=f"looked from {os.getcwd()}",
-                repair="make the folder, or name another file",
-            )
+            f"--output={path}: {said}",
+            rule="output: the file's folder exists and can be written to",
+            picture=f"looked from {os.getcwd()}",
+            repair="make the folder, or name another file",
         )
     if file.is_dir():
         raise ConfigError(
-            explain(
-                f"--output={path} is a folder",
-                rule="output: a file, which holds the times as JSON",
-                repair=f"name a file, as --output={file / 'costs.json'}",
-            )
+            f"--output={path} is a folder",
+            rule="output: a file, which holds the times as JSON",
+            repair=f"name a file, as --output={file / 'costs.json'}",
         )
     if file.exists() and not overwrite:
         raise ConfigError(
-            explain(
-                f"--output={path} is there already",
-                rule="output: a measurement is overwritten only on request",
-                repair="add --overwrite, or name another file",
-            )
+            f"--output={path} is there already",
+            rule="output: a measurement is overwritten only on request",
+            repair="add --overwrite, or name another file",
         )
 
 
@@ -215,11 +205,9 @@ def _check_resolved(measurement: Measurement) -> None:
         measurement.check()
     except ValueError as error:
         raise ConfigError(
-            explain(
-                f"these times cannot be used: {error}",
-                rule="measured-times: a forward takes more than no time; less than the noise is counted as none",
-                repair="measure again with nothing else running, with more --num_repeats or a larger microbatch size",
-            )
+            f"these times cannot be used: {error}",
+            rule="measured-times: a forward takes more than no time; less than the noise is counted as none",
+            repair="measure again with nothing else running, with more --num_repeats or a larger microbatch size",
         ) from error
 
 

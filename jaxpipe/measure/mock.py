@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, config_flags
 from jaxpipe.cluster.axes import PRODUCT, describe_mesh
 from jaxpipe.command_line import check_unused
 from jaxpipe.config import build_schedule, check, mesh_axes
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.measure.mocked_step import MockedStep, compile_mocked, measure_mocked
 from jaxpipe.mesh.local import make_collectives_local
 from jaxpipe.mesh.mocked import mocked_devices
@@ -80,11 +80,9 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
     num_needed = prod(axes.values())
     if not numbers:
         raise ConfigError(
-            explain(
-                f"--mock={written} is not a number of nodes and of GPUs in each",
-                rule="mocked-cluster: NODESxGPUS, both numbers from 1 to 9999",
-                repair=f"write for example --mock=1x{num_needed}",
-            )
+            f"--mock={written} is not a number of nodes and of GPUs in each",
+            rule="mocked-cluster: NODESxGPUS, both numbers from 1 to 9999",
+            repair=f"write for example --mock=1x{num_needed}",
         )
     num_nodes = int(numbers[1])
     gpus_per_node = int(numbers[2])
@@ -92,21 +90,17 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
         # The nearest cluster to propose: the same GPUs a node, if they divide the mesh.
         nodes = num_needed // gpus_per_node if num_needed % gpus_per_node == 0 else 1
         raise ConfigError(
-            explain(
-                f"--mock={written} for a mesh of {num_needed} devices",
-                rule=f"mocked-mesh: {PRODUCT} is nodes x GPUs of a node",
-                picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not {num_nodes} x {gpus_per_node} ="
-                f" {num_nodes * gpus_per_node}",
-                repair=f"write --mock={nodes}x{num_needed // nodes}, or set another mesh",
-            )
+            f"--mock={written} for a mesh of {num_needed} devices",
+            rule=f"mocked-mesh: {PRODUCT} is nodes x GPUs of a node",
+            picture=f"{' x '.join(map(str, axes.values()))} = {num_needed}, not {num_nodes} x {gpus_per_node} ="
+            f" {num_nodes * gpus_per_node}",
+            repair=f"write --mock={nodes}x{num_needed // nodes}, or set another mesh",
         )
     if num_needed > _MOST_DEVICES:
         raise ConfigError(
-            explain(
-                f"--mock={written} has {num_needed} GPUs",
-                rule=f"mocked-cluster: at most {_MOST_DEVICES} GPUs",
-                repair="set a smaller mesh.data: of its copies of the pipeline one is timed",
-            )
+            f"--mock={written} has {num_needed} GPUs",
+            rule=f"mocked-cluster: at most {_MOST_DEVICES} GPUs",
+            repair="set a smaller mesh.data: of its copies of the pipeline one is timed",
         )
     return num_nodes, gpus_per_node
 
@@ -115,31 +109,25 @@ def check_stage(stage: int | None, config: ConfigDict) -> None:
     """Raises ConfigError unless `stage` is a device of `mesh.pipe`, and the schedule can be timed."""
     if stage is None or not 0 <= stage < config.mesh.pipe:
         raise ConfigError(
-            explain(
-                "--mock without --stage" if stage is None else f"--stage={stage} with mesh.pipe={config.mesh.pipe}",
-                rule="mocked-stage: --stage is the index along pipe of the device that is timed",
-                picture=f"0 .. {config.mesh.pipe - 1}",
-                repair=f"write for example --stage={config.mesh.pipe - 1}, the last one",
-            )
+            "--mock without --stage" if stage is None else f"--stage={stage} with mesh.pipe={config.mesh.pipe}",
+            rule="mocked-stage: --stage is the index along pipe of the device that is timed",
+            picture=f"0 .. {config.mesh.pipe - 1}",
+            repair=f"write for example --stage={config.mesh.pipe - 1}, the last one",
         )
     if build_schedule(config).delays:
         raise ConfigError(
-            explain(
-                f"--mock with pipeline.schedule={config.pipeline.schedule!r}",
-                rule="mocked-schedule: a step begins and ends with an empty pipeline; without flush it does not",
-                repair="set a schedule with flush, as pipeline.schedule='1f1b'",
-            )
+            f"--mock with pipeline.schedule={config.pipeline.schedule!r}",
+            rule="mocked-schedule: a step begins and ends with an empty pipeline; without flush it does not",
+            repair="set a schedule with flush, as pipeline.schedule='1f1b'",
         )
 
 
 def _check_skipped(collectives: str, devices: Sequence[Any]) -> None:
     if collectives == SKIPPED and devices[0].platform != "gpu":
         raise ConfigError(
-            explain(
-                f"--collectives={SKIPPED} on a CPU",
-                rule="mocked-collectives: XLA skips them on a GPU alone; on a CPU each would wait for the others",
-                repair=f"give --collectives={LOCAL}, or leave it out",
-            )
+            f"--collectives={SKIPPED} on a CPU",
+            rule="mocked-collectives: XLA skips them on a GPU alone; on a CPU each would wait for the others",
+            repair=f"give --collectives={LOCAL}, or leave it out",
         )
 
 

@@ -24,7 +24,7 @@ from jaxpipe.compile import CompiledStep, compile_step, predict
 from jaxpipe.compile.hlo import collectives_in
 from jaxpipe.config import build_schedule, mesh_axes
 from jaxpipe.config.costs import costs_of_stages, is_costs_file
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, setting_of
 from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
 from jaxpipe.estimate.times import stage_seconds
@@ -95,13 +95,11 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
     left = collectives_in(step.compiled.as_text()) if collectives_are_local() else ()
     if left:
         raise ConfigError(
-            explain(
-                f"optimizer.name={config.optimizer.name!r} on {written(config.mesh, MASTER_AXES, prefix='mesh.')}"
-                " reads numbers of other devices",
-                rule="mocked-step: collectives that are jaxpipe's own become local ones; those that XLA adds do not",
-                picture=f"in the program: {', '.join(sorted(left))}",
-                repair="set optimizer.name='adamw', or give --collectives=skipped on a GPU",
-            )
+            f"optimizer.name={config.optimizer.name!r} on {written(config.mesh, MASTER_AXES, prefix='mesh.')}"
+            " reads numbers of other devices",
+            rule="mocked-step: collectives that are jaxpipe's own become local ones; those that XLA adds do not",
+            picture=f"in the program: {', '.join(sorted(left))}",
+            repair="set optimizer.name='adamw', or give --collectives=skipped on a GPU",
         )
     return step
 

@@ -19,7 +19,7 @@ from absl.flags import FlagValues
 
 from jaxpipe.distributed.join import check_flags
 from jaxpipe.distributed.supervisor import Group, commands_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 _MARK = "jaxpipe.measure.pinned: "
 # One thread a process: Eigen's pool would spread over the cores of the other processes.
@@ -56,11 +56,9 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
     cores = sorted(os.sched_getaffinity(0))
     if not 2 <= num_processes <= len(cores):
         raise ConfigError(
-            explain(
-                f"--num_processes={num_processes} on {len(cores)} cores",
-                rule="core-per-process: 2 or more processes, each with a core of its own",
-                repair=f"set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process",
-            )
+            f"--num_processes={num_processes} on {len(cores)} cores",
+            rule="core-per-process: 2 or more processes, each with a core of its own",
+            repair=f"set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process",
         )
     environment = os.environ | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
     # The last --num_processes on a command line wins, and it is the same number.
@@ -72,12 +70,10 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
     printed, errors = (output.getvalue().decode() for output in outputs)
     if code:
         raise ConfigError(
-            explain(
-                f"one of {num_processes} processes ended with code {code}",
-                rule="measuring-processes: all processes of a measurement come to its end",
-                picture=errors[-4000:],
-                repair="see what it printed last",
-            )
+            f"one of {num_processes} processes ended with code {code}",
+            rule="measuring-processes: all processes of a measurement come to its end",
+            picture=errors[-4000:],
+            repair="see what it printed last",
         )
     # The group prefixes lines with the number of their process.
     (line,) = (line for line in printed.splitlines() if line.startswith(f"[0] {_MARK}"))

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from jaxpipe.cluster.assignment import assign
 from jaxpipe.cluster.axes import AXES, BATCH_AXES, PRODUCT, MeshSizes
 from jaxpipe.distributed.shared_device import MEMORY_VARIABLES, memory_fraction
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.local import collectives_are_local
 from jaxpipe.mesh.xla_flags import CPU_FLAGS, DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags, given_flags
 
@@ -69,11 +69,9 @@ def choose_devices(
     """
     if platform not in PLATFORMS:
         raise ConfigError(
-            explain(
-                f"mesh.platform={platform!r} is not known",
-                rule=f"mesh-platform: one of {', '.join(PLATFORMS)}",
-                repair="set mesh.platform='auto'",
-            )
+            f"mesh.platform={platform!r} is not known",
+            rule=f"mesh-platform: one of {', '.join(PLATFORMS)}",
+            repair="set mesh.platform='auto'",
         )
     if platform != "cpu":
         # Before the first question for devices, which starts the backends.
@@ -129,38 +127,32 @@ def _devices(platform: str) -> list[Any]:
 def _check_shared(num_devices: int, num_processes: int) -> None:
     if num_devices % num_processes:
         raise ConfigError(
-            explain(
-                f"the mesh needs {num_devices} devices, which {num_processes} processes cannot share equally",
-                rule="devices-of-processes: every process has as many devices of the mesh as any other",
-                picture=(
-                    f"{num_devices} = {num_processes} x {num_devices // num_processes} + {num_devices % num_processes}"
-                ),
-                repair="set a mesh whose size is a multiple of the processes, or start another number of processes",
-            )
+            f"the mesh needs {num_devices} devices, which {num_processes} processes cannot share equally",
+            rule="devices-of-processes: every process has as many devices of the mesh as any other",
+            picture=(
+                f"{num_devices} = {num_processes} x {num_devices // num_processes} + {num_devices % num_processes}"
+            ),
+            repair="set a mesh whose size is a multiple of the processes, or start another number of processes",
         )
 
 
 def _check_all_used(num_there: int, num_devices: int, num_processes: int) -> None:
     if num_processes > 1 and num_there != num_devices:
         raise ConfigError(
-            explain(
-                f"the mesh takes {num_devices} of the {num_there} GPUs of {num_processes} processes",
-                rule="devices-of-processes: the mesh of several processes takes all their GPUs",
-                picture=f"{num_devices} < {num_there}",
-                repair=f"set a mesh of {num_there} devices, mesh.data for example, or start fewer processes",
-            )
+            f"the mesh takes {num_devices} of the {num_there} GPUs of {num_processes} processes",
+            rule="devices-of-processes: the mesh of several processes takes all their GPUs",
+            picture=f"{num_devices} < {num_there}",
+            repair=f"set a mesh of {num_there} devices, mesh.data for example, or start fewer processes",
         )
 
 
 def _check_count(present: list[Any], num_needed: int, kind: str, *, repair: str) -> None:
     if len(present) < num_needed:
         raise ConfigError(
-            explain(
-                f"the mesh needs {num_needed} devices and there are {len(present)} {kind}",
-                rule=f"mesh-devices: {PRODUCT} of mesh is at most the number of devices",
-                picture=f"{num_needed} > {len(present)}",
-                repair=f"set a smaller mesh, or {repair}",
-            )
+            f"the mesh needs {num_needed} devices and there are {len(present)} {kind}",
+            rule=f"mesh-devices: {PRODUCT} of mesh is at most the number of devices",
+            picture=f"{num_needed} > {len(present)}",
+            repair=f"set a smaller mesh, or {repair}",
         )
 
 
@@ -192,12 +184,10 @@ def make_mesh(*, devices: Sequence[Any] | None = None, **sizes: int) -> Mesh:
     chosen = list(jax.devices()[:num_needed] if devices is None else devices)
     if len(chosen) != num_needed:
         raise ConfigError(
-            explain(
-                f"the mesh has {num_needed} devices, and {len(chosen)} are given",
-                rule=f"mesh-devices: {PRODUCT} is the number of devices",
-                picture=f"{' x '.join(map(str, shape))} = {num_needed}",
-                repair=f"set axes that multiply to {len(chosen)}, or give {num_needed} devices",
-            )
+            f"the mesh has {num_needed} devices, and {len(chosen)} are given",
+            rule=f"mesh-devices: {PRODUCT} is the number of devices",
+            picture=f"{' x '.join(map(str, shape))} = {num_needed}",
+            repair=f"set axes that multiply to {len(chosen)}, or give {num_needed} devices",
         )
     return Mesh(np.array(chosen, dtype=object).reshape(shape), AXES)
 
@@ -264,11 +254,9 @@ def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     # The last node may be smaller: a mesh need not use it whole.
     if len(set(sizes[:-1])) > 1:
         raise ConfigError(
-            explain(
-                f"the mesh's devices stand in nodes of {sizes} GPUs",
-                rule="equal-nodes: all nodes give the mesh equally many GPUs; only one may give fewer",
-                picture=f"{sizes[0]} != {sizes[-2]}",
-                repair="start the run with as many GPUs on every node, or set order='contiguous'",
-            )
+            f"the mesh's devices stand in nodes of {sizes} GPUs",
+            rule="equal-nodes: all nodes give the mesh equally many GPUs; only one may give fewer",
+            picture=f"{sizes[0]} != {sizes[-2]}",
+            repair="start the run with as many GPUs on every node, or set order='contiguous'",
         )
     return [device for node in in_order for device in node], sizes[0]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxpipe.distributed.absent import absent_cpus
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.devices import has_gpu, prepare_gpus
 from jaxpipe.mesh.xla_flags import MOCKED_GPU_FLAGS, add_flags
 
@@ -36,11 +36,9 @@ def mocked_devices(
         return gpus
     if platform == "gpu":
         raise ConfigError(
-            explain(
-                "mesh.platform='gpu' and no GPU to be one of the cluster's",
-                rule="mocked-device: one device of the cluster is here",
-                repair="set mesh.platform='auto' for a CPU in its place",
-            )
+            "mesh.platform='gpu' and no GPU to be one of the cluster's",
+            rule="mocked-device: one device of the cluster is here",
+            repair="set mesh.platform='auto' for a CPU in its place",
         )
     jax.config.update("jax_platforms", "cpu")
     return absent_cpus(num_nodes * gpus_per_node)
@@ -73,11 +71,9 @@ def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> 
     """The GPUs of the cluster; none if JAX finds no GPU."""
     if _OPTION not in jax.config.values:
         raise ConfigError(
-            explain(
-                f"jax {jax.__version__} has no {_OPTION}",
-                rule="mocked-gpus: JAX stands for the GPUs that are not here, as jax 0.10.2 to 0.12 can",
-                repair="install one of these, or set mesh.platform='cpu', which needs no GPU",
-            )
+            f"jax {jax.__version__} has no {_OPTION}",
+            rule="mocked-gpus: JAX stands for the GPUs that are not here, as jax 0.10.2 to 0.12 can",
+            repair="install one of these, or set mesh.platform='cpu', which needs no GPU",
         )
     prepare_gpus(deterministic=deterministic)
     add_flags(MOCKED_GPU_FLAGS)
@@ -92,11 +88,9 @@ def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> 
     # JAX had started before, when the option has no effect.
     if len(devices) != num_wanted:
         raise ConfigError(
-            explain(
-                f"JAX stands for {len(devices)} GPUs, not for {num_wanted}",
-                rule="mocked-gpus: the cluster is asked for before JAX starts",
-                repair="measure in a new process",
-            )
+            f"JAX stands for {len(devices)} GPUs, not for {num_wanted}",
+            rule="mocked-gpus: the cluster is asked for before JAX starts",
+            repair="measure in a new process",
         )
     # Node by node, as the cluster's order of devices is described.
     return tuple(sorted(devices, key=lambda device: (device.process_index, device.id)))

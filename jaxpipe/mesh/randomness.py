@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 
 _IMPL = "threefry2x32"  # whatever jax_default_prng_impl says: masks are the same on every mesh, and drawn in kernels
 
@@ -86,12 +86,10 @@ class Randomness:
 
 def _no_single_key(what: str) -> CompileError:
     return CompileError(
-        explain(
-            f"{what} is used as a key",
-            rule="key-of-a-sequence: a microbatch is split over devices, which all have the same `random`; one key for"
-            " all would draw the same numbers for every part of it",
-            picture="x = jaxpipe.models.dropout.dropout(x, random, rate=0.1)\n"
-            "masks = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, shape))(random.keys(len(x)))",
-            repair="draw as in one of these lines",
-        )
+        f"{what} is used as a key",
+        rule="key-of-a-sequence: a microbatch is split over devices, which all have the same `random`; one key for"
+        " all would draw the same numbers for every part of it",
+        picture="x = jaxpipe.models.dropout.dropout(x, random, rate=0.1)\n"
+        "masks = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, shape))(random.keys(len(x)))",
+        repair="draw as in one of these lines",
     )

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.models.attention_blocks import (
     KEPT,
     AttentionDropout,
@@ -190,13 +190,11 @@ def _no_dropout(rate: float) -> str:
 
 def _refusal(reasons: list[str]) -> ConfigError:
     return ConfigError(
-        explain(
-            "model.attention='cudnn' cannot compute this model's attention",
-            rule="attention-cudnn: an NVIDIA GPU, bfloat16, head_dim a multiple of 8, no attention dropout,"
-            " a row that is one document or a window",
-            picture="\n".join(reasons),
-            repair="set model.attention='chunked', which saves the same for backward",
-        )
+        "model.attention='cudnn' cannot compute this model's attention",
+        rule="attention-cudnn: an NVIDIA GPU, bfloat16, head_dim a multiple of 8, no attention dropout,"
+        " a row that is one document or a window",
+        picture="\n".join(reasons),
+        repair="set model.attention='chunked', which saves the same for backward",
     )
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.choices import ACTIVATIONS, CHOICES, DROPOUTS, num_valid
@@ -146,12 +146,10 @@ class BertConfig(LayerNormSizes):
         super().__post_init__()
         if self.sentence_order and self.num_token_types < 2:
             raise ConfigError(
-                explain(
-                    f"model.num_token_types={self.num_token_types} with model.sentence_order=True",
-                    rule="token-types: each of the two segments of a sequence has a token type of its own",
-                    picture="tokens of the first are of type 0, of the second of type 1",
-                    repair="set model.num_token_types=2, or model.sentence_order=False",
-                )
+                f"model.num_token_types={self.num_token_types} with model.sentence_order=True",
+                rule="token-types: each of the two segments of a sequence has a token type of its own",
+                picture="tokens of the first are of type 0, of the second of type 1",
+                repair="set model.num_token_types=2, or model.sentence_order=False",
             )
 
     @property

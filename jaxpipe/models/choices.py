@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest
 from jaxpipe.models.attention import ATTENTION, KEPT, AttentionDropout, Visible
 
 
@@ -111,12 +111,10 @@ def check_heads(*, hidden: int, num_heads: int) -> None:
         lower = hidden - hidden % num_heads
         nearest = lower or num_heads
         raise ConfigError(
-            explain(
-                f"model.hidden={hidden} does not divide into model.num_heads={num_heads} heads",
-                rule="hidden-per-head: hidden is a multiple of num_heads",
-                picture=f"{hidden} = {num_heads} x {hidden // num_heads} + {hidden % num_heads}",
-                repair=f"set model.hidden={nearest} (the nearest below) or {lower + num_heads}",
-            )
+            f"model.hidden={hidden} does not divide into model.num_heads={num_heads} heads",
+            rule="hidden-per-head: hidden is a multiple of num_heads",
+            picture=f"{hidden} = {num_heads} x {hidden // num_heads} + {hidden % num_heads}",
+            repair=f"set model.hidden={nearest} (the nearest below) or {lower + num_heads}",
         )
 
 
@@ -131,20 +129,16 @@ def check_choices(*, attention: str, recompute: str) -> None:
     _check_known("recompute", recompute, RECOMPUTE)
     if recompute == "attention" and attention != "xla":
         raise ConfigError(
-            explain(
-                f"model.recompute='attention' with model.attention={attention!r}",
-                rule="recompute-attention: it leaves out the scores and probabilities, which only 'xla' keeps",
-                repair=f"set model.recompute='none'; {attention!r} keeps as little",
-            )
+            f"model.recompute='attention' with model.attention={attention!r}",
+            rule="recompute-attention: it leaves out the scores and probabilities, which only 'xla' keeps",
+            repair=f"set model.recompute='none'; {attention!r} keeps as little",
         )
 
 
 def _check_known(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(
-            explain(
-                f"model.{name}={value!r} is not known.{closest(value, list(known))}",
-                rule=f"model-{name}: one of {', '.join(known)}",
-                repair=f"set model.{name}={known[0]!r}",
-            )
+            f"model.{name}={value!r} is not known.{closest(value, list(known))}",
+            rule=f"model-{name}: one of {', '.join(known)}",
+            repair=f"set model.{name}={known[0]!r}",
         )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 from flax import nnx
 
-from jaxpipe.errors import ConfigError, closest, explain
+from jaxpipe.errors import ConfigError, closest
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.python_file import is_python_file, value_in_file
@@ -116,11 +116,9 @@ FAMILIES: dict[str, Family] = {}
 
 def _is_given(fields: Fields, seq_len: int) -> NoReturn:
     raise ConfigError(
-        explain(
-            f"model.family={GIVEN!r}: the model was given in Python",
-            rule="given-model: only jaxpipe.training.fit, with model=..., knows such a model and its batches",
-            repair="call fit from Python; for a command take a config of another family",
-        )
+        f"model.family={GIVEN!r}: the model was given in Python",
+        rule="given-model: only jaxpipe.training.fit, with model=..., knows such a model and its batches",
+        repair="call fit from Python; for a command take a config of another family",
     )
 
 
@@ -148,11 +146,9 @@ def register_family(family: Family) -> Family:
     # The same object twice is no error: a module that registers its family may be imported again.
     if FAMILIES.setdefault(family.name, family) is not family:
         raise ConfigError(
-            explain(
-                f"a family {family.name!r} exists already",
-                rule="family-name: every family has its own name",
-                repair="give the new one another name",
-            )
+            f"a family {family.name!r} exists already",
+            rule="family-name: every family has its own name",
+            repair="give the new one another name",
         )
     return family
 
@@ -178,9 +174,7 @@ def family_named(name: str) -> Family:
     if is_python_file(name):
         return value_in_file(name, Family, built_in=FAMILIES.values(), error=ConfigError)
     raise ConfigError(
-        explain(
-            f"model.family={name!r} is not known.{closest(name, list(FAMILIES))}",
-            rule=f"field-choice: model.family is one of {', '.join(sorted(FAMILIES))}, or a Python file",
-            repair="set model.family to one of these",
-        )
+        f"model.family={name!r} is not known.{closest(name, list(FAMILIES))}",
+        rule=f"field-choice: model.family is one of {', '.join(sorted(FAMILIES))}, or a Python file",
+        repair="set model.family to one of these",
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
@@ -192,12 +192,10 @@ def check_positions(fields: Fields, seq_len: int) -> None:
     num_positions = fields["num_positions"]
     if num_positions is not None and num_positions < seq_len:
         raise ConfigError(
-            explain(
-                f"model.num_positions={num_positions} with data.seq_len={seq_len}",
-                rule="positions: every token of a sequence has a row in the table of positions",
-                picture=f"tokens {num_positions} .. {seq_len - 1} have none",
-                repair=f"set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}",
-            )
+            f"model.num_positions={num_positions} with data.seq_len={seq_len}",
+            rule="positions: every token of a sequence has a row in the table of positions",
+            picture=f"tokens {num_positions} .. {seq_len - 1} have none",
+            repair=f"set model.num_positions='auto', which is {seq_len}, or data.seq_len={num_positions}",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
@@ -100,11 +100,9 @@ class LlamaConfig:
             legal = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             nearest = min(legal, key=lambda n: abs(n - self.num_kv_heads))
             raise ConfigError(
-                explain(
-                    f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
-                    rule="grouped-heads: every key-value head serves equally many query heads",
-                    repair=f"set model.num_kv_heads={nearest}, the nearest legal value",
-                )
+                f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
+                rule="grouped-heads: every key-value head serves equally many query heads",
+                repair=f"set model.num_kv_heads={nearest}, the nearest legal value",
             )
 
     def _check_pairs(self) -> None:
@@ -113,19 +111,15 @@ class LlamaConfig:
         rule = "rotary-pairs: the size of a head is even, since positions rotate pairs of its dims"
         if self.head_size is not None:
             raise ConfigError(
-                explain(
-                    f"model.head_size={self.head_size} is odd",
-                    rule=rule,
-                    repair=f"set model.head_size={self.head_size + 1}",
-                )
+                f"model.head_size={self.head_size} is odd",
+                rule=rule,
+                repair=f"set model.head_size={self.head_size + 1}",
             )
         raise ConfigError(
-            explain(
-                f"model.hidden={self.hidden} with model.num_heads={self.num_heads}",
-                rule=rule,
-                picture=f"{self.hidden} / {self.num_heads} = {self.anatomy.head_size}",
-                repair=f"set model.hidden={self.hidden + self.num_heads}",
-            )
+            f"model.hidden={self.hidden} with model.num_heads={self.num_heads}",
+            rule=rule,
+            picture=f"{self.hidden} / {self.num_heads} = {self.anatomy.head_size}",
+            repair=f"set model.hidden={self.hidden + self.num_heads}",
         )
 
     @property

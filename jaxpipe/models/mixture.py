@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.experts import Experts, Routing
@@ -51,20 +51,16 @@ class MixtureConfig(LlamaConfig):
         super().__post_init__()
         if self.num_experts < 2:
             raise ConfigError(
-                explain(
-                    f"model.num_experts={self.num_experts}",
-                    rule="experts: a layer of a mixture has two experts or more",
-                    repair="set model.num_experts=2 or more, or model.family='llama' for one feed forward",
-                )
+                f"model.num_experts={self.num_experts}",
+                rule="experts: a layer of a mixture has two experts or more",
+                repair="set model.num_experts=2 or more, or model.family='llama' for one feed forward",
             )
         if not 1 <= self.experts_per_token <= self.num_experts:
             nearest = min(max(self.experts_per_token, 1), self.num_experts)
             raise ConfigError(
-                explain(
-                    f"model.experts_per_token={self.experts_per_token} of model.num_experts={self.num_experts}",
-                    rule="chosen-experts: a token goes to 1 .. model.num_experts experts",
-                    repair=f"set model.experts_per_token={nearest}",
-                )
+                f"model.experts_per_token={self.experts_per_token} of model.num_experts={self.num_experts}",
+                rule="chosen-experts: a token goes to 1 .. model.num_experts experts",
+                repair=f"set model.experts_per_token={nearest}",
             )
 
     @property

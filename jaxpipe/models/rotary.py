@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 ROTARY_SCALINGS = ("llama3", "linear")
 _FACTOR = "rope_scaling_factor"
@@ -134,29 +134,23 @@ def check_rotary_scaling(fields: Mapping[str, Any], seq_len: int) -> None:
     values = ", ".join(f"model.{name}={fields[name]!r}" for name in changed)
     if changed and fields[_FACTOR] == 1.0:
         raise ConfigError(
-            explain(
-                f"{values} with model.rope_scaling_factor=1.0",
-                # A factor of 1.0 leaves the other fields without effect, and such a field is an error and not
-                # ignored.
-                rule="rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect",
-                repair=f"set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out",
-            )
+            f"{values} with model.rope_scaling_factor=1.0",
+            # A factor of 1.0 leaves the other fields without effect, and such a field is an error and not
+            # ignored.
+            rule="rope-scaling: a factor of 1.0 scales nothing, so what it would scale has no effect",
+            repair=f"set model.rope_scaling_factor, 8.0 for Llama 3.1, or leave {' and '.join(changed)} out",
         )
     if fields["rope_scaling"] == "linear" and len(changed) > 1:
         raise ConfigError(
-            explain(
-                values,
-                rule="rope-scaling: 'linear' divides all frequencies, so what is a low or a high one has no effect",
-                repair=f"set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out",
-            )
+            values,
+            rule="rope-scaling: 'linear' divides all frequencies, so what is a low or a high one has no effect",
+            repair=f"set model.rope_scaling='llama3', or leave {' and '.join(changed[1:])} out",
         )
     low = fields["rope_low_frequency_factor"]
     high = fields["rope_high_frequency_factor"]
     if low >= high:
         raise ConfigError(
-            explain(
-                f"model.rope_low_frequency_factor={low} with model.rope_high_frequency_factor={high}",
-                rule="rope-frequencies: low frequencies turn less often than high ones",
-                repair=f"set model.rope_low_frequency_factor less than {high}, for example {high / 4}",
-            )
+            f"model.rope_low_frequency_factor={low} with model.rope_high_frequency_factor={high}",
+            rule="rope-frequencies: low frequencies turn less often than high ones",
+            repair=f"set model.rope_low_frequency_factor less than {high}, for example {high / 4}",
         )

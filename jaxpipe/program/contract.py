@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.cluster.axes import KERNEL_AXES
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import AXES, MEASURED, Randomness
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
@@ -130,21 +130,17 @@ def check_actions(schedule: Schedule, functions: StageFunctions) -> None:
     if schedule.has_head_actions != bool(functions.over_pipe):
         which = "are not" if schedule.has_head_actions else "are"
         raise CompileError(
-            explain(
-                f"embedding and head of the model {which} split over `pipe`, and schedule {schedule.name!r} has "
-                f"{'S and T' if schedule.has_head_actions else 'no S and T'}.",
-                rule="split-head: a head that is split over `pipe` runs in S and T, another one on the last stage",
-                repair="give both, vocabulary(schedule) and functions with `over_pipe`, for example "
-                "StageFunctions.of(LanguageModel(config, TensorAxis(num_pipe=...))), or neither",
-            )
+            f"embedding and head of the model {which} split over `pipe`, and schedule {schedule.name!r} has "
+            f"{'S and T' if schedule.has_head_actions else 'no S and T'}.",
+            rule="split-head: a head that is split over `pipe` runs in S and T, another one on the last stage",
+            repair="give both, vocabulary(schedule) and functions with `over_pipe`, for example "
+            "StageFunctions.of(LanguageModel(config, TensorAxis(num_pipe=...))), or neither",
         )
     if schedule.num_replicas == 1 and schedule.columns.is_kind(Kind.SYNC).any():
         raise CompileError(
-            explain(
-                f"schedule {schedule.name!r} of num_replicas=1 has actions of kind SYNC.",
-                rule="program-actions: SYNC is between two replicas; gradients are summed over `data` without it",
-                repair="leave the SYNCs out",
-            )
+            f"schedule {schedule.name!r} of num_replicas=1 has actions of kind SYNC.",
+            rule="program-actions: SYNC is between two replicas; gradients are summed over `data` without it",
+            repair="leave the SYNCs out",
         )
 
 
@@ -152,19 +148,15 @@ def check_jax() -> None:
     """Raises CompileError if JAX makes 64-bit numbers by default, in which no round is counted, or compiles nothing."""
     if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         raise CompileError(
-            explain(
-                "jax_disable_jit is set.",
-                rule="one-program: a step is one compiled program, whose loops and messages do not run one by one",
-                repair="unset JAX_DISABLE_JIT, or leave jax.disable_jit(); print from a layer with jax.debug.print",
-            )
+            "jax_disable_jit is set.",
+            rule="one-program: a step is one compiled program, whose loops and messages do not run one by one",
+            repair="unset JAX_DISABLE_JIT, or leave jax.disable_jit(); print from a layer with jax.debug.print",
         )
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise CompileError(
-            explain(
-                "jax_enable_x64 is set.",
-                rule="numbers-32: the program counts in int32 and computes in float32 or bfloat16",
-                repair="unset JAX_ENABLE_X64, or call jax.config.update('jax_enable_x64', False) before",
-            )
+            "jax_enable_x64 is set.",
+            rule="numbers-32: the program counts in int32 and computes in float32 or bfloat16",
+            repair="unset JAX_ENABLE_X64, or call jax.config.update('jax_enable_x64', False) before",
         )
 
 
@@ -176,11 +168,9 @@ def check_dtype(dtype: Any) -> None:
         is_float = False
     if not is_float:
         raise CompileError(
-            explain(
-                f"dtype={dtype!r}.",
-                rule="compute-dtype: parameters are computed with as floating-point numbers of at most 32 bits",
-                repair="give 'bfloat16' or 'float32', or leave dtype out",
-            )
+            f"dtype={dtype!r}.",
+            rule="compute-dtype: parameters are computed with as floating-point numbers of at most 32 bits",
+            repair="give 'bfloat16' or 'float32', or leave dtype out",
         )
 
 
@@ -188,31 +178,25 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
     """Raises CompileError unless `mesh` has our axes and the schedule's devices, and kernels are split over it."""
     if tuple(mesh.axis_names) != AXES:
         raise CompileError(
-            explain(
-                f"the mesh has axes {tuple(mesh.axis_names)}.",
-                rule=f"mesh-axes: a mesh has the axes {AXES}, in this order",
-                repair=f"make it with jaxpipe.mesh.make_mesh({', '.join(f'{name}=...' for name in AXES)})",
-            )
+            f"the mesh has axes {tuple(mesh.axis_names)}.",
+            rule=f"mesh-axes: a mesh has the axes {AXES}, in this order",
+            repair=f"make it with jaxpipe.mesh.make_mesh({', '.join(f'{name}=...' for name in AXES)})",
         )
     num_pipe = mesh.shape["pipe"]
     if num_pipe != schedule.num_devices:
         raise CompileError(
-            explain(
-                f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh has pipe={num_pipe}.",
-                rule="pipe-devices: the schedule's devices are the mesh's `pipe` axis",
-                repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
-            )
+            f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh has pipe={num_pipe}.",
+            rule="pipe-devices: the schedule's devices are the mesh's `pipe` axis",
+            repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
         )
     for axis in KERNEL_AXES:
         if mesh.shape[axis] > 1 and functions.specs is None:
             raise CompileError(
-                explain(
-                    f"the mesh has {axis}={mesh.shape[axis]}, and no parameter is split over it.",
-                    rule=f"{axis}-axis: functions that use `{axis}` say in `specs` which parameters it splits; without "
-                    "it all its devices would do the same work",
-                    repair="make the functions for this mesh, for example StageFunctions.of(LanguageModel(config, "
-                    f"TensorAxis.of({axis}={mesh.shape[axis]}))), or use {axis}=1",
-                )
+                f"the mesh has {axis}={mesh.shape[axis]}, and no parameter is split over it.",
+                rule=f"{axis}-axis: functions that use `{axis}` say in `specs` which parameters it splits; without "
+                "it all its devices would do the same work",
+                repair="make the functions for this mesh, for example StageFunctions.of(LanguageModel(config, "
+                f"TensorAxis.of({axis}={mesh.shape[axis]}))), or use {axis}=1",
             )
 
 
@@ -226,9 +210,7 @@ def without_derivative(inputs: PyTree) -> PyTree:
 @without_derivative.defjvp
 def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
     raise CompileError(
-        explain(
-            "a program of a pipeline is differentiated.",
-            rule="gradients-of-a-pipeline: its schedule runs forwards and backwards, and returns the gradients",
-            repair="loss, grads = pipeline.loss_and_grads(params, batch, scale) in place of jax.grad(pipeline.loss)",
-        )
+        "a program of a pipeline is differentiated.",
+        rule="gradients-of-a-pipeline: its schedule runs forwards and backwards, and returns the gradients",
+        repair="loss, grads = pipeline.loss_and_grads(params, batch, scale) in place of jax.grad(pipeline.loss)",
     )

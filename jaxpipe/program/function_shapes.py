@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import BATCH_AXES, MEASURED, num_batch_parts, on_devices, with_losses
 from jaxpipe.program.contract import WORDS, Losses, StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
@@ -36,31 +36,25 @@ def check_inputs(
     """
     if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
         raise CompileError(
-            explain(
-                f"params is {type(params).__name__} {sorted(params) if isinstance(params, dict) else ''}.",
-                rule="params: a dictionary with 'shared' and 'layers'",
-                repair="put embedding and head under 'shared', the stacked layers under 'layers'",
-            )
+            f"params is {type(params).__name__} {sorted(params) if isinstance(params, dict) else ''}.",
+            rule="params: a dictionary with 'shared' and 'layers'",
+            repair="put embedding and head under 'shared', the stacked layers under 'layers'",
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"]):
         if leaf.shape[:3] != staged_shape:
             raise CompileError(
-                explain(
-                    f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
-                    rule=f"staged-layers: it begins with [device, chunk, layer] = {staged_shape}",
-                    repair="pass the parameters through pipeline.to_stages first",
-                )
+                f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                rule=f"staged-layers: it begins with [device, chunk, layer] = {staged_shape}",
+                repair="pass the parameters through pipeline.to_stages first",
             )
     num_parts = num_batch_parts(mesh)
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if leaf.ndim < 2 or leaf.shape[0] != schedule.num_microbatches or leaf.shape[1] % num_parts:
             raise CompileError(
-                explain(
-                    f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
-                    rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
-                    f"the size a multiple of {' x '.join(BATCH_AXES)}={num_parts}",
-                    repair="reshape the global batch to [num_microbatches, -1, ...]",
-                )
+                f"batch{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
+                rule=f"batch: leaves are [num_microbatches={schedule.num_microbatches}, microbatch size, ...], "
+                f"the size a multiple of {' x '.join(BATCH_AXES)}={num_parts}",
+                repair="reshape the global batch to [num_microbatches, -1, ...]",
             )
 
 
@@ -103,50 +97,40 @@ def check_functions(
     )
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise CompileError(
-            explain(
-                f"embed returns {x.dtype}{list(x.shape)}.",
-                rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
-                repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
-            )
+            f"embed returns {x.dtype}{list(x.shape)}.",
+            rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
+            repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
         )
     results = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
     y, of_layer = with_losses(results)
     y = _one_array("layer", y)
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         raise CompileError(
-            explain(
-                f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
-                rule="same-shape: every layer returns the shape and dtype that embed returns",
-                repair="cast or reshape inside embed or layer",
-            )
+            f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
+            rule="same-shape: every layer returns the shape and dtype that embed returns",
+            repair="cast or reshape inside embed or layer",
         )
     loss = shapes(functions.head, params["shared"], y, microbatch)
     # An empty tree would pass every check of its leaves, and train nothing.
     if not jax.tree.leaves(loss) or not _are_sums(loss):
         raise CompileError(
-            explain(
-                f"head returns {loss}.",
-                rule="loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind",
-                repair="sum, do not average, and cast to float32",
-            )
+            f"head returns {loss}.",
+            rule="loss-sum: head returns the sum of the microbatch's losses, a float32 scalar, or one of each kind",
+            repair="sum, do not average, and cast to float32",
         )
     if not _are_sums({name: loss for name, loss in of_layer.items() if not _is_told_by_layer(name, loss)}):
         raise CompileError(
-            explain(
-                f"layer returns {results}.",
-                rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name; "
-                f"one whose name begins with {MEASURED!r} may be an array",
-                repair="sum, do not average, and cast to float32; leave the dict out where there are none",
-            )
+            f"layer returns {results}.",
+            rule="layer-losses: layer returns x, or x and a dict of float32 scalars, sums of losses by name; "
+            f"one whose name begins with {MEASURED!r} may be an array",
+            repair="sum, do not average, and cast to float32; leave the dict out where there are none",
         )
     both = set(of_layer) & set(loss if isinstance(loss, dict) else (WORDS,))
     if both:
         raise CompileError(
-            explain(
-                f"layer and head both return a loss {min(both)!r}.",
-                rule=f"loss-names: losses of layers have names of their own; a head's only one counts as {WORDS!r}",
-                repair="give the layer's loss another name",
-            )
+            f"layer and head both return a loss {min(both)!r}.",
+            rule=f"loss-names: losses of layers have names of their own; a head's only one counts as {WORDS!r}",
+            repair="give the layer's loss another name",
         )
     # Sums are float32 whatever the copies are: bfloat16 would lose what small gradients add to a large sum.
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), params["shared"])
@@ -172,12 +156,10 @@ def _check_backward(name: str, results: PyTree, expected: PyTree, what: str) -> 
     described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (results, expected)]
     if described[0] != described[1]:
         raise CompileError(
-            explain(
-                f"{name} returns {described[0]}.",
-                rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
-                picture=f"expected {described[1]}",
-                repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
-            )
+            f"{name} returns {described[0]}.",
+            rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
+            picture=f"expected {described[1]}",
+            repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
         )
 
 
@@ -197,22 +179,18 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
     for path, factor in jax.tree_util.tree_leaves_with_path(scale):
         if jnp.shape(factor) != shape or jnp.iscomplexobj(factor):
             raise CompileError(
-                explain(
-                    f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",
-                    rule="loss-factor: a loss is multiplied by one real number",
-                    repair="give a float, for example 1 / number of tokens",
-                )
+                f"scale{jax.tree_util.keystr(path)} is {jnp.result_type(factor)}{list(jnp.shape(factor))}.",
+                rule="loss-factor: a loss is multiplied by one real number",
+                repair="give a float, for example 1 / number of tokens",
             )
     # One number for all losses, before structures are compared: a head with one loss has the same structure.
     if given == jax.tree.structure(0):
         return jax.tree.map(lambda _: jnp.asarray(scale, jnp.float32), losses)
     if given != structure:
         raise CompileError(
-            explain(
-                f"scale is {given}, and head returns {structure}.",
-                rule="loss-scale: scale is one number for all losses, or one for each loss that head returns",
-                repair="give a pytree of numbers with the structure of head's result, or one number",
-            )
+            f"scale is {given}, and head returns {structure}.",
+            rule="loss-scale: scale is one number for all losses, or one for each loss that head returns",
+            repair="give a pytree of numbers with the structure of head's result, or one number",
         )
     return jax.tree.map(lambda factor: jnp.asarray(factor, jnp.float32), scale)
 
@@ -220,10 +198,8 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
 def _one_array(name: str, value: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(value, "shape"):
         raise CompileError(
-            explain(
-                f"{name} returns {type(value).__name__}.",
-                rule="one-array: the message from stage to stage is one array",
-                repair="return one array; put what all layers read into the batch, which every layer gets",
-            )
+            f"{name} returns {type(value).__name__}.",
+            rule="one-array: the message from stage to stage is one array",
+            repair="return one array; put what all layers read into the batch, which every layer gets",
         )
     return value

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
 PyTree = Any
@@ -158,11 +158,9 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
         num_specs = jax.tree.structure(specs).num_leaves
         num_params = jax.tree.structure(params).num_leaves
         raise CompileError(
-            explain(
-                f"the functions' specs have {num_specs} leaves and params {num_params}, or their names differ.",
-                rule="specs: one PartitionSpec for every parameter, in a tree of the same structure",
-                repair="make both from the same model config",
-            )
+            f"the functions' specs have {num_specs} leaves and params {num_params}, or their names differ.",
+            rule="specs: one PartitionSpec for every parameter, in a tree of the same structure",
+            repair="make both from the same model config",
         )
 
     def part(path: Any, leaf: Any, spec: P) -> Part:
@@ -215,12 +213,10 @@ def _split_dims(
     axes = [axis for axis, _ in named]
     if any(axis not in allowed for axis in axes) or len(set(axes)) < len(axes) or len(spec) > len(shape):
         raise CompileError(
-            explain(
-                f"{name} of shape {shape} has the spec {spec}.",
-                rule="split-spec: a parameter is split along at most one of its dims over each of "
-                + ", ".join(map(repr, allowed)),
-                repair=f"give P() or for example P(None, {PARAMETER_AXES[-1]!r})",
-            )
+            f"{name} of shape {shape} has the spec {spec}.",
+            rule="split-spec: a parameter is split along at most one of its dims over each of "
+            + ", ".join(map(repr, allowed)),
+            repair=f"give P() or for example P(None, {PARAMETER_AXES[-1]!r})",
         )
     for axes, dim in entries:
         num_parts = math.prod(mesh.shape[axis] for axis in axes)
@@ -228,11 +224,9 @@ def _split_dims(
         if rest:
             sizes = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
             raise CompileError(
-                explain(
-                    f"{name} of shape {shape} is split along dim {dim} over {sizes}.",
-                    rule=f"{axes[0]}-divides: the dim is a multiple of the devices",
-                    picture=f"{shape[dim]} = {num_parts} x {size} + {rest}",
-                    repair=f"choose sizes or a {axes[0]} axis that divide",
-                )
+                f"{name} of shape {shape} is split along dim {dim} over {sizes}.",
+                rule=f"{axes[0]}-divides: the dim is a multiple of the devices",
+                picture=f"{shape[dim]} = {num_parts} x {size} + {rest}",
+                repair=f"choose sizes or a {axes[0]} axis that divide",
             )
     return tuple((axis, dim) for axis, dim in named if mesh.shape[axis] > 1)

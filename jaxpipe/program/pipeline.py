@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block
 from jaxpipe.program.carry import Row
@@ -286,10 +286,8 @@ def _key_data(key: jax.Array | None) -> jax.Array | None:
     words = jax.random.key_data(key) if is_typed else key
     if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
         raise CompileError(
-            explain(
-                f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
-                rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
-                repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
-            )
+            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
+            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
+            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
         )
     return words

@@ -14,7 +14,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import Randomness
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
@@ -60,12 +60,10 @@ def check_embedding(functions: StageFunctions, mesh: Mesh, shapes: StepShapes, *
     is_read = _is_read(mesh, shapes, backward, shapes.microbatch, shapes.message, sums, given)
     if needed := _names(is_read):
         raise CompileError(
-            explain(
-                f"the gradient of the embedding depends on shared parameters: {', '.join(needed)}.",
-                rule="one-shared-copy: without flush, the first stage embeds a batch while it still does backwards "
-                "of the one before, and has one copy of what all stages share: the embedding is linear in it",
-                repair="use a synchronous schedule, or a model whose embedding has no norm of its own (GPT, LLaMA)",
-            )
+            f"the gradient of the embedding depends on shared parameters: {', '.join(needed)}.",
+            rule="one-shared-copy: without flush, the first stage embeds a batch while it still does backwards "
+            "of the one before, and has one copy of what all stages share: the embedding is linear in it",
+            repair="use a synchronous schedule, or a model whose embedding has no norm of its own (GPT, LLaMA)",
         )
 
 
@@ -99,12 +97,10 @@ def trace_shared_use(
     has_new_head = not schedule.delays[-1]
     if by_both and has_new_head:
         raise CompileError(
-            explain(
-                f"embedding and head share {', '.join(by_both)} under schedule {schedule.name!r}.",
-                rule="ends-apart: the weights of the last stages are new, those of the first ones an update old, "
-                "so no parameter is one of both",
-                repair="set model.tie_embeddings=False, or use 'pipedream_2bw'",
-            )
+            f"embedding and head share {', '.join(by_both)} under schedule {schedule.name!r}.",
+            rule="ends-apart: the weights of the last stages are new, those of the first ones an update old, "
+            "so no parameter is one of both",
+            repair="set model.tie_embeddings=False, or use 'pipedream_2bw'",
         )
     return SharedUse(
         by_head=by_head,

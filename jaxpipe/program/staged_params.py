@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import on_devices
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.schedules.placement import Placement
@@ -57,12 +57,9 @@ def balanced_split(
     """
     if num_layers < num_stages:
         raise CompileError(
-            explain(
-                f"num_layers={num_layers} on num_stages={num_stages}.",
-                rule="layer-per-stage: every stage holds at least one layer",
-                repair=f"give at least {num_stages} layers"
-                + f", or use at most {num_layers} stages" * (num_layers > 0),
-            )
+            f"num_layers={num_layers} on num_stages={num_stages}.",
+            rule="layer-per-stage: every stage holds at least one layer",
+            repair=f"give at least {num_stages} layers" + f", or use at most {num_layers} stages" * (num_layers > 0),
         )
     counts = [1] * num_stages
     extra = [0.0] * num_stages
@@ -86,11 +83,9 @@ def layers_of_stages(num_layers: Any, num_stages: int, layers_per_stage: Any = N
     """
     if not is_count(num_layers):
         raise CompileError(
-            explain(
-                f"num_layers={num_layers!r}.",
-                rule="number-of-layers: num_layers is a whole number, that of the layers",
-                repair=f"give an int of at least {num_stages}, as len(layers)",
-            )
+            f"num_layers={num_layers!r}.",
+            rule="number-of-layers: num_layers is a whole number, that of the layers",
+            repair=f"give an int of at least {num_stages}, as len(layers)",
         )
     balanced = balanced_split(int(num_layers), num_stages)
     if layers_per_stage is None:
@@ -99,11 +94,9 @@ def layers_of_stages(num_layers: Any, num_stages: int, layers_per_stage: Any = N
     is_right = all(map(is_count, counts)) and len(counts) == num_stages and sum(counts) == num_layers
     if not is_right or min(counts) < 1:
         raise CompileError(
-            explain(
-                f"layers_per_stage={layers_per_stage!r} for num_layers={num_layers}, num_stages={num_stages}.",
-                rule="layers-of-stages: one whole number >= 1 for each stage, together num_layers",
-                repair=f"give for example {balanced}, or leave layers_per_stage out",
-            )
+            f"layers_per_stage={layers_per_stage!r} for num_layers={num_layers}, num_stages={num_stages}.",
+            rule="layers-of-stages: one whole number >= 1 for each stage, together num_layers",
+            repair=f"give for example {balanced}, or leave layers_per_stage out",
         )
     return tuple(map(int, counts))
 
@@ -161,11 +154,9 @@ class StagedLayout:
         def stage(leaf: jax.Array) -> jax.Array:
             if jnp.shape(leaf)[:1] != (self.num_layers,):
                 raise CompileError(
-                    explain(
-                        f"a leaf of params['layers'] has shape {jnp.shape(leaf)}.",
-                        rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
-                        repair="stack the layers' parameters, or set num_layers to their number",
-                    )
+                    f"a leaf of params['layers'] has shape {jnp.shape(leaf)}.",
+                    rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
+                    repair="stack the layers' parameters, or set num_layers to their number",
                 )
             # An unused row, -1, takes layer 0, and becomes zeros two lines below.
             rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)

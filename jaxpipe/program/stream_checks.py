@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxpipe.errors import CompileError, explain, first_of
+from jaxpipe.errors import CompileError, first_of
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Schedule
 
@@ -27,12 +27,10 @@ def check_delays(schedule: Schedule) -> None:
     )
     if not is_run or schedule.num_batches < NUM_BATCHES:
         raise CompileError(
-            explain(
-                f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}.",
-                rule="run-of-delay-one: without flush the first D stages have a delay of one, further ones on the same "
-                "devices, D at a time, one or none; and there are two batches or more to cut the program's calls from",
-                repair="use 'pipedream_2bw' or 'wpipe'",
-            )
+            f"schedule {schedule.name!r} has delays={schedule.delays}, num_batches={schedule.num_batches}.",
+            rule="run-of-delay-one: without flush the first D stages have a delay of one, further ones on the same "
+            "devices, D at a time, one or none; and there are two batches or more to cut the program's calls from",
+            repair="use 'pipedream_2bw' or 'wpipe'",
         )
 
 
@@ -45,11 +43,9 @@ def check_not_empty(params: PyTree) -> None:
     ]
     if empty:
         raise CompileError(
-            explain(
-                f"{len(empty)} parameters have no element.",
-                rule="run-of-elements: without flush parameters go from call to call by their parts, of which an empty "
-                "one has none",
-                picture=first_of(empty),
-                repair="leave them out, or use a synchronous schedule, as '1f1b'",
-            )
+            f"{len(empty)} parameters have no element.",
+            rule="run-of-elements: without flush parameters go from call to call by their parts, of which an empty "
+            "one has none",
+            picture=first_of(empty),
+            repair="leave them out, or use a synchronous schedule, as '1f1b'",
         )

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.files import local_path, read_whole
 from jaxpipe.schedules.file_fields import FIELDS, FileField
 from jaxpipe.schedules.placement import Placement
@@ -50,21 +50,17 @@ def to_csv(schedule: Schedule) -> str:
     """
     if schedule.num_replicas != 1:
         raise ScheduleError(
-            explain(
-                f"{schedule.name!r} has num_replicas={schedule.num_replicas} and cannot be written as CSV.",
-                rule=f"{_RULE}; it cannot hold a second replica",
-                repair="write it as JSON",
-            )
+            f"{schedule.name!r} has num_replicas={schedule.num_replicas} and cannot be written as CSV.",
+            rule=f"{_RULE}; it cannot hold a second replica",
+            repair="write it as JSON",
         )
     for device, row in enumerate(schedule.rows):
         for position, action in enumerate(row):
             if action.kind not in _IN_ORDER:
                 raise ScheduleError(
-                    explain(
-                        f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}",
-                        rule=_RULE,
-                        repair="write it as JSON",
-                    )
+                    f"{schedule.name!r} cannot be written as CSV: device {device}, position {position}: {action}",
+                    rule=_RULE,
+                    repair="write it as JSON",
                 )
     entries = [(field.head, getattr(schedule, field.name)) for field in FIELDS]
     head = "".join(f"{begin} {' '.join(map(str, values))}\n" for begin, values in entries if values)
@@ -91,7 +87,7 @@ def text_of(path: str | Path, *, rule: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ScheduleError(
-            explain(f"cannot read {str(path)!r}: {reason}.", rule=rule, repair="give the path of such a file")
+            f"cannot read {str(path)!r}: {reason}.", rule=rule, repair="give the path of such a file"
         ) from None
 
 
@@ -131,11 +127,9 @@ def from_csv(text: str, *, name: str) -> Schedule:
                 holder, first = holders.setdefault(action.stage, (device, f"{where}: {action}"))
                 if holder != device:
                     raise ScheduleError(
-                        explain(
-                            f"{name!r}, {where}: {action} and {first} are of stage {action.stage}",
-                            rule="one-holder: in a schedule of one replica, a stage is on one device",
-                            repair=f"move it to the row of device {holder}, or write two replicas as JSON",
-                        )
+                        f"{name!r}, {where}: {action} and {first} are of stage {action.stage}",
+                        rule="one-holder: in a schedule of one replica, a stage is on one device",
+                        repair=f"move it to the row of device {holder}, or write two replicas as JSON",
                     )
                 row.append(action)
         rows.append(tuple(row))
@@ -159,11 +153,9 @@ def _split_field(field: FileField, text: str, name: str) -> tuple[tuple[Any, ...
     entries = field.parsed(line.removeprefix(field.head).split())
     if not entries:  # no entry at all is wrong too: a schedule without the field has no such line
         raise ScheduleError(
-            explain(
-                f"{name!r}, first line: {line.strip()!r} does not list {field.entries}.",
-                rule=f"{_RULE}; a line above may have {field.line}",
-                repair=f"write one for each stage, as {field.head} {field.example}, or leave the line out",
-            )
+            f"{name!r}, first line: {line.strip()!r} does not list {field.entries}.",
+            rule=f"{_RULE}; a line above may have {field.line}",
+            repair=f"write one for each stage, as {field.head} {field.example}, or leave the line out",
         )
     return entries, rows
 
@@ -181,12 +173,10 @@ def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
             action = None
         if action is None or action.kind not in _IN_ORDER or action.replica:
             raise ScheduleError(
-                explain(
-                    f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.",
-                    rule=_RULE,
-                    repair="correct the cell; PyTorch writes this format with format='compute_only'; "
-                    "replicas and SYNC need JSON",
-                )
+                f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.",
+                rule=_RULE,
+                repair="correct the cell; PyTorch writes this format with format='compute_only'; "
+                "replicas and SYNC need JSON",
             )
         actions.append(action)
     return tuple(actions)
@@ -198,11 +188,9 @@ def _count(numbers: Collection[int], field: str, name: str) -> int:
     missing = next(number for number in range(len(numbers) + 1) if number not in numbers)
     if missing < len(numbers) or not numbers:
         raise ScheduleError(
-            explain(
-                f"{name!r}: no line has an action of {field} {missing}"
-                + (f", but there is {field} {max(numbers)}." if numbers else "."),
-                rule="no-gaps: stages and microbatches are numbered from 0 without gaps",
-                repair=f"add the actions of {field} {missing}, or renumber",
-            )
+            f"{name!r}: no line has an action of {field} {missing}"
+            + (f", but there is {field} {max(numbers)}." if numbers else "."),
+            rule="no-gaps: stages and microbatches are numbered from 0 without gaps",
+            repair=f"add the actions of {field} {missing}, or renumber",
         )
     return missing

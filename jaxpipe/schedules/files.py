@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.files import local_path
 from jaxpipe.schedules.csv_format import read_csv, text_of, to_csv
 from jaxpipe.schedules.file_fields import FIELDS
@@ -144,7 +144,7 @@ def _row(device: int, texts: list[str]) -> tuple[Action, ...]:
 
 
 def _error(what: str, repair: str) -> ScheduleError:
-    return ScheduleError(explain(f"this is not a schedule in JSON: {what}", rule=_RULE, repair=repair))
+    return ScheduleError(f"this is not a schedule in JSON: {what}", rule=_RULE, repair=repair)
 
 
 # ---- Files
@@ -184,20 +184,16 @@ def write_schedule(schedule: Schedule, path: str | Path) -> None:
         local_path(str(path)).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ScheduleError(
-            explain(
-                f"cannot write {str(path)!r}: {error.strerror}.",
-                rule="schedule-file: it is in a folder that exists and can be written to",
-                repair="make the folder, or give another path",
-            )
+            f"cannot write {str(path)!r}: {error.strerror}.",
+            rule="schedule-file: it is in a folder that exists and can be written to",
+            repair="make the folder, or give another path",
         ) from None
 
 
 def _check_ending(path: str | Path) -> None:
     if not is_file_name(str(path)):
         raise ScheduleError(
-            explain(
-                f"{str(path)!r} is not the name of a schedule's file.",
-                rule=f"schedule-file: its name ends in {' or '.join(ENDINGS)}",
-                repair=f"call it for example {str(Path(path).with_suffix('.json'))!r}",
-            )
+            f"{str(path)!r} is not the name of a schedule's file.",
+            rule=f"schedule-file: its name ends in {' or '.join(ENDINGS)}",
+            repair=f"call it for example {str(Path(path).with_suffix('.json'))!r}",
         )

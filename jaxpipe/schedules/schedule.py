@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.placement import Placement
 
 if TYPE_CHECKING:
@@ -142,12 +142,10 @@ def parse_action(text: str) -> Action:
     if match is None or kind is None or (match[3] == "") == TRAITS[kind].numbered:
         kinds = " ".join(kind.name for kind in Kind)
         raise ScheduleError(
-            explain(
-                f"{text.strip()!r} is not an action.",
-                rule=f"action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
-                "SYNC has no microbatch; UPDATE has the number of its batch; @1 at the end names replica 1",
-                repair="write for example 2F0, 3B11, 0EVICT4, 3SYNC@1",
-            )
+            f"{text.strip()!r} is not an action.",
+            rule=f"action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "
+            "SYNC has no microbatch; UPDATE has the number of its batch; @1 at the end names replica 1",
+            repair="write for example 2F0, 3B11, 0EVICT4, 3SYNC@1",
         )
     microbatch = int(match[3]) if match[3] else NO_MICROBATCH
     return Action(kind, int(match[1]), microbatch, int(match[4] or 0))
@@ -285,11 +283,9 @@ class Schedule:
         places = ((d, p, entry) for d, row in enumerate(self.rows) for p, entry in enumerate(row))
         device, position, entry = next(place for place in places if not _is_action(place[2]))
         return ScheduleError(
-            explain(
-                f"{self.name!r}: device {device}, position {position}: {entry!r} is no Action",
-                rule="action: the rows of a schedule hold Actions",
-                repair="write parse_action('2F0') for a text, or read all rows with from_csv or from_json",
-            )
+            f"{self.name!r}: device {device}, position {position}: {entry!r} is no Action",
+            rule="action: the rows of a schedule hold Actions",
+            repair="write parse_action('2F0') for a text, or read all rows with from_csv or from_json",
         )
 
 

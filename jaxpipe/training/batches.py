@@ -21,7 +21,7 @@ from jaxpipe.data import (
     load_corpus,
 )
 from jaxpipe.data.packing import NONE, WINDOWS
-from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.mesh import num_batch_parts
 from jaxpipe.program import Pipeline
 
@@ -88,13 +88,11 @@ def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
         # A target below 0 marks a token that the loss leaves out.
         if not any((batch["targets"] >= 0).any() for batch in batches):
             raise DataError(
-                explain(
-                    f"data.files={config.data.files!r}: nothing to learn {where}",
-                    rule="learned-tokens: answers alone are learned, and some row predicts a token of an answer",
-                    picture=f"data.seq_len={config.data.seq_len}, data.packing={config.data.packing!r}, data"
-                    f"{padding_of(train)}",
-                    repair=repair,
-                )
+                f"data.files={config.data.files!r}: nothing to learn {where}",
+                rule="learned-tokens: answers alone are learned, and some row predicts a token of an answer",
+                picture=f"data.seq_len={config.data.seq_len}, data.packing={config.data.packing!r}, data"
+                f"{padding_of(train)}",
+                repair=repair,
             )
 
 
@@ -137,22 +135,18 @@ def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequ
         )
         if not packed.num_sequences:
             raise ConfigError(
-                explain(
-                    f"data.files={data.files!r}: no document of two tokens to train on, or none to hold out",
-                    rule="enough-documents: with data.packing other than 'windows' whole documents are held out",
-                    picture=f"data.heldout_fraction={data.heldout_fraction}, data.packing={data.packing!r}",
-                    repair="name more documents, set a larger data.heldout_fraction, or data.packing='windows'",
-                )
+                f"data.files={data.files!r}: no document of two tokens to train on, or none to hold out",
+                rule="enough-documents: with data.packing other than 'windows' whole documents are held out",
+                picture=f"data.heldout_fraction={data.heldout_fraction}, data.packing={data.packing!r}",
+                repair="name more documents, set a larger data.heldout_fraction, or data.packing='windows'",
             )
         return packed
     if documents.learned is not None:
         raise ConfigError(
-            explain(
-                f"data.files={data.files!r} says which tokens are learned, and a masked model asks for others",
-                rule="learned-tokens: answers are learned by models that predict the next token",
-                picture=f"prepared with --format=chat, model.family={config.model.family!r}",
-                repair="prepare the texts with another --format, or train a causal model",
-            )
+            f"data.files={data.files!r} says which tokens are learned, and a masked model asks for others",
+            rule="learned-tokens: answers are learned by models that predict the next token",
+            picture=f"prepared with --format=chat, model.family={config.model.family!r}",
+            repair="prepare the texts with another --format, or train a causal model",
         )
     return MaskedSequences(
         documents,

@@ -20,7 +20,7 @@ import jax.extend.core as core
 import optax
 
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.jax_defaults import default_promotion
 from jaxpipe.program.partition import STACKED
 
@@ -202,13 +202,11 @@ def _traced(optimizer: optax.GradientTransformation, params: Params) -> _Update:
     except Exception as error:
         # The function is the user's, so that any error may come out of it; all mean the same here.
         raise ConfigError(
-            explain(
-                f"optimizer={type(optimizer).__name__} cannot be traced: {type(error).__name__}",
-                rule="given-optimizer: an optax.GradientTransformation, whose update takes gradients, state and"
-                " parameters and nothing else",
-                picture=str(error),
-                repair="give for example optimizer=optax.adamw(1e-3)",
-            )
+            f"optimizer={type(optimizer).__name__} cannot be traced: {type(error).__name__}",
+            rule="given-optimizer: an optax.GradientTransformation, whose update takes gradients, state and"
+            " parameters and nothing else",
+            picture=str(error),
+            repair="give for example optimizer=optax.adamw(1e-3)",
         ) from error
     return _Update(jaxpr, owners((params, state, params)), owners(outputs), state)
 
@@ -288,6 +286,4 @@ def _of_stack(equation: core.JaxprEqn, values: list[_Value]) -> _Value:
 
 
 def _refused(does: str, rule: str, repair: str) -> ConfigError:
-    return ConfigError(
-        explain(f"the optimizer {does}", rule=f"optimizer-by-layer: {rule}", repair=repair),
-    )
+    return ConfigError(f"the optimizer {does}", rule=f"optimizer-by-layer: {rule}", repair=repair)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxpipe.errors import CompileError, explain
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import Randomness
 from jaxpipe.training.given import Model, num_sequences
 
@@ -238,4 +238,4 @@ def _refused(name: str, has: str, rule: str, repair: str) -> CompileError:
         "one-structure": "all layers run by one program, with their own parameters",
         "own-parameters": "layers of different stages are on different devices",
     }
-    return CompileError(explain(f"{name} has {has}", rule=f"{rule}: {rules[rule]}", repair=repair))
+    return CompileError(f"{name} has {has}", rule=f"{rule}: {rules[rule]}", repair=repair)

@@ -21,7 +21,7 @@ from jaxpipe.config import base_config
 from jaxpipe.config.checks import check_given
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
-from jaxpipe.errors import ConfigError, DataError, explain, first_of
+from jaxpipe.errors import ConfigError, DataError, first_of
 from jaxpipe.models import GIVEN
 from jaxpipe.training.task import Task
 
@@ -76,11 +76,9 @@ def check_nothing_given(**given: Any) -> None:
     for argument, value in given.items():
         if value is not None and value != ():
             raise ConfigError(
-                explain(
-                    f"{argument} is given without a model",
-                    rule="given-task: a config of a family has its model and its data",
-                    repair=f"leave {argument} out, or give model=Model(...) and a config of base_config('given')",
-                )
+                f"{argument} is given without a model",
+                rule="given-task: a config of a family has its model and its data",
+                repair=f"leave {argument} out, or give model=Model(...) and a config of base_config('given')",
             )
 
 
@@ -90,12 +88,10 @@ def check_optimizer_fields(config: ConfigDict) -> None:
     for field, default in defaults.items():
         if field not in _OPTIMIZER_FIELDS and config.optimizer[field] != default:
             raise ConfigError(
-                explain(
-                    f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
-                    rule="field-used: a field that has no effect is an error",
-                    picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
-                    repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
-                )
+                f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
+                rule="field-used: a field that has no effect is an error",
+                picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
+                repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
             )
 
 
@@ -134,11 +130,9 @@ def given_task(
     num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))
     if config.checkpoint.keep_best and not num_heldout:
         raise ConfigError(
-            explain(
-                f"checkpoint.keep_best={config.checkpoint.keep_best} without heldout_batches",
-                rule="best-checkpoint: the best checkpoints are those of the least held-out loss",
-                repair="give heldout_batches, or set checkpoint.keep_best=0",
-            )
+            f"checkpoint.keep_best={config.checkpoint.keep_best} without heldout_batches",
+            rule="best-checkpoint: the best checkpoints are those of the least held-out loss",
+            repair="give heldout_batches, or set checkpoint.keep_best=0",
         )
     num_microbatches = config.pipeline.num_microbatches
     return Task(
@@ -181,11 +175,9 @@ class GivenBatches:
             yield batch if rows is None else {name: leaf[:, rows] for name, leaf in batch.items()}
             step += 1
         raise DataError(
-            explain(
-                f"{self.name} has no batch for step {step + 1}",
-                rule="given-batches: there is a batch for every step of the run",
-                repair="give a function of the step, or an iterable without end, or set train.steps to fewer",
-            )
+            f"{self.name} has no batch for step {step + 1}",
+            rule="given-batches: there is a batch for every step of the run",
+            repair="give a function of the step, or an iterable without end, or set train.steps to fewer",
         )
 
     def first(self, num_batches: int) -> Iterator[Batch]:
@@ -202,12 +194,10 @@ class GivenBatches:
             arrays = self._arrays(batch, where)
             if self.like not in (None, _outline(arrays)):
                 raise DataError(
-                    explain(
-                        f"{where}: this batch has other shapes than the first one for training",
-                        rule="given-batch: all batches have the same names, shapes and dtypes, held-out ones too",
-                        picture=f"the first: {self.like}\nthis one:  {_outline(arrays)}",
-                        repair="leave out a last batch that is shorter, or fill it up",
-                    )
+                    f"{where}: this batch has other shapes than the first one for training",
+                    rule="given-batch: all batches have the same names, shapes and dtypes, held-out ones too",
+                    picture=f"the first: {self.like}\nthis one:  {_outline(arrays)}",
+                    repair="leave out a last batch that is shorter, or fill it up",
                 )
             num = self.num_microbatches
             yield {name: leaf.reshape(num, len(leaf) // num, *leaf.shape[1:]) for name, leaf in arrays.items()}
@@ -218,12 +208,10 @@ class GivenBatches:
         sizes = {leaf.shape[:1] for leaf in arrays.values()}
         if len(sizes) != 1 or sizes == {()} or any(leaf.dtype.kind in NO_NUMBERS for leaf in arrays.values()):
             raise DataError(
-                explain(
-                    f"{where}: this is no batch",
-                    rule="given-batch: a dict of arrays [batch size, ...], all of one batch size",
-                    picture=_outline(arrays) or f"found {type(batch).__name__}",
-                    repair="return such a dict",
-                )
+                f"{where}: this is no batch",
+                rule="given-batch: a dict of arrays [batch size, ...], all of one batch size",
+                picture=_outline(arrays) or f"found {type(batch).__name__}",
+                repair="return such a dict",
             )
         return {name: leaf.astype(dtypes.canonicalize_dtype(leaf.dtype), copy=False) for name, leaf in arrays.items()}
 
@@ -236,12 +224,10 @@ def _batches(source: BatchSource, name: str) -> GivenBatches:
     """
     if not callable(source) and (not isinstance(source, Iterable) or isinstance(source, Iterator)):
         raise ConfigError(
-            explain(
-                f"{name} is a {type(source).__name__}, which cannot be read from its beginning again",
-                rule="given-batches: batches are a function of the step or an iterable that begins anew each time, so"
-                " that a run can go on after any step",
-                repair="give for example lambda step: ..., a list, or a data loader",
-            )
+            f"{name} is a {type(source).__name__}, which cannot be read from its beginning again",
+            rule="given-batches: batches are a function of the step or an iterable that begins anew each time, so"
+            " that a run can go on after any step",
+            repair="give for example lambda step: ..., a list, or a data loader",
         )
     return GivenBatches(source, num_microbatches=1, name=name)
 
@@ -256,23 +242,19 @@ def _num_layers(model: Model) -> int:
     ]
     if others:
         raise ConfigError(
-            explain(
-                "some parameters are no floating-point numbers, and would become some",
-                rule="given-params-float: an optimizer moves every parameter; the run keeps them in float32",
-                picture=first_of(others),
-                repair="put indices, masks and keys into the batch or into the function itself; of a complex parameter"
-                " keep real and imaginary part, and join them by jax.lax.complex",
-            )
+            "some parameters are no floating-point numbers, and would become some",
+            rule="given-params-float: an optimizer moves every parameter; the run keeps them in float32",
+            picture=first_of(others),
+            repair="put indices, masks and keys into the batch or into the function itself; of a complex parameter"
+            " keep real and imaginary part, and join them by jax.lax.complex",
         )
     layers = jax.tree.leaves(params.get("layers")) if isinstance(params, Mapping) else []
     sizes = {leaf.shape[:1] for leaf in layers}
     if len(sizes) != 1 or sizes <= {(), (0,)}:
         raise ConfigError(
-            explain(
-                f"the parameters have no one number of layers: {sorted(sizes)}",
-                rule="given-params: a dict with 'shared' and 'layers', every leaf of 'layers' [number of layers, ...]",
-                repair="stack the parameters of all layers, for example jax.vmap(init_layer)(keys)",
-            )
+            f"the parameters have no one number of layers: {sorted(sizes)}",
+            rule="given-params: a dict with 'shared' and 'layers', every leaf of 'layers' [number of layers, ...]",
+            repair="stack the parameters of all layers, for example jax.vmap(init_layer)(keys)",
         )
     return sizes.pop()[0]
 
@@ -281,11 +263,9 @@ def _set(config: ConfigDict, section: str, field: str, value: int) -> None:
     """Writes a size into the config, where its default 0 stands."""
     if config[section][field] not in (0, value):
         raise ConfigError(
-            explain(
-                f"{section}.{field}={config[section][field]}, and what is given in Python has {value}",
-                rule="given-sizes: the model and the batches decide their sizes",
-                repair=f"leave {section}.{field} out",
-            )
+            f"{section}.{field}={config[section][field]}, and what is given in Python has {value}",
+            rule="given-sizes: the model and the batches decide their sizes",
+            repair=f"leave {section}.{field} out",
         )
     config[section][field] = value
 
@@ -307,9 +287,7 @@ def _outline(batch: Batch) -> str:
 
 def _missing(what: str) -> ConfigError:
     return ConfigError(
-        explain(
-            f"{what} is missing",
-            rule="given-task: a model given in Python comes with initial parameters and with batches",
-            repair="call fit(config, workdir, model=Model(embed, layer, head, init=init), train_batches=batches)",
-        )
+        f"{what} is missing",
+        rule="given-task: a model given in Python comes with initial parameters and with batches",
+        repair="call fit(config, workdir, model=Model(embed, layer, head, init=init), train_batches=batches)",
     )

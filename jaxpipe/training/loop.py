@@ -21,7 +21,7 @@ from jaxpipe.checkpoints.checkpoints import Saver
 from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.distributed.log import printing_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
-from jaxpipe.errors import TrainingError, explain
+from jaxpipe.errors import TrainingError
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import local_rows, put_batch
 from jaxpipe.training.metrics import open_metrics
@@ -303,12 +303,10 @@ class SkippedSteps:
         if not self._has_flush:
             kept += ", but for stages whose gradients were finite"
         raise TrainingError(
-            explain(
-                f"step {step}: loss or gradients are not finite, {num_in_row} steps in a row",
-                rule=f"finite-numbers: a run ends after train.max_skipped_in_row={self._max_in_row} such steps",
-                picture=f"{values}\n{culprit}\n{kept}",
-                repair=f"{_repair(last_good, are_params_bad=are_params_bad)}",
-            )
+            f"step {step}: loss or gradients are not finite, {num_in_row} steps in a row",
+            rule=f"finite-numbers: a run ends after train.max_skipped_in_row={self._max_in_row} such steps",
+            picture=f"{values}\n{culprit}\n{kept}",
+            repair=f"{_repair(last_good, are_params_bad=are_params_bad)}",
         )
 
     def _culprit(self, numbers: Mapping[str, float], params: Any) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from jaxpipe.distributed.log import has_terminal
 from jaxpipe.drawing.pictures import heat_map
-from jaxpipe.errors import TrainingError, explain
+from jaxpipe.errors import TrainingError
 from jaxpipe.files import whole_files, write_whole
 from jaxpipe.training.run_folder import METRICS, TENSORBOARD
 
@@ -148,15 +148,13 @@ class MetricsWriter:
             yield
         except OSError as error:
             raise TrainingError(
-                explain(
-                    f"the metrics of the run in {self._path} cannot be written: {error.strerror}",
-                    rule=f"metrics-files: every step leaves a row in {METRICS} and in {TENSORBOARD}/",
-                    picture=f"{error.filename or self._path / METRICS}",
-                    repair=(
-                        "make room or correct the permissions, then run the same command again: it resumes from the"
-                        " newest checkpoint"
-                    ),
-                )
+                f"the metrics of the run in {self._path} cannot be written: {error.strerror}",
+                rule=f"metrics-files: every step leaves a row in {METRICS} and in {TENSORBOARD}/",
+                picture=f"{error.filename or self._path / METRICS}",
+                repair=(
+                    "make room or correct the permissions, then run the same command again: it resumes from the"
+                    " newest checkpoint"
+                ),
             ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 PROFILE = "profile"  # folder of the traces, in the run's folder
 
@@ -49,12 +49,10 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
     if steps is None or not 0 < steps.first <= steps.last <= num_steps:
         example = f"{min(10, num_steps)}:{min(12, num_steps)}"
         raise ConfigError(
-            explain(
-                f"--profile_steps={text} cannot be traced",
-                rule="profile-steps: FIRST:LAST, both ends included, FIRST <= LAST, of the run's steps",
-                picture=f"it has steps 1 to {num_steps}",
-                repair=f"give for example --profile_steps={example}, or leave it out",
-            )
+            f"--profile_steps={text} cannot be traced",
+            rule="profile-steps: FIRST:LAST, both ends included, FIRST <= LAST, of the run's steps",
+            picture=f"it has steps 1 to {num_steps}",
+            repair=f"give for example --profile_steps={example}, or leave it out",
         )
     return steps
 

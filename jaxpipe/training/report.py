@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpipe.cluster.axes import told
 from jaxpipe.drawing import chrome_trace
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
 from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.run_step import Step
@@ -113,16 +113,14 @@ def check_memory(step: Step, state: TrainState, batch: Any, *, limit_bytes: int 
     picture = ", ".join(f"{kind} {gib(num, '.3g')}" for kind, num in parts.items() if num)
     more = " or ".join(f"mesh.{axis}" for axis in told(step.pipeline.mesh.shape))
     raise ConfigError(
-        explain(
-            f"a step needs at least {gib(needed, '.3g')} GiB on each device, which has {gib(limit_bytes, '.3g')} GiB",
-            rule="memory: the train state and what the schedule stores fit the device",
-            picture=f"GiB: {picture}",
-            repair=(
-                f"more {more}, pipeline.schedule='bpipe', smaller"
-                " microbatches (more pipeline.num_microbatches), or model.recompute='full';"
-                " `python -m jaxpipe.compile` shows the bytes of a step"
-            ),
-        )
+        f"a step needs at least {gib(needed, '.3g')} GiB on each device, which has {gib(limit_bytes, '.3g')} GiB",
+        rule="memory: the train state and what the schedule stores fit the device",
+        picture=f"GiB: {picture}",
+        repair=(
+            f"more {more}, pipeline.schedule='bpipe', smaller"
+            " microbatches (more pipeline.num_microbatches), or model.recompute='full';"
+            " `python -m jaxpipe.compile` shows the bytes of a step"
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from jaxpipe.config import build_schedule, expected_costs
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, has_times, written_costs
 from jaxpipe.distributed.process_group import ProcessGroup
-from jaxpipe.errors import CheckpointError, ConfigError, explain, first_of
+from jaxpipe.errors import CheckpointError, ConfigError, first_of
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule, to_json
@@ -175,12 +175,10 @@ def check_no_checkpoint_lost(path: Path) -> None:
     # Twice: the second checkpoint starts only when the first is complete, so with more rows one must be there.
     if every and num_rows > 2 * every:
         raise CheckpointError(
-            explain(
-                f"--workdir={path} holds a run of {num_rows} steps, and none of its checkpoints",
-                rule="checkpoints-there: a run is resumed from a checkpoint; from step 0 only if it has written none",
-                picture=f"checkpoint.save_every={every}; {path / CHECKPOINTS} has no complete one",
-                repair="put the checkpoints back (is the disk mounted?), or name another --workdir for a new run",
-            )
+            f"--workdir={path} holds a run of {num_rows} steps, and none of its checkpoints",
+            rule="checkpoints-there: a run is resumed from a checkpoint; from step 0 only if it has written none",
+            picture=f"checkpoint.save_every={every}; {path / CHECKPOINTS} has no complete one",
+            repair="put the checkpoints back (is the disk mounted?), or name another --workdir for a new run",
         )
 
 
@@ -198,18 +196,16 @@ def _change(name: str, before: object, now: object) -> str:
 
 def _refused(path: Path, refused: list[str]) -> ConfigError:
     return ConfigError(
-        explain(
-            f"--workdir={path} holds a run of another model or on other data",
-            rule=(
-                "same-run: a resumed run keeps its model, which shapes its parameters, and its data, whose batches its"
-                " position counts"
-            ),
-            picture="\n".join(refused),
-            repair=(
-                "name another --workdir, or leave these fields as they were; checkpoint.init_from starts a new run from"
-                " the parameters"
-            ),
-        )
+        f"--workdir={path} holds a run of another model or on other data",
+        rule=(
+            "same-run: a resumed run keeps its model, which shapes its parameters, and its data, whose batches its"
+            " position counts"
+        ),
+        picture="\n".join(refused),
+        repair=(
+            "name another --workdir, or leave these fields as they were; checkpoint.init_from starts a new run from"
+            " the parameters"
+        ),
     )
 
 
@@ -248,12 +244,10 @@ def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
     ]
     if differ:
         raise ConfigError(
-            explain(
-                f"process {processes.index} has another config than process 0",
-                rule="same-config: all processes of a run have one config",
-                picture=first_of(differ),
-                repair="start every process with the same command and the same config file",
-            )
+            f"process {processes.index} has another config than process 0",
+            rule="same-config: all processes of a run have one config",
+            picture=first_of(differ),
+            repair="start every process with the same command and the same config file",
         )
 
 
@@ -263,16 +257,14 @@ def check_same_schedule(processes: ProcessGroup, schedule: Schedule, costs: str)
     digest = hashlib.sha256(f"{costs}\n{to_json(schedule)}".encode()).hexdigest()
     if digest != processes.agree("schedule", digest):
         raise ConfigError(
-            explain(
-                f"process {processes.index} has another schedule than process 0",
-                rule="same-schedule: all processes of a run execute one schedule",
-                picture=(
-                    f"here: {schedule.name}, num_devices={schedule.num_devices},"
-                    f" num_microbatches={schedule.num_microbatches}, made for costs {costs!r}"
-                ),
-                repair=(
-                    "start every process with the same command on the same kind of GPU and, where pipeline.schedule"
-                    " or pipeline.costs is a file, with the same file"
-                ),
-            )
+            f"process {processes.index} has another schedule than process 0",
+            rule="same-schedule: all processes of a run execute one schedule",
+            picture=(
+                f"here: {schedule.name}, num_devices={schedule.num_devices},"
+                f" num_microbatches={schedule.num_microbatches}, made for costs {costs!r}"
+            ),
+            repair=(
+                "start every process with the same command on the same kind of GPU and, where pipeline.schedule"
+                " or pipeline.costs is a file, with the same file"
+            ),
         )

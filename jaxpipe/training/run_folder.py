@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
 from jaxpipe.config.base import unknown_field
-from jaxpipe.errors import ConfigError, explain, first_of
+from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
 from jaxpipe.python_file import is_python_file
@@ -50,11 +50,9 @@ def check(workdir: str) -> Path:
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not there.is_dir():
         raise ConfigError(
-            explain(
-                f"--workdir={workdir}: {there} is a file",
-                rule="workdir-folder: the files of a run go into a folder",
-                repair="name another --workdir",
-            )
+            f"--workdir={workdir}: {there} is a file",
+            rule="workdir-folder: the files of a run go into a folder",
+            repair="name another --workdir",
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise _not_writable(workdir, f"{there}: no permission to write")
@@ -65,22 +63,18 @@ def check(workdir: str) -> Path:
     of_run = [name for name in (METRICS, TENSORBOARD, CHECKPOINTS) if name in names]
     if of_run:
         raise ConfigError(
-            explain(
-                f"--workdir={workdir} holds an incomplete run",
-                rule=f"workdir-run: a run is resumed from a folder with its {CONFIG}, and never overwrites another run",
-                picture=f"there: {', '.join(of_run)}; not there: {CONFIG}",
-                repair="name another --workdir, or move these away",
-            )
+            f"--workdir={workdir} holds an incomplete run",
+            rule=f"workdir-run: a run is resumed from a folder with its {CONFIG}, and never overwrites another run",
+            picture=f"there: {', '.join(of_run)}; not there: {CONFIG}",
+            repair="name another --workdir, or move these away",
         )
     # A run that failed before its config was written leaves its lock, and perhaps more; the next may begin there.
     if LOCK not in names:
         raise ConfigError(
-            explain(
-                f"--workdir={workdir} has files, and holds no run",
-                rule=f"workdir-new: a new run begins in a folder without files; it resumes in one with its {CONFIG}",
-                picture=f"there: {first_of(names, joined_by=', ')}",
-                repair=f"name another --workdir, as {path / 'run'}",
-            )
+            f"--workdir={workdir} has files, and holds no run",
+            rule=f"workdir-new: a new run begins in a folder without files; it resumes in one with its {CONFIG}",
+            picture=f"there: {first_of(names, joined_by=', ')}",
+            repair=f"name another --workdir, as {path / 'run'}",
         )
     return path
 
@@ -89,13 +83,11 @@ def check_name(path: Path, *, flag: str) -> None:
     """Raises ConfigError for a folder in which no checkpoint could be written and read again."""
     if unusable := [characters for characters in UNUSABLE if characters in str(path)]:
         raise ConfigError(
-            explain(
-                f"{flag}: the path of the folder has {unusable[0]}",
-                rule=f"run-name: without {' '.join(UNUSABLE)}, which the library that writes checkpoints takes for a"
-                " pattern or for another folder",
-                picture=str(path),
-                repair="name another folder",
-            )
+            f"{flag}: the path of the folder has {unusable[0]}",
+            rule=f"run-name: without {' '.join(UNUSABLE)}, which the library that writes checkpoints takes for a"
+            " pattern or for another folder",
+            picture=str(path),
+            repair="name another folder",
         )
 
 
@@ -183,14 +175,12 @@ def kept_family(path: Path, family: str) -> str | None:
 def refused_code(workdir: str, named: str) -> ConfigError:
     """The error for a Python file that the config.json of a run names, and that nobody has allowed to run."""
     return ConfigError(
-        explain(
-            f"{path_of(workdir) / CONFIG} names a Python file: {named}",
-            rule=f"run-code: of what a run's {CONFIG} names, only its own copy of its family, {FAMILY}, is run unasked",
-            repair=(
-                f"read that file; then give --allow_code to eval or sample, or copy a family to {workdir}/{FAMILY}, or"
-                " name a method with --method"
-            ),
-        )
+        f"{path_of(workdir) / CONFIG} names a Python file: {named}",
+        rule=f"run-code: of what a run's {CONFIG} names, only its own copy of its family, {FAMILY}, is run unasked",
+        repair=(
+            f"read that file; then give --allow_code to eval or sample, or copy a family to {workdir}/{FAMILY}, or"
+            " name a method with --method"
+        ),
     )
 
 
@@ -203,12 +193,10 @@ def load(workdir: str) -> dict[str, Any]:
     path = path_of(workdir) / CONFIG
     if not path.is_file():
         raise ConfigError(
-            explain(
-                f"--workdir={workdir} holds no run",
-                rule=f"workdir-run: a run leaves {CONFIG} in its folder",
-                picture=f"no file {path}",
-                repair="name the --workdir that was given to jaxpipe.train",
-            )
+            f"--workdir={workdir} holds no run",
+            rule=f"workdir-run: a run leaves {CONFIG} in its folder",
+            picture=f"no file {path}",
+            repair="name the --workdir that was given to jaxpipe.train",
         )
     try:
         saved = json.loads(read_whole(path))
@@ -246,22 +234,18 @@ _REPAIR = "use the version of jaxpipe that wrote it, or correct the file"
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        explain(
-            f"{path} cannot be read: {str(error).splitlines()[0]}",
-            rule="config-file: JSON with the fields of a config, a known model.family among them",
-            repair=_REPAIR,
-        )
+        f"{path} cannot be read: {str(error).splitlines()[0]}",
+        rule="config-file: JSON with the fields of a config, a known model.family among them",
+        repair=_REPAIR,
     )
 
 
 def _not_writable(workdir: str, why: str) -> ConfigError:
     return ConfigError(
-        explain(
-            f"--workdir={workdir} cannot be written",
-            rule="workdir-writable: a run creates its folder and writes its files there",
-            picture=why,
-            repair="name another --workdir, or give yourself the right to write there",
-        )
+        f"--workdir={workdir} cannot be written",
+        rule="workdir-writable: a run creates its folder and writes its files there",
+        picture=why,
+        repair="name another --workdir, or give yourself the right to write there",
     )
 
 
@@ -300,14 +284,12 @@ def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], st
         owner = broadcast("claimed", (path / LOCK).read_text() if is_first else "")
         if (path / LOCK).read_text() != owner:
             raise ConfigError(
-                explain(
-                    f"--workdir={workdir} is not the same folder for all processes",
-                    rule="workdir-shared: all machines of a run see one folder, for the parts of its checkpoints",
-                    picture=(
-                        f"process 0: {owner.strip()} in {LOCK}; here: {(path / LOCK).read_text().strip() or 'nothing'}"
-                    ),
-                    repair="name a folder on a file system that all machines share",
-                )
+                f"--workdir={workdir} is not the same folder for all processes",
+                rule="workdir-shared: all machines of a run see one folder, for the parts of its checkpoints",
+                picture=(
+                    f"process 0: {owner.strip()} in {LOCK}; here: {(path / LOCK).read_text().strip() or 'nothing'}"
+                ),
+                repair="name a folder on a file system that all machines share",
             )
         yield
 
@@ -319,12 +301,10 @@ def _lock(file: Any, workdir: str) -> None:
     except BlockingIOError as error:
         file.seek(0)
         raise ConfigError(
-            explain(
-                f"--workdir={workdir}: another run writes there",
-                rule="workdir-alone: one run writes into a folder",
-                picture=file.read().strip(),
-                repair="wait for its end, end it, or name another --workdir",
-            )
+            f"--workdir={workdir}: another run writes there",
+            rule="workdir-alone: one run writes into a folder",
+            picture=file.read().strip(),
+            repair="wait for its end, end it, or name another --workdir",
         ) from error
     except OSError:
         pass  # a file system without locks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxpipe.data import Fingerprint
 from jaxpipe.data.fingerprint import differences
-from jaxpipe.errors import ConfigError, explain, first_of
+from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.files import read_whole, write_whole
 
 DATA = "data.json"  # in the run's folder
@@ -33,23 +33,19 @@ def check_same_data(path: Path, fingerprint: Fingerprint) -> None:
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         # RecursionError: JSON of thousands of brackets, as of a damaged file.
         raise ConfigError(
-            explain(
-                f"{path / DATA} cannot be read: {type(error).__name__}: {error}",
-                rule="data-file: JSON with the fingerprint of the tokens, as a run has written it",
-                repair="correct the file, or move it away: data.files and data.tokenizer must then be as they were",
-            )
+            f"{path / DATA} cannot be read: {type(error).__name__}: {error}",
+            rule="data-file: JSON with the fingerprint of the tokens, as a run has written it",
+            repair="correct the file, or move it away: data.files and data.tokenizer must then be as they were",
         ) from error
     if differ := _listed_differences(before, fingerprint, "before", "now"):
         raise ConfigError(
-            explain(
-                f"data.files are other tokens than those with which the run in --workdir={path} began",
-                rule="same-data: a resumed run keeps its tokens (files may move), since its position counts batches",
-                picture=differ,
-                repair=(
-                    "put the files back as they were ('auto': run the same Python), or name another --workdir;"
-                    " checkpoint.init_from starts a new run from the parameters"
-                ),
-            )
+            f"data.files are other tokens than those with which the run in --workdir={path} began",
+            rule="same-data: a resumed run keeps its tokens (files may move), since its position counts batches",
+            picture=differ,
+            repair=(
+                "put the files back as they were ('auto': run the same Python), or name another --workdir;"
+                " checkpoint.init_from starts a new run from the parameters"
+            ),
         )
 
 
@@ -66,15 +62,13 @@ def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -
     """
     if differ := _listed_differences(Fingerprint.from_json(first), fingerprint, "process 0", f"process {process}"):
         raise ConfigError(
-            explain(
-                f"data.files: process {process} reads other tokens than process 0",
-                rule="same-data: every process makes its rows of a batch from the same tokens",
-                picture=differ,
-                repair=(
-                    "name files that all machines share, or copy those of process 0 ('auto': run the same Python"
-                    " everywhere)"
-                ),
-            )
+            f"data.files: process {process} reads other tokens than process 0",
+            rule="same-data: every process makes its rows of a batch from the same tokens",
+            picture=differ,
+            repair=(
+                "name files that all machines share, or copy those of process 0 ('auto': run the same Python"
+                " everywhere)"
+            ),
         )
 
 

@@ -25,7 +25,7 @@ from jaxpipe.config.pipeline import forget_files, is_known
 from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import check_vocabulary, copied_path, copy_source_model
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.program import Pipeline
@@ -70,11 +70,9 @@ class Run:
         """
         if self.state is None:
             raise ConfigError(
-                explain(
-                    "a dry run has no parameters",
-                    rule="dry-run: it compiles a step, and trains and restores nothing",
-                    repair="call fit without dry_run=True",
-                )
+                "a dry run has no parameters",
+                rule="dry-run: it compiles a step, and trains and restores nothing",
+                repair="call fit without dry_run=True",
             )
         return jax.jit(self.pipeline.from_stages)(self.state.params)
 
@@ -279,11 +277,9 @@ def _check_still_new(path: Path, processes: ProcessGroup) -> None:
     """Raises ConfigError if another command has begun a run in the folder since this one looked."""
     if processes.agree("is_still_new", str(not run_folder.holds_run(path))) != str(True):
         raise ConfigError(
-            explain(
-                f"--workdir={path} was empty when this run was set up, and now holds another run",
-                rule="workdir-run: a new run never overwrites one that is there",
-                repair="run the same command again to resume that run, or name another folder",
-            )
+            f"--workdir={path} was empty when this run was set up, and now holds another run",
+            rule="workdir-run: a new run never overwrites one that is there",
+            repair="run the same command again to resume that run, or name another folder",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from jaxpipe.data.prepare.sandbox import BEGIN, END
 from jaxpipe.data.prepare.templates import ChatTemplate, RefusedError, Span
 from jaxpipe.data.special_tokens import DEFAULT, FILE
-from jaxpipe.errors import DataError, explain
+from jaxpipe.errors import DataError
 
 CHAT = "chat"  # value of --format
 TOOL_USE = "tool_use"  # the template for lines with tools, where a tokenizer has several
@@ -128,12 +128,10 @@ def _check_keys(value: Mapping[str, Any], known: Iterable[str], place: str, of: 
         if key not in known:
             why = _NOT_FOLLOWED.get(key, "it would be left out without a word")
             raise DataError(
-                explain(
-                    f"{place} has a key that is not followed: {key!r}",
-                    rule="chat-keys: every key of a line and of a message is followed or refused",
-                    picture=f"{why}\nknown keys of {of}: {', '.join(known)}",
-                    repair=f"remove the key, or leave it out with --ignore_key={key}",
-                )
+                f"{place} has a key that is not followed: {key!r}",
+                rule="chat-keys: every key of a line and of a message is followed or refused",
+                picture=f"{why}\nknown keys of {of}: {', '.join(known)}",
+                repair=f"remove the key, or leave it out with --ignore_key={key}",
             )
 
 
@@ -142,13 +140,11 @@ def _rendered(document: dict[str, Any], options: ChatOptions, place: str) -> Mar
     template = options.templates.get(TOOL_USE if "tools" in document and TOOL_USE in options.templates else DEFAULT)
     if template is None:
         raise DataError(
-            explain(
-                f"{place} has messages, and the tokenizer no chat template",
-                rule="chat-template: messages become text by the template of the tokenizer",
-                picture=f"--tokenizer={options.tokenizer}: no chat_template.jinja and no chat_template in"
-                " tokenizer_config.json beside it",
-                repair=f"put one of them beside its {FILE}, or write lines of prompt and answer",
-            )
+            f"{place} has messages, and the tokenizer no chat template",
+            rule="chat-template: messages become text by the template of the tokenizer",
+            picture=f"--tokenizer={options.tokenizer}: no chat_template.jinja and no chat_template in"
+            " tokenizer_config.json beside it",
+            repair=f"put one of them beside its {FILE}, or write lines of prompt and answer",
         )
     variables = _checked_variables(document, template, place)
     messages = _checked_messages(document["messages"], template, options, place)
@@ -309,4 +305,4 @@ def _without_unlearned(
 
 
 def _wrong(place: str, what: str, picture: str, repair: str = "correct or remove the line") -> DataError:
-    return DataError(explain(f"{place} {what}", rule=_RULE, picture=picture, repair=repair))
+    return DataError(f"{place} {what}", rule=_RULE, picture=picture, repair=repair)

@@ -17,7 +17,7 @@ from jaxpipe.data.prepare.reading import FilePart
 from jaxpipe.data.prepare.texts import json_lines, replace_surrogates, texts_of
 from jaxpipe.data.protocols import Tokenizer
 from jaxpipe.data.tokenizer import ByteTokenizer, with_beginning
-from jaxpipe.errors import DataError, explain
+from jaxpipe.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,11 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOp
         _check_length(len(tokens) - 1, options.seq_len, line.place)
         if not learned[1:].any():
             raise DataError(
-                explain(
-                    f"{line.place} has nothing to learn",
-                    rule="chat-answer: a conversation has an answer of one token or more, after its first token",
-                    picture="its answers are empty, once the chat template has written them",
-                    repair="correct or remove the line; or mark the answers in the template by {% generation %} ..."
-                    " {% endgeneration %}",
-                )
+                f"{line.place} has nothing to learn",
+                rule="chat-answer: a conversation has an answer of one token or more, after its first token",
+                picture="its answers are empty, once the chat template has written them",
+                repair="correct or remove the line; or mark the answers in the template by {% generation %} ..."
+                " {% endgeneration %}",
             )
         documents.append((tokens, learned))
     tokens, learned = (np.concatenate(some) for some in zip(*documents, strict=True))
@@ -154,12 +152,10 @@ def _answered(
     for (_, place), prompt, answer in zip(texts, prompts, answers, strict=True):
         if answer is None:
             raise DataError(
-                explain(
-                    f"{place} has an answer that the tokenizer does not tell from what is before it",
-                    rule="chat-answer: some token begins with the answer, after its prompt or after one letter",
-                    picture=f"tried {', '.join(map(repr, _BEFORE))}",
-                    repair="correct or remove the line",
-                )
+                f"{place} has an answer that the tokenizer does not tell from what is before it",
+                rule="chat-answer: some token begins with the answer, after its prompt or after one letter",
+                picture=f"tried {', '.join(map(repr, _BEFORE))}",
+                repair="correct or remove the line",
             )
         before = with_beginning(prompt.tolist(), tokenizer, reads_special=reads_markup)
         is_ended = answer[-1] in options.ends
@@ -198,12 +194,10 @@ def _following(
 def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
     if num_predicted > seq_len:
         raise DataError(
-            explain(
-                f"{place} is longer than a row",
-                rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
-                picture=f"{num_predicted} tokens to predict, --seq_len={seq_len}",
-                repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
-            )
+            f"{place} is longer than a row",
+            rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
+            picture=f"{num_predicted} tokens to predict, --seq_len={seq_len}",
+            repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
         )
 
 

@@ -25,7 +25,7 @@ from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary, vocab_size_of
 from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
 from jaxpipe.data.tokenizer import BYTE, file_of, load_tokenizer
-from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.files import local_path
 
 
@@ -199,11 +199,9 @@ def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> No
     if file_format == CHAT and (seq_len is None or seq_len < 1 or is_masked):
         what = "needs --seq_len" if not is_masked else "is for a causal model with a tokenizer that is there"
         raise ConfigError(
-            explain(
-                f"--format={CHAT} {what}",
-                rule="chat-row: a conversation is not cut, so the length of a row is known when it is prepared",
-                repair="set --seq_len to data.seq_len, and --tokenizer to that of the model",
-            )
+            f"--format={CHAT} {what}",
+            rule="chat-row: a conversation is not cut, so the length of a row is known when it is prepared",
+            repair="set --seq_len to data.seq_len, and --tokenizer to that of the model",
         )
 
 
@@ -211,11 +209,9 @@ def _check_chat_flags(file_format: str, given: Mapping[str, object]) -> None:
     for flag, value in given.items():
         if value and file_format != CHAT:
             raise ConfigError(
-                explain(
-                    f"--{flag} has no effect with --format={file_format}",
-                    rule=f"chat-flags: --{flag} says how lines of chats are read",
-                    repair=f"leave --{flag} out, or set --format={CHAT}",
-                )
+                f"--{flag} has no effect with --format={file_format}",
+                rule=f"chat-flags: --{flag} says how lines of chats are read",
+                repair=f"leave --{flag} out, or set --format={CHAT}",
             )
 
 
@@ -227,31 +223,25 @@ def _config_path(output: str) -> Path:
 def _check_output(output: str, *, overwrite: bool) -> None:
     if output.endswith(os.sep) or local_path(output).is_dir():
         raise ConfigError(
-            explain(
-                f"--output={output} is a folder",
-                rule="output-prefix: the files are named as --output and an ending, .bin, .idx, .tokenizer.json",
-                repair=f"name them, as --output={output.rstrip(os.sep)}/text",
-            )
+            f"--output={output} is a folder",
+            rule="output-prefix: the files are named as --output and an ending, .bin, .idx, .tokenizer.json",
+            repair=f"name them, as --output={output.rstrip(os.sep)}/text",
         )
     if output.split() != [output]:
         raise ConfigError(
-            explain(
-                f"--output={output!r} contains a space",
-                rule="output-prefix: data.files names prefixes and weights with spaces between them",
-                repair=f"name it without spaces, as --output={'_'.join(output.split()) or 'data/text'}",
-            )
+            f"--output={output!r} contains a space",
+            rule="output-prefix: data.files names prefixes and weights with spaces between them",
+            repair=f"name it without spaces, as --output={'_'.join(output.split()) or 'data/text'}",
         )
     prefixes = output, f"{output}{LOSS}"
     targets = [*map(tokens_path, prefixes), *map(index_path, prefixes), tokenizer_path(output), _config_path(output)]
     existing = [str(path) for path in targets if path.exists()]
     if existing and not overwrite:
         raise ConfigError(
-            explain(
-                f"--output={output} exists already",
-                rule="output-files: nothing is overwritten without --overwrite",
-                picture=f"existing: {', '.join(existing)}",
-                repair="name another --output, or add --overwrite",
-            )
+            f"--output={output} exists already",
+            rule="output-files: nothing is overwritten without --overwrite",
+            picture=f"existing: {', '.join(existing)}",
+            repair="name another --output, or add --overwrite",
         )
 
 
@@ -271,10 +261,8 @@ def _progress(files: Sequence[InputFile]) -> Iterator[Callable[[Iterator[list[Fi
 
 def _no_text(files: Sequence[InputFile]) -> DataError:
     return DataError(
-        explain(
-            f"no text in {len(files)} files",
-            rule="input-text: there is at least one document that is not empty",
-            picture=f"first: {files[0].path}, {files[0].num_bytes} bytes",
-            repair="name other files with --input",
-        )
+        f"no text in {len(files)} files",
+        rule="input-text: there is at least one document that is not empty",
+        picture=f"first: {files[0].path}, {files[0].num_bytes} bytes",
+        repair="name other files with --input",
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from jaxpipe.data.prepare.chat import CHAT
-from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.files import local_path
 
 COMPRESSED = ".gz"
@@ -127,12 +127,10 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
                 yield FilePart(file, data, line, is_end, position - before)
     except (OSError, EOFError, zlib.error) as error:  # gzip's own error is an OSError
         raise DataError(
-            explain(
-                f"{file.path} cannot be read",
-                rule=f"input-readable: every file can be read{' and decompressed' * file.is_compressed} to its end",
-                picture=str(getattr(error, "strerror", None) or error),
-                repair="make it readable, copy it again from where it is whole, or name other files",
-            )
+            f"{file.path} cannot be read",
+            rule=f"input-readable: every file can be read{' and decompressed' * file.is_compressed} to its end",
+            picture=str(getattr(error, "strerror", None) or error),
+            repair="make it readable, copy it again from where it is whole, or name other files",
         ) from error
 
 
@@ -143,12 +141,10 @@ def _matching(pattern: str) -> list[Path]:
     if not files:
         name = f"--input='{pattern.rstrip('/')}/**'" if path.is_dir() else "files that exist"
         raise ConfigError(
-            explain(
-                f"--input={pattern} names no file",
-                rule="input-files: every --input is a file, or a glob of at least one; ** descends into folders",
-                picture=f"current folder: {Path.cwd()}",
-                repair=f"name {name}, a glob in quotes so that the shell does not expand it",
-            )
+            f"--input={pattern} names no file",
+            rule="input-files: every --input is a file, or a glob of at least one; ** descends into folders",
+            picture=f"current folder: {Path.cwd()}",
+            repair=f"name {name}, a glob in quotes so that the shell does not expand it",
         )
     return files
 

@@ -22,7 +22,7 @@ from jaxpipe.data.prepare import sandbox
 from jaxpipe.data.prepare.sandbox import BEGIN, END
 from jaxpipe.data.special_tokens import read_special_tokens
 from jaxpipe.data.tokenizer import BYTE, file_of
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 
 Span = tuple[int, int]
 
@@ -161,12 +161,10 @@ class ChatTemplate:
             return process, process.ask({"source": self.source, "seconds": sandbox.SECONDS})
         except RefusedError as error:
             raise ConfigError(
-                explain(
-                    f"{self.path} has a chat template that cannot be read",
-                    rule="chat-template: the template is written in Jinja",
-                    picture=str(error),
-                    repair="take the file from where the tokenizer comes from",
-                )
+                f"{self.path} has a chat template that cannot be read",
+                rule="chat-template: the template is written in Jinja",
+                picture=str(error),
+                repair="take the file from where the tokenizer comes from",
             ) from error
 
 

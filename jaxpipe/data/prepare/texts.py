@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpipe.data.prepare.reading import FilePart
-from jaxpipe.errors import DataError, explain
+from jaxpipe.errors import DataError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -92,12 +92,10 @@ def _parse_line(data: bytes, place: str, make: Callable[[list[tuple[str, Any]]],
     # A value nested too deep is an error of recursion and no ValueError.
     except (ValueError, RecursionError) as error:
         raise DataError(
-            explain(
-                f"{place} is not JSON",
-                rule=_JSONL,
-                picture=f"{error}: {_shorten(text)}",
-                repair="correct or remove the line; --format=text takes a file that is plain text",
-            )
+            f"{place} is not JSON",
+            rule=_JSONL,
+            picture=f"{error}: {_shorten(text)}",
+            repair="correct or remove the line; --format=text takes a file that is plain text",
         ) from error
 
 
@@ -107,12 +105,10 @@ def _text_under(key: str, line: JsonLine) -> Text:
     if not isinstance(value, str):
         keys = f"; its keys: {', '.join(document)}" if isinstance(document, dict) else ""
         raise DataError(
-            explain(
-                f"{line.place} has no text under {key!r}",
-                rule=_JSONL,
-                picture=f"found {_shorten(line.text)}{keys}",
-                repair="name the key of the text with --jsonl_key, or --format=chat for chats, or correct the line",
-            )
+            f"{line.place} has no text under {key!r}",
+            rule=_JSONL,
+            picture=f"found {_shorten(line.text)}{keys}",
+            repair="name the key of the text with --jsonl_key, or --format=chat for chats, or correct the line",
         )
     text, num_surrogates = replace_surrogates(value)
     return Text(text, True, line.num_replaced + num_surrogates, line.place)

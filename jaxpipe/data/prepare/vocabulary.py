@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jaxpipe.data.prepare.reading import FilePart, InputFile, place_to_cut, read_file
 from jaxpipe.data.prepare.texts import texts_of
-from jaxpipe.errors import ConfigError, DataError, explain
+from jaxpipe.errors import ConfigError, DataError
 
 BPE = "bpe:"
 CAUSAL_TOKENS = ("<|endoftext|>",)
@@ -41,13 +41,11 @@ def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
     is_number = number.isascii() and number.isdigit() and len(number) < 10
     if not (is_number and smallest <= int(number) <= MOST_TOKENS):
         raise ConfigError(
-            explain(
-                f"--tokenizer={tokenizer} does not name the size of a vocabulary",
-                rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens, at most"
-                f" {MOST_TOKENS}",
-                picture=f"special tokens: {', '.join(_special(is_masked))}",
-                repair=f"set --tokenizer={BPE}32000, or a size of at least {smallest}",
-            )
+            f"--tokenizer={tokenizer} does not name the size of a vocabulary",
+            rule=f"vocabulary-size: {BPE}VOCAB with more tokens than the 256 bytes and the special tokens, at most"
+            f" {MOST_TOKENS}",
+            picture=f"special tokens: {', '.join(_special(is_masked))}",
+            repair=f"set --tokenizer={BPE}32000, or a size of at least {smallest}",
         )
     return int(number)
 

@@ -17,7 +17,7 @@ from jaxpipe.cluster.axes import describe_mesh
 from jaxpipe.command_line import write_output
 from jaxpipe.config import base_config, check
 from jaxpipe.config.base import AUTO
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.rows import Row
 from jaxpipe.files import local_path
@@ -70,11 +70,9 @@ def check_row(written: str, row: int, num_rows: int, *, of: str) -> None:
     if not 1 <= row <= num_rows:
         rows = "only row 1" if num_rows == 1 else f"rows 1 to {num_rows}"
         raise ConfigError(
-            explain(
-                f"--write_config={written} asks for row {row}, and {of} has {rows}",
-                rule="plan-row: FILE:ROW writes a row of the table, counted from 1; FILE alone writes row 1",
-                repair=f"give a ROW of 1 to {num_rows}" + (f", or --top={row}" if row > num_rows else ""),
-            )
+            f"--write_config={written} asks for row {row}, and {of} has {rows}",
+            rule="plan-row: FILE:ROW writes a row of the table, counted from 1; FILE alone writes row 1",
+            repair=f"give a ROW of 1 to {num_rows}" + (f", or --top={row}" if row > num_rows else ""),
         )
 
 
@@ -83,19 +81,15 @@ def check_writable(path: str, *, overwrite: bool) -> None:
     file = local_path(path)
     if file.suffix != ".py" or not os.access(file.parent, os.W_OK | os.X_OK) or file.is_dir():
         raise ConfigError(
-            explain(
-                f"cannot write --write_config={path}",
-                rule="plan-output: its name ends in .py; its folder exists and can be written to",
-                repair="make the folder, or give another path, for example --write_config=planned.py",
-            )
+            f"cannot write --write_config={path}",
+            rule="plan-output: its name ends in .py; its folder exists and can be written to",
+            repair="make the folder, or give another path, for example --write_config=planned.py",
         )
     if file.exists() and not overwrite:
         raise ConfigError(
-            explain(
-                f"--write_config={path} exists already",
-                rule="plan-overwrite: a file is replaced only if --overwrite is given",
-                repair="give another path, or add --overwrite",
-            )
+            f"--write_config={path} exists already",
+            rule="plan-overwrite: a file is replaced only if --overwrite is given",
+            repair="give another path, or add --overwrite",
         )
 
 

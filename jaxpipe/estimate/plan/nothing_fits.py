@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.errors import ConfigError, explain
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.rows import Plan
@@ -39,13 +39,11 @@ def nothing_fits(plan: Plan) -> ConfigError:
     )
     if plan.tight is not None:
         return ConfigError(
-            explain(
-                f"no way to train on {topology} leaves a margin of memory",
-                rule=rule,
-                picture=f"{describe_setting(plan.tight.setting)}\n{parts_of(plan.tight.held)}",
-                repair=f"give --memory_margin=0 for the {plan.num_tight} that fit if the prediction is exact, and ask"
-                " jaxpipe.compile whether it is; or give more GPUs",
-            )
+            f"no way to train on {topology} leaves a margin of memory",
+            rule=rule,
+            picture=f"{describe_setting(plan.tight.setting)}\n{parts_of(plan.tight.held)}",
+            repair=f"give --memory_margin=0 for the {plan.num_tight} that fit if the prediction is exact, and ask"
+            " jaxpipe.compile whether it is; or give more GPUs",
         )
     assert plan.nearest is not None  # else a candidate fits, or the search has raised an error
     setting, held = plan.nearest
@@ -54,13 +52,11 @@ def nothing_fits(plan: Plan) -> ConfigError:
     if fits(setting, replace(held, optimizer=0, weights=0, gradients=0), margin=margin):
         repairs.append(_more_gpus(plan))  # all else is of one microbatch, and the same on any number of them
     return ConfigError(
-        explain(
-            f"no way to train fits {topology}: the nearest takes {gib(held.total, '.1f')} GiB, mostly {largest},"
-            f" {gib(_sum(held, largest), '.1f')} GiB",
-            rule=rule,
-            picture=f"{describe_setting(setting)}\n{parts_of(held)}",
-            repair=", or ".join(repairs or ["set a smaller data.seq_len, or take a smaller model"]),
-        )
+        f"no way to train fits {topology}: the nearest takes {gib(held.total, '.1f')} GiB, mostly {largest},"
+        f" {gib(_sum(held, largest), '.1f')} GiB",
+        rule=rule,
+        picture=f"{describe_setting(setting)}\n{parts_of(held)}",
+        repair=", or ".join(repairs or ["set a smaller data.seq_len, or take a smaller model"]),
     )
 
 

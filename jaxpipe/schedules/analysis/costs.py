@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import HEAD_KINDS, Kind
 
@@ -96,22 +96,18 @@ class Costs:
             cost = getattr(self, name)
             if np.ndim(cost) and len(cost) != num_stages:
                 raise ScheduleError(
-                    explain(
-                        f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.",
-                        rule="cost-per-stage: a cost is one number, or one number for each stage",
-                        repair=f"give one number or {num_stages}",
-                    )
+                    f"{len(cost)} costs of {kind.name} for num_stages={num_stages}.",
+                    rule="cost-per-stage: a cost is one number, or one number for each stage",
+                    repair=f"give one number or {num_stages}",
                 )
             times[kind] = cost
         is_time = (times >= 0) & (times < np.inf)
         if not is_time.all():
             kind, stage = np.argwhere(~is_time)[0]
             raise ScheduleError(
-                explain(
-                    f"a {Kind(kind).name} of stage {stage} takes {times[kind, stage]:g}.",
-                    rule="cost-time: a cost is a finite time, 0 or more",
-                    repair="give the time of the action in any one unit",
-                )
+                f"a {Kind(kind).name} of stage {stage} takes {times[kind, stage]:g}.",
+                rule="cost-time: a cost is a finite time, 0 or more",
+                repair="give the time of the action in any one unit",
             )
         return times
 
@@ -135,11 +131,9 @@ class Costs:
         for (source, target), cost in self.link.items():
             if not (0 <= source < num_devices and 0 <= target < num_devices):
                 raise ScheduleError(
-                    explain(
-                        f"link={{({source}, {target}): {cost:g}}} for num_devices={num_devices}.",
-                        rule="cost-link: a link is between two devices, of 0 and up",
-                        repair=f"name devices of 0..{num_devices - 1}",
-                    )
+                    f"link={{({source}, {target}): {cost:g}}} for num_devices={num_devices}.",
+                    rule="cost-link: a link is between two devices, of 0 and up",
+                    repair=f"name devices of 0..{num_devices - 1}",
                 )
             times[source, target] = cost
         np.fill_diagonal(times, 0.0)
@@ -148,11 +142,9 @@ class Costs:
         for name, value in values.items():
             if not 0 <= value < np.inf:
                 raise ScheduleError(
-                    explain(
-                        f"{name}: {value:g}.",
-                        rule="cost-message: times of messages and sizes of slots and gradients are finite, 0 or more",
-                        repair="give the time in the unit of the actions, the size in messages",
-                    )
+                    f"{name}: {value:g}.",
+                    rule="cost-message: times of messages and sizes of slots and gradients are finite, 0 or more",
+                    repair="give the time in the unit of the actions, the size in messages",
                 )
         return times
 
@@ -199,14 +191,12 @@ def _of_stages(cost: Cost, placement: Placement) -> Cost:
     if len(cost) % num_stages:
         nearest = num_stages * max(1, round(len(cost) / num_stages))
         raise ScheduleError(
-            explain(
-                f"{len(cost)} costs for num_stages={num_stages} (num_devices={placement.num_devices}, "
-                f"num_chunks={placement.num_chunks}).",
-                rule="cost-of-parts: a cost is one number, the time of a device's share of the model, or one number "
-                "for each of equal parts of the model, as many for every stage",
-                repair=f"give one number or {nearest}, or a problem with only those placements whose stages divide "
-                f"{len(cost)}",
-            )
+            f"{len(cost)} costs for num_stages={num_stages} (num_devices={placement.num_devices}, "
+            f"num_chunks={placement.num_chunks}).",
+            rule="cost-of-parts: a cost is one number, the time of a device's share of the model, or one number "
+            "for each of equal parts of the model, as many for every stage",
+            repair=f"give one number or {nearest}, or a problem with only those placements whose stages divide "
+            f"{len(cost)}",
         )
     size = len(cost) // num_stages
     return tuple(sum(cost[first : first + size]) for first in range(0, len(cost), size))

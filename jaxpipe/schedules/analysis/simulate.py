@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import RATIOS, Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
 from jaxpipe.schedules.analysis.timeline import Timeline
@@ -82,11 +82,9 @@ class Clock:
         if blocked:
             stuck = [str(schedule.rows[device][columns.position[index]]) for device, index in blocked.items()]
             raise ScheduleError(
-                explain(
-                    f"{schedule.name!r} cannot run: its devices wait for each other at {', '.join(stuck[:8])}.",
-                    rule="acyclic: rows and dependencies together have no circle",
-                    repair="move one of these actions behind the action that it waits for",
-                )
+                f"{schedule.name!r} cannot run: its devices wait for each other at {', '.join(stuck[:8])}.",
+                rule="acyclic: rows and dependencies together have no circle",
+                repair="move one of these actions behind the action that it waits for",
             )
         num_actions = len(order)
         index = np.arange(num_actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import product
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.chimera import bidirectional_rows, round_trip
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import Option, Options, at_least, check_truth, one_of
@@ -176,19 +176,15 @@ def _check(num_devices: int, options: Options) -> None:
         return
     if options["num_chunks"] == 1:
         raise ScheduleError(
-            explain(
-                "v_shape=False for schedule 'bitpipe' with num_chunks=1.",
-                rule="shape-binds: one chunk on each device has no V to do without",
-                repair="leave v_shape out, or set num_chunks=2 or more",
-            )
+            "v_shape=False for schedule 'bitpipe' with num_chunks=1.",
+            rule="shape-binds: one chunk on each device has no V to do without",
+            repair="leave v_shape out, or set num_chunks=2 or more",
         )
     if options["scaling"] == "early_forwarding":
         raise ScheduleError(
-            explain(
-                "v_shape=False for schedule 'bitpipe' with scaling='early_forwarding'.",
-                rule="early-forwarding-v: forwards are pulled ahead on chunks that run up and down the devices in turn",
-                repair="leave v_shape out, or set scaling=concatenate",
-            )
+            "v_shape=False for schedule 'bitpipe' with scaling='early_forwarding'.",
+            rule="early-forwarding-v: forwards are pulled ahead on chunks that run up and down the devices in turn",
+            repair="leave v_shape out, or set scaling=concatenate",
         )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.methods.option import Option, Options, at_least, check_truth, left_to_the_method
@@ -60,20 +60,16 @@ def _check(num_devices: int, options: Options) -> None:
     check_options(**{name: options[name] for name in ("unit", "policy", "overlapped")})
     if num_devices < LEAST_DEVICES:
         raise ScheduleError(
-            explain(
-                f"num_devices={num_devices} for schedule 'bpipe'.",
-                rule="bpipe-pays: what is in transit takes a slot on either device of a pair; with fewer than "
-                f"{LEAST_DEVICES} devices that is all that could be saved",
-                repair=f"set num_devices={LEAST_DEVICES} or more, or use 1f1b",
-            )
+            f"num_devices={num_devices} for schedule 'bpipe'.",
+            rule="bpipe-pays: what is in transit takes a slot on either device of a pair; with fewer than "
+            f"{LEAST_DEVICES} devices that is all that could be saved",
+            repair=f"set num_devices={LEAST_DEVICES} or more, or use 1f1b",
         )
     if options["bound"] is not None and options["bound"] >= num_devices:
         raise ScheduleError(
-            explain(
-                f"bound={options['bound']} for schedule 'bpipe' with num_devices={num_devices}.",
-                rule="bound-binds: 1F1B stores at most num_devices slots, so that a bound from there on has no effect",
-                repair=f"set bound={num_devices - 1} or less, leave it out, or use 1f1b",
-            )
+            f"bound={options['bound']} for schedule 'bpipe' with num_devices={num_devices}.",
+            rule="bound-binds: 1F1B stores at most num_devices slots, so that a bound from there on has no effect",
+            repair=f"set bound={num_devices - 1} or less, leave it out, or use 1f1b",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options, at_least, check_count, check_sizes, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
@@ -114,11 +114,9 @@ def _check(num_devices: int, options: Options) -> None:
     check_sizes("interleaved_1f1b", num_devices=num_devices, num_microbatches=1, **sizes)
     if num_chunks == 1:
         raise ScheduleError(
-            explain(
-                f"group_size={group_size} for schedule 'interleaved_1f1b' with num_chunks=1.",
-                rule="group-binds: a group is what one chunk runs before the next has its turn; one chunk has none",
-                repair="leave group_size out, or set num_chunks=2 or more",
-            )
+            f"group_size={group_size} for schedule 'interleaved_1f1b' with num_chunks=1.",
+            rule="group-binds: a group is what one chunk runs before the next has its turn; one chunk has none",
+            repair="leave group_size out, or set num_chunks=2 or more",
         )
 
 

@@ -15,7 +15,7 @@ from itertools import product
 from math import inf
 from typing import Any
 
-from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.schedules.methods.option import TIMES, Option, Options, check_even, check_sizes
 from jaxpipe.schedules.schedule import Schedule
 
@@ -133,12 +133,10 @@ class Method:
         options = [option.name for option in self.options]
         if keywords != options:
             raise ScheduleError(
-                explain(
-                    f"method {self.name!r} has other options than its generator has keywords.",
-                    rule="method-options: one Option for each keyword but num_devices and num_microbatches, in order",
-                    picture=f"options: {', '.join(options) or 'none'}\nkeywords: {', '.join(keywords) or 'none'}",
-                    repair="name them alike, in the same order",
-                )
+                f"method {self.name!r} has other options than its generator has keywords.",
+                rule="method-options: one Option for each keyword but num_devices and num_microbatches, in order",
+                picture=f"options: {', '.join(options) or 'none'}\nkeywords: {', '.join(keywords) or 'none'}",
+                repair="name them alike, in the same order",
             )
 
     @cached_property
@@ -181,11 +179,9 @@ class Method:
             least = self.least_microbatches(num_devices)
             most = self.most_microbatches(num_devices)
             raise ScheduleError(
-                explain(
-                    f"num_microbatches={num_microbatches} for schedule {self.name!r} of {num_devices} devices.",
-                    rule=f"method-microbatches: it takes {least} to {most} microbatches",
-                    repair=f"set num_microbatches={self.nearest_microbatches(num_devices, num_microbatches)}",
-                )
+                f"num_microbatches={num_microbatches} for schedule {self.name!r} of {num_devices} devices.",
+                rule=f"method-microbatches: it takes {least} to {most} microbatches",
+                repair=f"set num_microbatches={self.nearest_microbatches(num_devices, num_microbatches)}",
             ) from error
 
     def takes_microbatches(self, num_devices: int, num_microbatches: int) -> bool:
@@ -211,11 +207,9 @@ class Method:
         for name, value in options.items():
             if name not in known:
                 raise ScheduleError(
-                    explain(
-                        f"schedule {self.name!r} has no option {name!r}.{closest(name, list(known))}",
-                        rule=f"schedule-option: {self.name!r} takes {', '.join(known) or 'no options'}",
-                        repair=f"leave {name!r} out",
-                    )
+                    f"schedule {self.name!r} has no option {name!r}.{closest(name, list(known))}",
+                    rule=f"schedule-option: {self.name!r} takes {', '.join(known) or 'no options'}",
+                    repair=f"leave {name!r} out",
                 )
             # A default such as None may be outside the domain of values that people give.
             if value is not self.defaults[name]:
@@ -226,11 +220,9 @@ class Method:
             check_even(self.name, num_devices)
         if num_devices < self.least_devices:
             raise ScheduleError(
-                explain(
-                    f"num_devices={num_devices} for schedule {self.name!r}.",
-                    rule=f"least-devices: {self.name!r} is for {self.least_devices} devices or more",
-                    repair=f"set num_devices={self.least_devices} or more",
-                )
+                f"num_devices={num_devices} for schedule {self.name!r}.",
+                rule=f"least-devices: {self.name!r} is for {self.least_devices} devices or more",
+                repair=f"set num_devices={self.least_devices} or more",
             )
 
     def search_options(self, num_devices: int, room: float) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import BITPIPE_TEXT, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options, check_truth, left_to_the_method
 from jaxpipe.schedules.ordering.whole_backwards import (
@@ -103,12 +103,10 @@ def _check(num_devices: int, options: Options) -> None:
     nearest = most if whole is None else min(max(whole, LEAST_INJECTED), most)
     if nearest != whole:
         raise ScheduleError(
-            explain(
-                f"injected={injected!r} for schedule 'mixpipe'.",
-                rule=f"injected-range: injected is a whole number from {LEAST_INJECTED}, one microbatch of either "
-                f"direction, to (3D-2)/2, here {most}, or 'max'; with more on a device the step is no shorter",
-                repair=f"set injected={nearest}, or leave it out",
-            )
+            f"injected={injected!r} for schedule 'mixpipe'.",
+            rule=f"injected-range: injected is a whole number from {LEAST_INJECTED}, one microbatch of either "
+            f"direction, to (3D-2)/2, here {most}, or 'max'; with more on a device the step is no shorter",
+            repair=f"set injected={nearest}, or leave it out",
         )
 
 

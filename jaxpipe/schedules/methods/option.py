@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.units import LEAST, MOST
 
@@ -34,11 +34,9 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int, **factors
             check_count(name, field, value)
         if value < 1:
             raise ScheduleError(
-                explain(
-                    f"{field}={value} for schedule {name!r}.",
-                    rule="at-least-one: a schedule has at least one device and one microbatch",
-                    repair=f"set {field}=1 or more",
-                )
+                f"{field}={value} for schedule {name!r}.",
+                rule="at-least-one: a schedule has at least one device and one microbatch",
+                repair=f"set {field}=1 or more",
             )
     sizes = {"num_devices": num_devices, "num_microbatches": num_microbatches, **factors}
     if math.prod(sizes.values()) > _MOST_ACTIONS:
@@ -48,11 +46,9 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int, **factors
         room = _MOST_ACTIONS // math.prod(sizes[field] for field in others)
         smaller = f"{largest}={room} or less" if room else f"smaller {' and '.join(sizes)}"
         raise ScheduleError(
-            explain(
-                f"{', '.join(written[:-1])} and {written[-1]} for schedule {name!r}.",
-                rule=f"most-actions: {' x '.join(sizes)} is at most {_MOST_ACTIONS:,}",
-                repair=f"set {smaller}",
-            )
+            f"{', '.join(written[:-1])} and {written[-1]} for schedule {name!r}.",
+            rule=f"most-actions: {' x '.join(sizes)} is at most {_MOST_ACTIONS:,}",
+            repair=f"set {smaller}",
         )
 
 
@@ -66,12 +62,10 @@ def check_even(name: str, num_devices: int) -> None:
     if num_devices % 2:
         fewer = f"{num_devices - 1} or " if num_devices > 1 else ""
         raise ScheduleError(
-            explain(
-                f"num_devices={num_devices} for schedule {name!r}.",
-                rule="even-devices: two replicas run in opposite directions, each device paired with the other device "
-                "that holds the same stages; of an odd number the middle one has no partner",
-                repair=f"set num_devices={fewer}{num_devices + 1}",
-            )
+            f"num_devices={num_devices} for schedule {name!r}.",
+            rule="even-devices: two replicas run in opposite directions, each device paired with the other device "
+            "that holds the same stages; of an odd number the middle one has no partner",
+            repair=f"set num_devices={fewer}{num_devices + 1}",
         )
 
 
@@ -88,11 +82,9 @@ def check_count(name: str, option: str, value: object, *, least: int = 1, why: s
     # True is an int for Python, but `bound=true` is a mistake.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ScheduleError(
-            explain(
-                f"{option}={value!r} for schedule {name!r}.",
-                rule=f"option-count: {option} is a whole number, {least} or more{f'; {why}' if why else ''}",
-                repair=f"set {option}={_nearest(value, least)}",
-            )
+            f"{option}={value!r} for schedule {name!r}.",
+            rule=f"option-count: {option} is a whole number, {least} or more{f'; {why}' if why else ''}",
+            repair=f"set {option}={_nearest(value, least)}",
         )
 
 
@@ -106,11 +98,9 @@ def check_truth(name: str, option: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise ScheduleError(
-            explain(
-                f"{option}={value!r} for schedule {name!r}.",
-                rule=f"option-truth: {option} is true or false",
-                repair=f"set {option}=true or {option}=false",
-            )
+            f"{option}={value!r} for schedule {name!r}.",
+            rule=f"option-truth: {option} is true or false",
+            repair=f"set {option}=true or {option}=false",
         )
 
 
@@ -125,11 +115,9 @@ def check_choice(name: str, option: str, value: object, choices: Sequence[str]) 
     """
     if value not in choices:
         raise ScheduleError(
-            explain(
-                f"{option}={value!r} for schedule {name!r}.{closest(str(value), list(choices))}",
-                rule=f"option-choice: {option} is one of {', '.join(choices)}",
-                repair=f"set {option} to one of these",
-            )
+            f"{option}={value!r} for schedule {name!r}.{closest(str(value), list(choices))}",
+            rule=f"option-choice: {option} is one of {', '.join(choices)}",
+            repair=f"set {option} to one of these",
         )
 
 
@@ -143,12 +131,10 @@ def check_time(name: str, option: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST <= value <= MOST:
         raise ScheduleError(
-            explain(
-                f"{option}={value!r} for schedule {name!r}.",
-                rule=f"option-time: {option} is the time of one stage's action, a finite number above 0, at least "
-                f"{LEAST:g}, at most {MOST:g}; only ratios of times matter",
-                repair=f"set {option}=1.0, or the measured time",
-            )
+            f"{option}={value!r} for schedule {name!r}.",
+            rule=f"option-time: {option} is the time of one stage's action, a finite number above 0, at least "
+            f"{LEAST:g}, at most {MOST:g}; only ratios of times matter",
+            repair=f"set {option}=1.0, or the measured time",
         )
 
 
@@ -273,11 +259,9 @@ def parse_options(written: Iterable[str]) -> dict[str, object]:
         # Sizes have flags of their own, so that two values can never differ.
         if not equals or not key or key in options or key in ("num_devices", "num_microbatches"):
             raise ScheduleError(
-                explain(
-                    f"option {option!r} of a schedule cannot be used.",
-                    rule="schedule-options: key=value, each key once, none that has a setting of its own",
-                    repair="write for example bound=6",
-                )
+                f"option {option!r} of a schedule cannot be used.",
+                rule="schedule-options: key=value, each key once, none that has a setting of its own",
+                repair="write for example bound=6",
             )
         options[key] = _value(value)
     return options

@@ -1,6 +1,6 @@
 """PipeDream-2BW: 1F1B without flush, whose batches use weights that are one update old."""
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.methods.option import Option, at_least
@@ -27,13 +27,11 @@ def pipedream_2bw(*, num_devices: int, num_microbatches: int, num_batches: int =
     """
     if num_microbatches < num_devices:
         raise ScheduleError(
-            explain(
-                f"num_microbatches={num_microbatches} for schedule 'pipedream_2bw' on num_devices={num_devices}.",
-                rule="batch-fills: a batch has as many microbatches as the pipeline has stages, or more; the first "
-                "stage begins batch k+1 while the last backwards of batch k are still on their way, and needs W(k), "
-                "for which the gradient of batch k-1 must be complete",
-                repair=f"set num_microbatches={num_devices} or more, or use fewer stages",
-            )
+            f"num_microbatches={num_microbatches} for schedule 'pipedream_2bw' on num_devices={num_devices}.",
+            rule="batch-fills: a batch has as many microbatches as the pipeline has stages, or more; the first "
+            "stage begins batch k+1 while the last backwards of batch k are still on their way, and needs W(k), "
+            "for which the gradient of batch k-1 must be complete",
+            repair=f"set num_microbatches={num_devices} or more, or use fewer stages",
         )
     whole = one_f_one_b(num_devices=num_devices, num_microbatches=num_batches * num_microbatches)
     rows = tuple(with_updates(row, num_microbatches) for row in whole.rows)

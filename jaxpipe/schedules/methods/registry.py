@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.python_file import is_python_file, value_in_file, values_in_file
 from jaxpipe.schedules.methods import (
     bitpipe,
@@ -78,11 +78,9 @@ def register(method: Method, *, name: str | None = None) -> Method:
     # The same object again is no conflict: a file may be registered twice in one process.
     if REGISTRY.setdefault(name, method) is not method:
         raise ScheduleError(
-            explain(
-                f"there is a method {name!r} already.",
-                rule="method-name: each method has a name of its own",
-                repair="give yours another name",
-            )
+            f"there is a method {name!r} already.",
+            rule="method-name: each method has a name of its own",
+            repair="give yours another name",
         )
     return method
 
@@ -112,11 +110,9 @@ def find_method(name: str) -> Method:
         register_file(name.partition(":")[0])
         return value_in_file(name, Method, built_in=REGISTRY.values(), error=ScheduleError)
     raise ScheduleError(
-        explain(
-            f"unknown schedule {name!r}.{closest(name, method_names())}",
-            rule=f"schedule-name: one of {', '.join(method_names())}",
-            repair="use one of these names, give your own schedule as a CSV file, or your own method as a .py file",
-        )
+        f"unknown schedule {name!r}.{closest(name, method_names())}",
+        rule=f"schedule-name: one of {', '.join(method_names())}",
+        repair="use one of these names, give your own schedule as a CSV file, or your own method as a .py file",
     )
 
 

@@ -1,6 +1,6 @@
 """WPipe: two groups of stages without flush, of which only the first uses weights that are one update old."""
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.interleaved_1f1b import interleaved_row
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import Option, at_least
@@ -33,12 +33,10 @@ def wpipe(*, num_devices: int, num_microbatches: int, num_batches: int = 3) -> S
     """
     if num_microbatches != num_devices:
         raise ScheduleError(
-            explain(
-                f"num_microbatches={num_microbatches} for schedule 'wpipe' on num_devices={num_devices}.",
-                rule="batch-of-devices: a batch has as many microbatches as there are devices; a group hands the batch "
-                "to the other one when its first microbatch has passed all devices",
-                repair=f"set num_microbatches={num_devices}, or use 'pipedream_2bw', which takes more",
-            )
+            f"num_microbatches={num_microbatches} for schedule 'wpipe' on num_devices={num_devices}.",
+            rule="batch-of-devices: a batch has as many microbatches as there are devices; a group hands the batch "
+            "to the other one when its first microbatch has passed all devices",
+            repair=f"set num_microbatches={num_devices}, or use 'pipedream_2bw', which takes more",
         )
     rows = tuple(
         interleaved_row(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import STAGE_TIMES, Costs, costs_of_stages, mean_share
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
@@ -133,20 +133,16 @@ def search(
     num_microbatches = question.problem.num_microbatches
     if shortest is None and question.problem.has_head and num_trials:
         raise ScheduleError(
-            explain(
-                f"no schedule with S and T was found that keeps memory_bound={memory_bound.limit:g}.",
-                rule=f"memory-bound: a schedule keeps the bound on every device, and S and T keep up to {NUM_WAITS} "
-                "microbatches more",
-                repair=f"set memory_bound={memory_bound.for_all(num_microbatches):g}, which has room for all, or less",
-            )
+            f"no schedule with S and T was found that keeps memory_bound={memory_bound.limit:g}.",
+            rule=f"memory-bound: a schedule keeps the bound on every device, and S and T keep up to {NUM_WAITS} "
+            "microbatches more",
+            repair=f"set memory_bound={memory_bound.for_all(num_microbatches):g}, which has room for all, or less",
         )
     if shortest is None:
         raise ScheduleError(
-            explain(
-                f"no registered schedule keeps memory_bound={memory_bound.limit:g}, and num_trials={num_trials}.",
-                rule="memory-bound: a schedule keeps the bound on every device",
-                repair="set num_trials=1 or more: a search finds a schedule",
-            )
+            f"no registered schedule keeps memory_bound={memory_bound.limit:g}, and num_trials={num_trials}.",
+            rule="memory-bound: a schedule keeps the bound on every device",
+            repair="set num_trials=1 or more: a search finds a schedule",
         )
     return Answer(shortest, question.shortest(registered, clock))
 
@@ -175,15 +171,11 @@ class _Question:
         if self.bound.limit < least:
             fewest = min(placement.num_replicas for placement in placements)
             raise ScheduleError(
-                explain(
-                    f"memory_bound={self.bound.limit:g} for num_devices={self.problem.num_devices}, "
-                    f"num_microbatches={self.problem.num_microbatches}.",
-                    rule="memory-bound: a device can store one microbatch of each of its stages at once, "
-                    "and its weights",
-                    picture=f"one microbatch takes {self.bound.activations:g}, weights {fewest} x "
-                    f"{self.bound.replica:g}",
-                    repair=f"set memory_bound={least:g} or more",
-                )
+                f"memory_bound={self.bound.limit:g} for num_devices={self.problem.num_devices}, "
+                f"num_microbatches={self.problem.num_microbatches}.",
+                rule="memory-bound: a device can store one microbatch of each of its stages at once, and its weights",
+                picture=f"one microbatch takes {self.bound.activations:g}, weights {fewest} x {self.bound.replica:g}",
+                repair=f"set memory_bound={least:g} or more",
             )
 
     @property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -79,11 +79,9 @@ class MemoryBound:
                 continue
             if not math.isfinite(value) or (value < 0 if above is None else value <= above):
                 raise ScheduleError(
-                    explain(
-                        f"{field}={value!r} of a memory bound.",
-                        rule=f"memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}",
-                        repair=f"give {field} in the unit of the others, Ma or bytes",
-                    )
+                    f"{field}={value!r} of a memory bound.",
+                    rule=f"memory-size: {field} is a finite number, {'0 or more' if above is None else 'above 0'}",
+                    repair=f"give {field} in the unit of the others, Ma or bytes",
                 )
 
     def sizes(self, placement: Placement) -> StorageSizes:
@@ -213,11 +211,9 @@ def problem_of(problem: Problem | Schedule) -> Problem:
     if isinstance(problem, Schedule):
         if problem.delays:
             raise ScheduleError(
-                explain(
-                    f"{problem.name!r} has no flush.",
-                    rule="problem-flush: orders are searched for one step with a flush, whose weights do not change",
-                    repair="give a schedule with a flush, or a Problem",
-                )
+                f"{problem.name!r} has no flush.",
+                rule="problem-flush: orders are searched for one step with a flush, whose weights do not change",
+                repair="give a schedule with a flush, or a Problem",
             )
         has_head = problem.has_head_actions
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,), has_head=has_head)
@@ -229,13 +225,11 @@ def problem_of(problem: Problem | Schedule) -> Problem:
     for placement in problem.placements:
         if placement.num_devices != problem.num_devices:
             raise ScheduleError(
-                explain(
-                    f"a placement of num_devices={placement.num_devices} for a problem of "
-                    f"num_devices={problem.num_devices}.",
-                    rule="problem-placement: every placement of a problem has its number of devices",
-                    picture=f"devices of stages  {placement.devices[0]}",
-                    repair=f"give a placement of {problem.num_devices} devices, or none, so that any is tried",
-                )
+                f"a placement of num_devices={placement.num_devices} for a problem of "
+                f"num_devices={problem.num_devices}.",
+                rule="problem-placement: every placement of a problem has its number of devices",
+                picture=f"devices of stages  {placement.devices[0]}",
+                repair=f"give a placement of {problem.num_devices} devices, or none, so that any is tried",
             )
     return problem
 
@@ -245,10 +239,8 @@ def _check_layers(problem: Problem, num_layers: int) -> None:
     stages = [placement.num_stages for placement in problem.placements] or [problem.num_devices]
     if max(stages) > num_layers:
         raise ScheduleError(
-            explain(
-                f"num_layers={num_layers} for {max(stages)} stages.",
-                rule="layer-per-stage: every stage holds at least one layer",
-                picture=f"num_devices={problem.num_devices}, stages on them: {max(stages)}",
-                repair=f"set num_layers={max(stages)} or more, or take fewer devices or chunks",
-            )
+            f"num_layers={num_layers} for {max(stages)} stages.",
+            rule="layer-per-stage: every stage holds at least one layer",
+            picture=f"num_devices={problem.num_devices}, stages on them: {max(stages)}",
+            repair=f"set num_layers={max(stages)} or more, or take fewer devices or chunks",
         )

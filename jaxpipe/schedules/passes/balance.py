@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, closest, explain
+from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.methods.option import check_count
 from jaxpipe.schedules.passes.eviction_plans import (
@@ -145,20 +145,16 @@ def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
     for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
         if value not in known:
             raise ScheduleError(
-                explain(
-                    f"unknown {field}={value!r}.{closest(str(value), list(known))}",
-                    rule=f"balance-{field}: one of {', '.join(known)}",
-                    repair="use one of these",
-                )
+                f"unknown {field}={value!r}.{closest(str(value), list(known))}",
+                rule=f"balance-{field}: one of {', '.join(known)}",
+                repair="use one of these",
             )
     for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
         if unit == "page" and used:
             raise ScheduleError(
-                explain(
-                    f"{setting} has no effect with unit='page'.",
-                    rule="whole-microbatches: by pages every microbatch is evicted, while others compute",
-                    repair="leave it out, or set unit='microbatch'",
-                )
+                f"{setting} has no effect with unit='page'.",
+                rule="whole-microbatches: by pages every microbatch is evicted, while others compute",
+                repair="leave it out, or set unit='microbatch'",
             )
 
 
@@ -191,34 +187,28 @@ def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fr
 def _check_unbalanced(schedule: Schedule) -> None:
     if schedule.has_transfers:
         raise ScheduleError(
-            explain(
-                f"{schedule.name!r} has EVICT and LOAD actions already.",
-                rule="balance-once: a schedule to balance has no transfers yet",
-                repair="balance the schedule that it was made from, with the bound that you want",
-            )
+            f"{schedule.name!r} has EVICT and LOAD actions already.",
+            rule="balance-once: a schedule to balance has no transfers yet",
+            repair="balance the schedule that it was made from, with the bound that you want",
         )
 
 
 def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) -> ScheduleError:
     return ScheduleError(
-        explain(
-            f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
-            rule="imbalance: a slot in transit counts on both devices of a pair, so balancing pays if one "
-            "stores at least three more than the other; in 1F1B from num_devices=4 on",
-            picture=_picture(peaks),
-            repair="use the schedule as it is, or give a lower bound if there is room for it",
-        )
+        f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
+        rule="imbalance: a slot in transit counts on both devices of a pair, so balancing pays if one "
+        "stores at least three more than the other; in 1F1B from num_devices=4 on",
+        picture=_picture(peaks),
+        repair="use the schedule as it is, or give a lower bound if there is room for it",
     )
 
 
 def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, least: int) -> ScheduleError:
     return ScheduleError(
-        explain(
-            f"bound={bound} cannot be kept in {_where(schedule)}",
-            rule="room: the two devices of a pair have room for all that both store, and for a slot in transit",
-            picture=_picture(peaks),
-            repair=f"set bound={least}, the least that can be kept, or leave it out",
-        )
+        f"bound={bound} cannot be kept in {_where(schedule)}",
+        rule="room: the two devices of a pair have room for all that both store, and for a slot in transit",
+        picture=_picture(peaks),
+        repair=f"set bound={least}, the least that can be kept, or leave it out",
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
 from jaxpipe.schedules.methods.option import Times, check_count, checked_times
@@ -118,22 +118,18 @@ def _check_kinds(schedule: Schedule) -> None:
     if others:
         *names, last = (kind.name for kind in _SPLITTABLE)
         raise ScheduleError(
-            explain(
-                f"{schedule.name!r} has {' and '.join(others)}.",
-                rule=f"split-kinds: backwards are split in rows of {', '.join(names)} and {last}",
-                repair="split the backwards first, then split the head with `vocabulary`"
-                if schedule.has_head_actions
-                else "split those of a schedule with a flush",
-            )
+            f"{schedule.name!r} has {' and '.join(others)}.",
+            rule=f"split-kinds: backwards are split in rows of {', '.join(names)} and {last}",
+            repair="split the backwards first, then split the head with `vocabulary`"
+            if schedule.has_head_actions
+            else "split those of a schedule with a flush",
         )
     if not schedule.columns.is_kind(Kind.B).any():
         raise ScheduleError(
-            explain(
-                f"{schedule.name!r} has nothing to split.",
-                rule="whole-backward: a schedule to split has at least one B; here every backward is already I and W",
-                picture=f"device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...",
-                repair="use the schedule as it is",
-            )
+            f"{schedule.name!r} has nothing to split.",
+            rule="whole-backward: a schedule to split has at least one B; here every backward is already I and W",
+            picture=f"device 0     {' '.join(map(str, schedule.rows[0][:8]))} ...",
+            repair="use the schedule as it is",
         )
 
 
@@ -145,21 +141,17 @@ def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
     for option, value in used.items():
         if value not in (None, 1.0):
             raise ScheduleError(
-                explain(
-                    f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.",
-                    rule="split-first: between transfers each W stays directly behind its I",
-                    repair=f"leave {option} out, or split the schedule that this one was made from, and balance then",
-                )
+                f"{option}={value!r} has no effect on {schedule.name!r}, which has EVICT and LOAD actions.",
+                rule="split-first: between transfers each W stays directly behind its I",
+                repair=f"leave {option} out, or split the schedule that this one was made from, and balance then",
             )
 
 
 def _bound_too_small(schedule: Schedule, peaks: Sequence[int], bound: int) -> ScheduleError:
     return ScheduleError(
-        explain(
-            f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
-            f"num_microbatches={schedule.num_microbatches})",
-            rule="split-room: splitting keeps the order of F, so that a device stores at least as much as before",
-            picture=f"slots of each device  {' '.join(map(str, peaks))}",
-            repair=f"set bound={max(peaks)} or more, or leave it out; `balance` lowers it",
-        )
+        f"bound={bound} for {schedule.name!r} (num_devices={schedule.num_devices}, "
+        f"num_microbatches={schedule.num_microbatches})",
+        rule="split-room: splitting keeps the order of F, so that a device stores at least as much as before",
+        picture=f"slots of each device  {' '.join(map(str, peaks))}",
+        repair=f"set bound={max(peaks)} or more, or leave it out; `balance` lowers it",
     )

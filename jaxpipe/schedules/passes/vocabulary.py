@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, explain
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
@@ -63,11 +63,9 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     _check(schedule)
     if np.min((costs or Costs()).forward) <= 0:
         raise ScheduleError(
-            explain(
-                f"a forward takes no time in the costs for {schedule.name!r}.",
-                rule="vocabulary-forward: rows with S and T follow time, and S follows the forward of the last stage",
-                repair="give every stage's forward a time above 0",
-            )
+            f"a forward takes no time in the costs for {schedule.name!r}.",
+            rule="vocabulary-forward: rows with S and T follow time, and S follows the forward of the last stage",
+            repair="give every stage's forward a time above 0",
         )
     # Rows must not depend on links: the same schedule runs on every cluster.
     costs = replace(costs or Costs(), transfer=0.0, link={})
@@ -182,10 +180,8 @@ def _reasons(schedule: Schedule) -> list[str]:
 def _check(schedule: Schedule) -> None:
     if reasons := _reasons(schedule):
         raise ScheduleError(
-            explain(
-                f"the head cannot be split over the devices of {schedule.name!r}, which has {reasons[0]}.",
-                rule="vocabulary-pattern: S and T are woven into rows without transfers, with a flush, and with SYNC of"
-                " two replicas alone",
-                repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",
-            )
+            f"the head cannot be split over the devices of {schedule.name!r}, which has {reasons[0]}.",
+            rule="vocabulary-pattern: S and T are woven into rows without transfers, with a flush, and with SYNC of"
+            " two replicas alone",
+            repair="take for example 1f1b, interleaved_1f1b, zb_h1 or gpipe, or keep the head on the last stage",
         )
