@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from jaxpipe.lowering.couplings import Couplings
 from jaxpipe.lowering.rounds import LOCAL_ROUNDS
 from jaxpipe.schedules.analysis.dependencies import dependencies, previous_in_row
 from jaxpipe.schedules.analysis.timeline import Timeline
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import Kind, Schedule, once
 
 CLOSE = 1e-9  # sums of times that should be equal may differ by rounding
 Violation = tuple[int, int, int]  # less the place of an action in the order of time; the action; its least round
@@ -64,6 +65,47 @@ def fitted_rounds(
     return rounds[:-1], send_round[:-1]
 
 
+class _Actions(NamedTuple):
+    """What does not depend on times and body; by action, and another action is -1 where there is none."""
+
+    first: list[int]  # [D + 1] as in `Columns`
+    device: list[int]
+    is_weight: list[bool]
+    num_awaited: list[int]  # the one before it in its row, and the sender of its message
+    following: list[int]  # behind it in its row
+    reader: list[int]  # of its message
+    sender: list[int]  # of its message, if from another device; and an entry for -1
+    unsent: list[int]  # the output of its device that must have left before it
+    overwriter: list[int]  # the action before which its own output must have left
+    link: list[int]  # source * D + target of its message; -1 if no other device reads it
+
+
+@once
+def _actions_of(compute: Schedule) -> _Actions:
+    columns = compute.columns
+    device = columns.device
+    index = np.arange(len(device))
+    message = dependencies(compute).message
+    is_weight = columns.is_kind(Kind.W)
+
+    def inverse(senders: np.ndarray) -> np.ndarray:
+        readers = np.full(len(device), -1)
+        readers[senders[senders >= 0]] = index[senders >= 0]
+        return readers
+
+    reader = inverse(message)
+    is_sent = (reader >= 0) & (device[reader] != device)
+    output = previous_in_row(compute, ~is_weight)
+    unsent = np.where(is_sent[output] & (output >= 0) & ~is_weight, output, -1)
+    sender = np.where(is_sent[message] & (message >= 0), message, -1)
+    before = np.where(columns.position > 0, index - 1, -1)
+    link = np.where(is_sent, device * compute.num_devices + device[reader], -1)
+    num_awaited = (before >= 0).astype(int) + (message >= 0)
+    lists = (columns.first, device, is_weight, num_awaited, inverse(before), reader)
+    more = (np.append(sender, -1), unsent, inverse(unsent), link)
+    return _Actions(*(values.tolist() for values in (*lists, *more)))
+
+
 class _Fit:
     """The asynchronous clock, run event by event, with the smallest rounds of the actions that have started.
 
@@ -79,110 +121,89 @@ class _Fit:
     """
 
     def __init__(self, timeline: Timeline, body: Couplings, slack_fraction: float):
-        compute = timeline.schedule
-        columns = compute.columns
-        message = dependencies(compute).message
-        device = columns.device
-        reader = np.full(len(device), -1)
-        has_message = np.flatnonzero(message >= 0)
-        reader[message[has_message]] = has_message
-        is_weight = columns.is_kind(Kind.W)
-        is_sent = (reader >= 0) & (device[reader] != device)
-        output = previous_in_row(compute, ~is_weight)
-
+        self.actions = actions = _actions_of(timeline.schedule)
+        num_actions = len(actions.device)
+        num_devices = timeline.schedule.num_devices
         self.num_body_rounds = body.num_body_rounds
         self.hops = body.hops
-        self.first = columns.first.tolist()
-        self.device = device.tolist()
         self.duration = (timeline.end - timeline.start).tolist()
         # Until an action has all that it waits for, the latest end of what it has.
         self.earliest = ((1.0 - slack_fraction) * timeline.start + slack_fraction * timeline.latest_starts).tolist()
-        self.num_awaited = ((columns.position > 0).astype(int) + (message >= 0)).tolist()
-        # [action] -> another one, -1 for none: the reader of its message; the sender of one from another device; the
-        # output that leaves before it; the action before which its own one leaves.
-        self.reader = reader.tolist()
-        self.sender = [*np.where(is_sent[message] & (message >= 0), message, -1).tolist(), -1]
-        unsent = np.where(is_sent[output] & (output >= 0) & ~is_weight, output, -1)
-        self.unsent = unsent.tolist()
-        overwriter = np.full(len(device), -1)
-        overwriter[unsent[unsent >= 0]] = np.flatnonzero(unsent >= 0)
-        self.overwriter = overwriter.tolist()
+        self.num_awaited = list(actions.num_awaited)
         # [action][body round]. A W, which no device waits for, takes a round with permutes: it hides the messages of
         # others. A message that nobody reads travels in any later round.
         to_permutes = body.rounds_to_rendezvous.tolist()
-        self.to_allowed = [to_permutes if is_w else None for is_w in is_weight.tolist()]
+        self.to_allowed = [to_permutes if is_weight else None for is_weight in actions.is_weight]
         links = body.rounds_to_send.transpose(1, 2, 0).reshape(-1, self.num_body_rounds).tolist()
         links.append([1] * self.num_body_rounds)
-        of_link = np.where(is_sent, device * compute.num_devices + device[reader], -1)
-        self.to_sent = [links[link] for link in of_link.tolist()]
+        self.to_sent = [links[link] for link in actions.link]
 
         # [action], and an entry for -1, no action, which bounds nothing.
-        self.rounds = [*([0] * len(device)), -LOCAL_ROUNDS]
-        self.sent = [*([0] * len(device)), -LOCAL_ROUNDS]
-        self.place = [-1] * (len(device) + 1)  # in the order of time; -1 for an action that has not started
-        self.starts = [0.0] * len(device)
-        self.ends = [0.0] * len(device)
+        self.rounds = [*([0] * num_actions), -LOCAL_ROUNDS]
+        self.sent = [*([0] * num_actions), -LOCAL_ROUNDS]
+        self.place = [-1] * (num_actions + 1)  # in the order of time; -1 for an action that has not started
+        self.starts = [0.0] * num_actions
+        self.ends = [0.0] * num_actions
         self.num_started = 0
-        self.latest = [-1] * compute.num_devices
-        self.reached = [0] * compute.num_devices
+        self.latest = [-1] * num_devices
+        self.reached = [0] * num_devices
 
     def run(self, *, may_wait: bool) -> bool:
         """Runs the clock to its end; returns whether all actions have rounds."""
-        device = self.device
+        # Local names: this loop runs for every action of every fit, and attributes would take a third of its time.
+        actions = self.actions
+        earliest = self.earliest
         num_awaited = self.num_awaited
-        ready = [(time, action) for action, time in enumerate(self.earliest) if not num_awaited[action]]
+        rounds = self.rounds
+        sent = self.sent
+        reached = self.reached
+        latest = self.latest
+        size = self.num_body_rounds
+        ready = [(time, action) for action, time in enumerate(earliest) if not num_awaited[action]]
         heapify(ready)
         while ready:
             now, action = heappop(ready)
-            if self.start(action, now):
-                end = self.ends[action]
-                # The action behind it in its row, and the reader of its message.
-                following = action + 1 if action + 1 < self.first[device[action] + 1] else -1
-                for follower in (following, self.reader[action]):
-                    if follower >= 0:
-                        if self.earliest[follower] < end:
-                            self.earliest[follower] = end
-                        num_awaited[follower] -= 1
-                        if not num_awaited[follower]:
-                            heappush(ready, (self.earliest[follower], follower))
-            elif may_wait:
-                # Ends that differ by rounding alone count as now: the action would be offered again at once.
-                ends = (self.ends[latest] for latest in self.latest if latest >= 0)
-                heappush(ready, (min(end for end in ends if end > now + CLOSE), action))
-            else:
-                return False
-        return True
-
-    def start(self, action: int, now: float) -> bool:
-        """Starts `action` if there is a round for it; if not, nothing has changed."""
-        device = self.device[action]
-        latest = self.latest[device]
-        value = max(
-            self.reached[device],
-            self.rounds[latest] + LOCAL_ROUNDS,
-            self.sent[self.sender[action]] + LOCAL_ROUNDS,
-            self.sent[self.unsent[action]],
-        )
-        if to_allowed := self.to_allowed[action]:
-            value += to_allowed[value % self.num_body_rounds]
-        before = self.reached[device]
-        position = value % self.num_body_rounds
-        self.rounds[action] = value
-        self.sent[action] = value + self.to_sent[action][position]
-        self.reached[device] = value
-        self.latest[device] = action
-        self.place[action] = self.num_started
-        self.starts[action] = now
-        for other, distance in self.hops[device]:
-            if self.reached[other] < value + distance[position]:
-                if self.raise_others(action):
+            device = actions.device[action]
+            before = (latest[device], reached[device])
+            value = max(
+                before[1],
+                rounds[before[0]] + LOCAL_ROUNDS,
+                sent[actions.sender[action]] + LOCAL_ROUNDS,
+                sent[actions.unsent[action]],
+            )
+            if to_allowed := self.to_allowed[action]:
+                value += to_allowed[value % size]
+            position = value % size
+            rounds[action] = value
+            sent[action] = value + self.to_sent[action][position]
+            reached[device] = value
+            latest[device] = action
+            self.place[action] = self.num_started
+            self.starts[action] = now
+            for other, distance in self.hops[device]:
+                if reached[other] < value + distance[position]:
+                    has_round = self.raise_others(action)
                     break
-                self.reached[device] = before
-                self.latest[device] = latest
+            else:
+                has_round = True
+            if not has_round:  # as before; it is tried again when another one has ended
+                latest[device], reached[device] = before
                 self.place[action] = -1
-                return False
-        self.num_started += 1
-        self.ends[action] = now + self.duration[action]
+                if not may_wait:
+                    return False
+                # Ends that differ by rounding alone count as now: the action would be offered again at once.
+                ends = (self.ends[last] for last in latest if last >= 0)
+                heappush(ready, (min(end for end in ends if end > now + CLOSE), action))
+                continue
+            self.num_started += 1
+            end = self.ends[action] = now + self.duration[action]
+            for follower in (actions.following[action], actions.reader[action]):
+                if follower >= 0:
+                    if earliest[follower] < end:
+                        earliest[follower] = end
+                    num_awaited[follower] -= 1
+                    if not num_awaited[follower]:
+                        heappush(ready, (earliest[follower], follower))
         return True
 
     def raise_others(self, action: int) -> bool:
@@ -190,7 +211,7 @@ class _Fit:
         raised: list[tuple[int, int]] = []  # (action, its round before), to be undone
         taken: list[tuple[int, int]] = []  # (device, the round that it had reached)
         ended = self.starts[action] + CLOSE
-        self.take_along(self.device[action], taken)
+        self.take_along(self.actions.device[action], taken)
         # Of those that are behind, the ones that run; a heap, of which the last one to start comes first: a circle is
         # soon back at `action`.
         waiting = [
@@ -214,7 +235,7 @@ class _Fit:
                 value += to_allowed[value % self.num_body_rounds]
             raised.append((other, before))
             self.put(other, value)
-            device = self.device[other]
+            device = self.actions.device[other]
             if self.latest[device] == other:
                 if self.reached[device] < value:
                     taken.append((device, self.reached[device]))
@@ -256,15 +277,15 @@ class _Fit:
         """
         rounds = self.rounds
         place = self.place
-        device = self.device[action]
+        device = self.actions.device[action]
         value = rounds[action]
         asked: list[tuple[int, int]] = []
-        if self.sender[self.reader[action]] == action:
-            asked.append((self.reader[action], self.sent[action] + LOCAL_ROUNDS))
-        asked.append((self.overwriter[action], self.sent[action]))
+        if self.actions.sender[self.actions.reader[action]] == action:
+            asked.append((self.actions.reader[action], self.sent[action] + LOCAL_ROUNDS))
+        asked.append((self.actions.overwriter[action], self.sent[action]))
         until = self.num_started
-        following = action + 1
-        if following < self.first[device + 1] and place[following] >= 0:
+        following = self.actions.following[action]
+        if place[following] >= 0:
             until = place[following]
             asked.append((following, value + LOCAL_ROUNDS))
         farthest = {device: value}
@@ -278,10 +299,10 @@ class _Fit:
                     continue
                 farthest[other] = bound
                 stop = self.latest[other] + 1
-                first = bisect_left(place, place[action], self.first[other], stop)
-                if first > self.first[other] and self.ends[first - 1] > self.starts[action] + CLOSE:
+                first = bisect_left(place, place[action], self.actions.first[other], stop)
+                if first > self.actions.first[other] and self.ends[first - 1] > self.starts[action] + CLOSE:
                     first -= 1
-                elif first == self.first[other] or rounds[first - 1] < bound:
+                elif first == self.actions.first[other] or rounds[first - 1] < bound:
                     stack.append(other)
                 if first < stop and place[first] <= until:
                     asked.append((first, bound))

@@ -180,9 +180,12 @@ class Folding:
         # The bound of any table: no device waits for a round there.
         asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
 
+        def num_inbox(table: RoundTable) -> int:
+            return table.grids["messages"].num_inbox
+
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best = None  # (candidate, the same as timed)
-        least = None  # its key: less is better, in the order above
+        least = ()  # its key: less is better, in the order above
         for table in self.candidates(costs, blocking=blocking):
             timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
@@ -201,8 +204,9 @@ class Folding:
                 break
             # A hundredth is within the error of the clock: of candidates that near the smaller program wins.
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
-            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.grids["messages"].num_inbox)
-            if least is None or key < least:
+            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT))
+            # The inbox last, which takes longest to count.
+            if best is None or key < least or (key == least and num_inbox(timed) < num_inbox(best[1])):
                 best = (table, timed)
                 least = key
         assert best is not None
