@@ -54,10 +54,6 @@ class BlockedRounds(NamedTuple):
 def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
     """The shortest step at `costs` that is found, without time for messages.
 
-    Args:
-        compute: a schedule of compute actions alone.
-        costs: costs of the actions.
-
     Example:
         One microbatch: device 0 does its F, both meet, device 1 does F and B, they meet, and device 0 does its B.
 

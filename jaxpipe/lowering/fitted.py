@@ -152,6 +152,18 @@ class _Fit:
         """Runs the clock to its end; returns whether all actions have rounds."""
         # Local names: this loop runs for every action of every fit, and attributes would take a third of its time.
         actions = self.actions
+        device_of = actions.device
+        sender = actions.sender
+        unsent = actions.unsent
+        following = actions.following
+        reader = actions.reader
+        to_allowed = self.to_allowed
+        to_sent = self.to_sent
+        duration = self.duration
+        place = self.place
+        starts = self.starts
+        ends = self.ends
+        hops = self.hops
         earliest = self.earliest
         num_awaited = self.num_awaited
         rounds = self.rounds
@@ -163,41 +175,43 @@ class _Fit:
         heapify(ready)
         while ready:
             now, action = heappop(ready)
-            device = actions.device[action]
-            before = (latest[device], reached[device])
+            device = device_of[action]
+            last = latest[device]
+            least = reached[device]
             value = max(
-                before[1],
-                rounds[before[0]] + LOCAL_ROUNDS,
-                sent[actions.sender[action]] + LOCAL_ROUNDS,
-                sent[actions.unsent[action]],
+                least,
+                rounds[last] + LOCAL_ROUNDS,
+                sent[sender[action]] + LOCAL_ROUNDS,
+                sent[unsent[action]],
             )
-            if to_allowed := self.to_allowed[action]:
-                value += to_allowed[value % size]
+            if allowed := to_allowed[action]:
+                value += allowed[value % size]
             position = value % size
             rounds[action] = value
-            sent[action] = value + self.to_sent[action][position]
+            sent[action] = value + to_sent[action][position]
             reached[device] = value
             latest[device] = action
-            self.place[action] = self.num_started
-            self.starts[action] = now
-            for other, distance in self.hops[device]:
+            place[action] = self.num_started
+            starts[action] = now
+            for other, distance in hops[device]:
                 if reached[other] < value + distance[position]:
                     has_round = self.raise_others(action)
                     break
             else:
                 has_round = True
             if not has_round:  # as before; it is tried again when another one has ended
-                latest[device], reached[device] = before
-                self.place[action] = -1
+                latest[device] = last
+                reached[device] = least
+                place[action] = -1
                 if not may_wait:
                     return False
                 # Ends that differ by rounding alone count as now: the action would be offered again at once.
-                ends = (self.ends[last] for last in latest if last >= 0)
-                heappush(ready, (min(end for end in ends if end > now + CLOSE), action))
+                running = (ends[other] for other in latest if other >= 0)
+                heappush(ready, (min(end for end in running if end > now + CLOSE), action))
                 continue
             self.num_started += 1
-            end = self.ends[action] = now + self.duration[action]
-            for follower in (actions.following[action], actions.reader[action]):
+            end = ends[action] = now + duration[action]
+            for follower in (following[action], reader[action]):
                 if follower >= 0:
                     if earliest[follower] < end:
                         earliest[follower] = end
@@ -251,12 +265,7 @@ class _Fit:
         self.sent[action] = value + self.to_sent[action][value % self.num_body_rounds]
 
     def take_along(self, device: int, taken: list[tuple[int, int]]) -> None:
-        """Takes neighbours, theirs, and so on to the rounds in which they must be where `device` is.
-
-        Args:
-            device: a device, which has reached a later round.
-            taken: gets the devices that are taken along, and the rounds that they had reached.
-        """
+        """Takes neighbours, theirs, and so on along with `device`; `taken` gets what these had reached before."""
         stack = [device]
         while stack:
             device = stack.pop()

@@ -116,12 +116,7 @@ def compute_schedule(schedule: Schedule) -> Schedule:
 
 
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
-    """Adds the gradient exchange of `schedule` to `table`; its rounds have types of their own.
-
-    Args:
-        table: the table of the compute actions of `schedule`, without exchange.
-        schedule: a schedule with SYNC actions; a stage without them is summed at the end of the step.
-    """
+    """Adds the gradient exchange of `schedule` to `table` of its compute actions; its rounds have their own types."""
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)

@@ -64,12 +64,7 @@ class RoundType:
 def refine(
     table: RoundTable, *, max_types: int = MAX_TYPES, max_traced_actions: int = MAX_TRACED_ACTIONS
 ) -> RoundTable:
-    """The table with rounds of one type divided by the transfers that they need.
-
-    Args:
-        table: a table with few types of rounds.
-        max_types: most types of the result, unless `table` has more.
-        max_traced_actions: most traced actions of the result, unless `table` has more.
+    """The table with rounds of one type divided by the transfers that they need, as far as the limits allow.
 
     Example:
         GPipe in rounds of one type sends both ways in each of them. Refined, forwards and backwards are apart, and so

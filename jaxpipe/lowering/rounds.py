@@ -205,10 +205,6 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
     rounds there is one for the actions of one forward. An action of two forwards is running at one time of exchange,
     and takes that round. So at each exchange every device is either at that very time or in the action of that
     round, and none waits for another: the rolled program is as fast as the asynchronous clock.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        lengths: [kinds] lengths of actions, in forwards; longer ones count as `LONGEST`.
     """
     lengths = np.minimum(lengths, LONGEST)
     timeline = simulate(compute, costs_of_lengths(lengths))

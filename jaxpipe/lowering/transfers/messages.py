@@ -191,14 +191,7 @@ def _previous(table: RoundTable) -> np.ndarray:
 
 
 def _held(schedule: Schedule, sender: np.ndarray, rounds: np.ndarray, send_round: np.ndarray) -> np.ndarray:
-    """The senders of messages that have not left when their device has another output, or lets another one leave.
-
-    Args:
-        schedule: a schedule of compute actions alone.
-        sender: [M] actions whose message another device reads.
-        rounds: [A] round of each action.
-        send_round: [A] round in which the message of each action travels.
-    """
+    """The senders of messages that have not left when their device has another output, or lets another one leave."""
     columns = schedule.columns
     leaves = rounds + 1
     leaves[sender] = send_round[sender]
