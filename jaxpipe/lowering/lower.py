@@ -144,11 +144,6 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    @cached_property
-    def _senders(self) -> np.ndarray:
-        """[M] the actions whose message another device reads."""
-        return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
-
     def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
         """The table of the candidate that comes first in this order; a candidate that passes all ends the search.
 
@@ -279,7 +274,8 @@ class Folding:
             meets: [R] rounds in which all devices may meet, of a schedule with S and T; by default all.
         """
         send_round = rounds + 1 if send_round is None else send_round
-        num_rounds = int(max(rounds.max(), send_round[self._senders].max(initial=0))) + 1
+        senders, _ = dependencies(self.compute).messages_between(self.compute.columns.device)
+        num_rounds = int(max(rounds.max(), send_round[senders].max(initial=0))) + 1
         head: SplitHead | None = None
         if self.compute.has_head_actions:
             # Rows of the embedding are looked up before the first action; what the last one leaves is added after it.

@@ -194,10 +194,7 @@ class _Life:
 def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
     """The lifetimes of pages that stay, one per (stage, microbatch), and of moving ones before, away and after.
 
-    Args:
-        held: the kept pages.
-        in_transit: whether a travelling page counts on both devices until the end of its round; in the pool
-            it is on neither meanwhile, but in send and receive buffers.
+    In transit a page counts on both devices until the end of its round; else on neither: it is in transfer buffers.
     """
     moves = held.moves
     written = 2 * held.written

@@ -35,14 +35,7 @@ def earliest_rounds(compute: Schedule) -> np.ndarray:
 
 
 def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, remote: int) -> np.ndarray:
-    """[A] the earliest feasible round of each action that is congruent to `residue` modulo `period`.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        residue: [A] required round modulo `period`; -1 for any.
-        period: number of rounds.
-        remote: rounds from an action to the one on another device that reads its message.
-    """
+    """[A] the earliest feasible round of each action that is congruent to its `residue` modulo `period`; -1 is any."""
     columns = compute.columns
     needs = dependencies(compute)
     message = needs.message

@@ -108,16 +108,6 @@ def allocate_inbox(
 ) -> Inbox:
     """Allocates an entry for every message that waits.
 
-    Args:
-        schedule: a schedule of compute actions alone.
-        message: [A] the action whose message each action reads; -1 for none.
-        rounds: [A] round of each action.
-        send_round: [A] round in which the message of each action travels.
-        round_type: [R] type of each round.
-        permutes: [type][permute] -> pairs that carry messages.
-        previous: [A] round in which its device has done the action before each; -1 for none.
-        placed: devices, first and last rounds of messages that wait -> their entries.
-
     Example:
         Two devices, two microbatches, all forwards first. On device 1 the output of each F, a gradient, is read by a
         B that follows another action: it waits for that one in an entry, from the end of its round (store_own) to

@@ -113,12 +113,6 @@ def open_rounds(
     They may if any device computes in a round of that type: a transfer hides behind an action. And, if rounds follow
     time, in those types of rounds that have most room for it: the time from when both have reached the beginning of the
     round until one of them must reach its end, where its next action begins.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        rounds: [A] rounds of its actions.
-        round_type: [R] type of each round.
-        lengths: [kinds] lengths of actions, as in `periodic_rounds`; None if rounds do not follow time.
     """
     num_rounds = len(round_type)
     num_devices = compute.num_devices

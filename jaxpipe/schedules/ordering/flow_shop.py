@@ -113,16 +113,7 @@ def flow_shop(
     is_split: bool,
     ticks_per_unit: float,
 ) -> FlowShop:
-    """The flow shop of a step on `placement`.
-
-    Args:
-        placement: placement of one or two replicas.
-        num_microbatches: microbatches of the step.
-        costs: costs of the stages of this placement.
-        sizes: sizes of a stage's stored activations, and the capacity of a device.
-        is_split: whether backwards are I and W.
-        ticks_per_unit: ticks per unit of `costs`; durations are rounded to ticks, at least one.
-    """
+    """The flow shop of a step on `placement`."""
     num_stages = placement.num_stages
     times = costs.of_kind(num_stages) * ticks_per_unit
     link = np.rint(costs.of_link(placement.num_devices) * ticks_per_unit).astype(int).tolist()
