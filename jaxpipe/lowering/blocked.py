@@ -54,10 +54,6 @@ class BlockedRounds(NamedTuple):
 def blocked_step(compute: Schedule, costs: Costs) -> BlockedStep:
     """The shortest step at `costs` that is found, without time for messages.
 
-    Args:
-        compute: a schedule of compute actions alone.
-        costs: costs of the actions.
-
     Example:
         One microbatch: device 0 does its F, both meet, device 1 does F and B, they meet, and device 0 does its B.
 
@@ -116,11 +112,9 @@ class _Rows:
             self.partners[self.device[reader]].add(self.device[sender])
 
     def walk(self, path: Sequence[float], haste: float) -> _Walk:
-        """The step in which devices wait for each other as `path` and `haste` say.
+        """The step in which devices wait for each other as `path` says, [A], the longest one from an action to the end.
 
-        Args:
-            path: [A] length of the longest path from the beginning of each action to the end of the step.
-            haste: time that is added to the path of a device that waits.
+        `haste` is time that is added to the path of a device that waits.
         """
         # By device: its next action, what it does, and until when; the actions whose messages have not left.
         following = self.first[:-1]
@@ -251,11 +245,7 @@ class BlockedStep:
             yield is_last & (room >= -wait * np.mean(self._rows.duration) - CLOSE)
 
     def in_rounds(self, pages: PageMoves = NO_MOVES) -> BlockedRounds:
-        """The first rounds that keep the order of each device's events.
-
-        Args:
-            pages: those that travel in gaps: their places instead of rounds.
-        """
+        """The first rounds that keep the order of each device's events; `pages` have the places of gaps for rounds."""
         rows = self._rows
         layout = _Layout(self._rows.num_devices)
         rounds, send_round = np.zeros((2, len(rows.device)), int)

@@ -21,12 +21,7 @@ def chunk_of_action(schedule: Schedule) -> np.ndarray:
 
 
 def completes_chunk(schedule: Schedule, rounds: np.ndarray) -> np.ndarray:
-    """[A] 1 for the action that is the last to add to the gradients of its chunk, else 0.
-
-    Args:
-        schedule: a schedule of compute actions alone.
-        rounds: [A] round of each action.
-    """
+    """[A] 1 for the action that is the last to add to the gradients of its chunk, else 0."""
     columns = schedule.columns
     adds = np.flatnonzero(columns.is_kind(*GRADIENT_KINDS))
     order = adds[np.argsort(rounds[adds], kind="stable")]

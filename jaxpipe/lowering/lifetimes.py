@@ -64,19 +64,12 @@ def allocate_per_device(
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """A unit for each of several intervals.
+    """A unit for each of several intervals."""
 
-    Attributes:
-        first: [intervals] the unit at the start of each.
-        last: [intervals] the same unit, as it is numbered at the end.
-        num_units: the most units of any device.
-        renumbered: [D, unit] if units are numbered anew in each call of a run: the number that each had in the call
-            before.
-    """
-
-    first: np.ndarray
-    last: np.ndarray
-    num_units: int
+    first: np.ndarray  # [intervals] the unit at the start of each
+    last: np.ndarray  # [intervals] the same unit, as it is numbered at the end
+    num_units: int  # the most units of any device
+    # [D, unit] if units are numbered anew in each call of a run: the number that each had in the call before
     renumbered: np.ndarray | None = None
 
 
@@ -92,12 +85,6 @@ def place_in_calls(device: np.ndarray, start: np.ndarray, end: np.ndarray, *, nu
 
     Units that live across the boundary of two calls are numbered anew there, so that every call uses the same numbers;
     and each device needs no more units than live at its worst moment.
-
-    Args:
-        device: [intervals] of each.
-        start, end: [intervals] first and last moment of each, both inclusive, from the start of the run on.
-        num_devices: D.
-        length: moments of a call.
 
     Example:
         In each call of 4 moments an interval begins that is longer than a call. The interval takes unit 1, which is

@@ -116,12 +116,7 @@ def compute_schedule(schedule: Schedule) -> Schedule:
 
 
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
-    """Adds the gradient exchange of `schedule` to `table`; its rounds have types of their own.
-
-    Args:
-        table: the table of the compute actions of `schedule`, without exchange.
-        schedule: a schedule with SYNC actions; a stage without them is summed at the end of the step.
-    """
+    """Adds the gradient exchange of `schedule` to `table` of its compute actions; its rounds have their own types."""
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)
@@ -149,11 +144,6 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    @cached_property
-    def _senders(self) -> np.ndarray:
-        """[M] the actions whose message another device reads."""
-        return dependencies(self.compute).messages_between(self.compute.columns.device)[0]
-
     def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
         """The table of the candidate that comes first in this order; a candidate that passes all ends the search.
 
@@ -180,9 +170,12 @@ class Folding:
         # The bound of any table: no device waits for a round there.
         asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
 
+        def num_inbox(table: RoundTable) -> int:
+            return table.grids["messages"].num_inbox
+
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best = None  # (candidate, the same as timed)
-        least = None  # its key: less is better, in the order above
+        least = ()  # its key: less is better, in the order above
         for table in self.candidates(costs, blocking=blocking):
             timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
@@ -201,8 +194,9 @@ class Folding:
                 break
             # A hundredth is within the error of the clock: of candidates that near the smaller program wins.
             speed = round(slowest, 2) if any(is_slow) else not is_good_anywhere
-            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT), timed.grids["messages"].num_inbox)
-            if least is None or key < least:
+            key = (*is_slow, speed, not is_small, max(sent, FEW_SENT))
+            # The inbox last, which takes longest to count.
+            if best is None or key < least or (key == least and num_inbox(timed) < num_inbox(best[1])):
                 best = (table, timed)
                 least = key
         assert best is not None
@@ -280,7 +274,8 @@ class Folding:
             meets: [R] rounds in which all devices may meet, of a schedule with S and T; by default all.
         """
         send_round = rounds + 1 if send_round is None else send_round
-        num_rounds = int(max(rounds.max(), send_round[self._senders].max(initial=0))) + 1
+        senders, _ = dependencies(self.compute).messages_between(self.compute.columns.device)
+        num_rounds = int(max(rounds.max(), send_round[senders].max(initial=0))) + 1
         head: SplitHead | None = None
         if self.compute.has_head_actions:
             # Rows of the embedding are looked up before the first action; what the last one leaves is added after it.

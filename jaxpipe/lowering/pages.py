@@ -42,20 +42,15 @@ class PageMoves:
         home       F ... leaves                      returns ... backward
         host             leaves ............. returns
 
-    Attributes:
-        backward: [T] index of the B or I that reads the page, in the columns of the compute schedule.
-        layer: [T] layer of the stage.
-        leaves: [T] the round in which the page travels to its host.
-        returns: [T] the round in which it travels back; later than `leaves`.
-        home, host: [T] the page's own device, and the other one.
+    Rounds are those of the step.
     """
 
-    backward: np.ndarray
-    layer: np.ndarray
-    leaves: np.ndarray
-    returns: np.ndarray
-    home: np.ndarray
-    host: np.ndarray
+    backward: np.ndarray  # [T] index of the B or I that reads the page, in the columns of the compute schedule
+    layer: np.ndarray  # [T] layer of the stage
+    leaves: np.ndarray  # [T] the round in which the page travels to its host
+    returns: np.ndarray  # [T] the round in which it travels back; later than `leaves`
+    home: np.ndarray  # [T] the page's own device
+    host: np.ndarray  # [T] the other one
 
 
 NO_MOVES = PageMoves(*np.zeros((6, 0), dtype=int))
@@ -73,14 +68,7 @@ def allocate_pages(
 ) -> Pages:
     """Allocates pages for every layer of every (stage, microbatch), at home and, while away, on its host.
 
-    Args:
-        schedule: a schedule of compute actions alone.
-        span: the span that the pages are kept for.
-        writer: [A] the action on the same device whose output each B, I or W reads.
-        rounds: [A] round of each action.
-        num_rounds: R, rounds of the step.
-        layers_per_stage: [stage] number of layers.
-        moves: pages that spend part of their lifetime on another device; only those of `Span.SLOT` do.
+    `writer` is the action, [A], on the same device whose output each B, I or W reads.
 
     Example:
         1F1B on two devices: device 0 holds two microbatches at once and gives their pages to the next two.
@@ -132,13 +120,7 @@ def pages_in_calls(
     placed: Callable[[np.ndarray, np.ndarray, np.ndarray], Places],
     layers_per_stage: tuple[int, ...],
 ) -> Pages:
-    """Pages in slots of a microbatch each, as the calls of a table of several number them, with whole backwards.
-
-    Args:
-        schedule, writer, rounds, layers_per_stage: as those of `allocate_pages`.
-        grid: (values [A], otherwise=) -> [R, D].
-        placed: devices, first and last rounds of intervals -> their units.
-    """
+    """Pages in slots of a microbatch each, as the calls of a table of several number them, with whole backwards."""
     columns = schedule.columns
     num_layers = max(layers_per_stage)
     backward = np.flatnonzero(columns.kind == Kind.B)
@@ -212,10 +194,7 @@ class _Life:
 def _lives(held: _Held, *, in_transit: bool = False) -> tuple[_Life, ...]:
     """The lifetimes of pages that stay, one per (stage, microbatch), and of moving ones before, away and after.
 
-    Args:
-        held: the kept pages.
-        in_transit: whether a travelling page counts on both devices until the end of its round; in the pool
-            it is on neither meanwhile, but in send and receive buffers.
+    In transit a page counts on both devices until the end of its round; else on neither: it is in transfer buffers.
     """
     moves = held.moves
     written = 2 * held.written
@@ -240,10 +219,7 @@ def peak_slots(
     layers_per_stage: tuple[int, ...],
     moves: PageMoves,
 ) -> float:
-    """The most slots that one device holds at a moment: own, parked and in transit; a whole number is an int.
-
-    Args: as those of `allocate_pages`.
-    """
+    """The most slots that one device holds at a moment: own, parked and in transit; a whole number is an int."""
     held = _held(schedule.columns, Span.SLOT, writer, rounds, layers_per_stage, moves)
     slot_units = lcm(*layers_per_stage)  # such that every page is a whole number of units
     of_page = slot_units // held.num_layers

@@ -40,26 +40,15 @@ def permutes_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Sends:
-    """M one-way transfers, each of one page or of one layer's gradients.
+    """M one-way transfers, each of one page or of one layer's gradients."""
 
-    Attributes:
-        round: [M] the round whose permute carries the transfer.
-        source, target: [M] devices.
-        lane: [M] index of the transfer among those of its source in that round; each lane has a permute.
-    """
-
-    round: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
-    lane: np.ndarray
+    round: np.ndarray  # [M] the round whose permute carries the transfer
+    source: np.ndarray  # [M] device
+    target: np.ndarray  # [M] device
+    lane: np.ndarray  # [M] index of the transfer among those of its source in that round; each lane has a permute
 
     def permutes(self, round_type: np.ndarray, num_types: int) -> Permutes:
-        """The permutes that carry these transfers, [type][lane] -> pairs: the union over all rounds of the type.
-
-        Args:
-            round_type: [R] the type of each round.
-            num_types: number of types.
-        """
+        """The permutes that carry these transfers, [type][lane] -> pairs: the union over all rounds of the type."""
         keys = np.stack([round_type[self.round], self.lane, self.source, self.target], axis=1)
         permutes: list[list[list[Pair]]] = [[] for _ in range(num_types)]
         for index, lane, source, target in np.unique(keys, axis=0).tolist():
@@ -72,12 +61,7 @@ class Sends:
 def lane_grids(
     sends: Sends, sent: np.ndarray, received: np.ndarray, *, num_rounds: int, num_devices: int, num_lanes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What each device reads into its lanes, and stores from them, at the end of each round.
-
-    Args:
-        sends: the transfers, [M].
-        sent, received: [M, ...] what the source reads and where the target stores it, as numbers.
-        num_rounds, num_devices, num_lanes: R, D and lanes.
+    """What each device reads into its lanes, and stores from them, at the end of each round: `sent` and `received`.
 
     Returns:
         [R, D, lane, ...] of sources, [R, D] lanes that are used; the same of targets.
@@ -97,10 +81,6 @@ def lane_grids(
 
 def in_lanes(rounds: np.ndarray, source: np.ndarray, target: np.ndarray) -> Sends:
     """The transfers with their lanes, numbered in the given order.
-
-    Args:
-        rounds: [M] the round of each transfer.
-        source, target: [M] devices.
 
     Example:
         >>> in_lanes(np.array([3, 3, 4]), np.array([0, 0, 0]), np.array([1, 1, 1])).lane.tolist()

@@ -20,11 +20,7 @@ TURN_ROUNDS = PHASE_ROUNDS * len(TURN) // PHASE
 
 
 def phased_rounds(compute: Schedule) -> MetRounds:
-    """Rounds of actions in phases.
-
-    Args:
-        compute: a schedule of compute actions alone, with S and T, and whole backwards.
-    """
+    """Rounds of actions in phases."""
     columns = compute.columns
     needs = dependencies(compute)
     places = np.zeros(len(columns.kind), int)  # counted over all turns

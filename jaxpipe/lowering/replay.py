@@ -65,7 +65,11 @@ def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tup
     # IDLE is -1 and has indexed the last kind: an idle device takes no time.
     durations *= (table.kind != IDLE)[:, None, :]
     for transfer in table.kinds_of_traffic:
-        durations += np.stack([np.broadcast_to(transfer.exposed(table, c), table.kind.shape) for c in costs], axis=1)
+        for index, c in enumerate(costs):
+            exposed = transfer.exposed(table, c)
+            # 0 for nearly all, and the arrays are the largest of all.
+            if np.any(exposed):
+                durations[:, index] += exposed
     links = np.stack([c.of_link(schedule.num_devices) for c in costs])
     # [type] the devices that each meets in every permute and collective of its rounds, and for how long.
     of_type: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(table.num_types)]

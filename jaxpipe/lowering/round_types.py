@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from heapq import heappop, heappush
-from itertools import chain, combinations, count
+from itertools import chain, count
 from operator import or_
 
 import numpy as np
@@ -64,12 +63,7 @@ class RoundType:
 def refine(
     table: RoundTable, *, max_types: int = MAX_TYPES, max_traced_actions: int = MAX_TRACED_ACTIONS
 ) -> RoundTable:
-    """The table with rounds of one type divided by the transfers that they need.
-
-    Args:
-        table: a table with few types of rounds.
-        max_types: most types of the result, unless `table` has more.
-        max_traced_actions: most traced actions of the result, unless `table` has more.
+    """The table with rounds of one type divided by the transfers that they need, as far as the limits allow.
 
     Example:
         GPipe in rounds of one type sends both ways in each of them. Refined, forwards and backwards are apart, and so
@@ -110,21 +104,25 @@ def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
     Each transfer has a bit for every pair of each of its lanes, and as many bits as messages of its size.
     """
     payloads = [transfer.payloads(table) for transfer in table.kinds_of_traffic]
-    keys = [
-        np.stack([np.full_like(sent.round, number), sent.lane, sent.source, sent.target])
-        for number, sent in enumerate(payloads)
-    ]
-    (number, *_), pair = np.unique(np.concatenate(keys, axis=1), axis=1, return_inverse=True)
+    number = np.repeat(np.arange(len(payloads)), [len(sent.round) for sent in payloads])
+    lane, source, target, rounds = (
+        np.concatenate([getattr(sent, name) for sent in payloads]) for name in ("lane", "source", "target", "round")
+    )
+    # One integer for each, which sorts faster than four.
+    shape = (len(payloads), lane.max(initial=0) + 1, source.max(initial=0) + 1, target.max(initial=0) + 1)
+    keys, pair = np.unique(np.ravel_multi_index((number, lane, source, target), shape), return_inverse=True)
+    number, *_ = np.unravel_index(keys, shape)
     # So many bits has each pair: a page counts as several messages.
     size = np.array([sent.size for sent in payloads])[number]
     stop = size.cumsum()
     bits = [(1 << end) - (1 << begin) for begin, end in zip((stop - size).tolist(), stop.tolist(), strict=True)]
     masks = [0] * table.num_rounds
-    for round_, index in zip(
-        np.concatenate([sent.round for sent in payloads]).tolist(), pair.ravel().tolist(), strict=True
-    ):
+    for round_, index in zip(rounds.tolist(), pair.tolist(), strict=True):
         masks[round_] |= bits[index]
-    return masks, int((size[pair.ravel()] == 1).sum())
+    return masks, int((size[pair] == 1).sum())
+
+
+_Offer = tuple[float, int, int, dict[int, RoundType]]  # waste for what merging saves; two numbers, among these types
 
 
 def _few(types: list[RoundType]) -> list[RoundType]:
@@ -132,6 +130,53 @@ def _few(types: list[RoundType]) -> list[RoundType]:
     few = types[: MAX_COMPARED - 1]
     rest = types[MAX_COMPARED - 1 :]
     return [*few, reduce(or_, rest)] if rest else few
+
+
+class _Position:
+    """The types of a position in the order of their numbers, and what merging any two wastes for what it saves."""
+
+    def __init__(self, numbers: list[int], types: list[RoundType], saves: Callable[..., np.ndarray]):
+        self.numbers = numbers
+        self.types = types
+        self.saves = saves
+        size = max(round_type.pairs.bit_length() for round_type in types) // 8 + 1
+        packed = b"".join(round_type.pairs.to_bytes(size) for round_type in types)
+        self.bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(-1, size), axis=1)
+        self.kinds = np.array([round_type.kinds for round_type in types])
+        self.num_rounds = np.array([round_type.num_rounds for round_type in types])
+        # [type, later type]
+        self.ratios = np.full((len(types),) * 2, np.inf)
+        for index in range(1, len(types)):
+            self.ratios[:index, index] = self.ratios_of(index)
+
+    def ratios_of(self, index: int) -> np.ndarray:
+        """[index] waste over what is saved, of the type `index` with each one before it; infinite if nothing is."""
+        bits = self.bits[: index + 1]
+        num_rounds = self.num_rounds[: index + 1]
+        size = bits.sum(axis=1, dtype=int)
+        either = (bits | bits[-1]).sum(axis=1, dtype=int)
+        waste = (either - size) * num_rounds + (either - size[-1]) * num_rounds[-1]
+        saved = self.saves(self.kinds[:index], self.kinds[index])
+        return np.where(saved > 0, waste[:-1] / np.maximum(saved, 1), np.inf)
+
+    def least(self) -> tuple[float, int, int]:
+        """The least ratio and, of equal ones, the least numbers of the two types."""
+        # The first of equal ones: rows and columns are in the order of numbers.
+        first, second = np.unravel_index(self.ratios.argmin(), self.ratios.shape)
+        return float(self.ratios[first, second]), self.numbers[first], self.numbers[second]
+
+    def merge(self, pair: list[int], number: int) -> None:
+        """Puts one type, the last, in the place of two."""
+        new = self.types[pair[0]] | self.types[pair[1]]
+        self.types = [old for index, old in enumerate(self.types) if index not in pair] + [new]
+        self.numbers = [old for index, old in enumerate(self.numbers) if index not in pair] + [number]
+        bits = self.bits[pair[0]] | self.bits[pair[1]]
+        self.bits = np.append(np.delete(self.bits, pair, axis=0), [bits], axis=0)
+        self.kinds = np.append(np.delete(self.kinds, pair), new.kinds)
+        self.num_rounds = np.append(np.delete(self.num_rounds, pair), new.num_rounds)
+        left = np.delete(np.delete(self.ratios, pair, axis=0), pair, axis=1)
+        self.ratios = np.pad(left, (0, 1), constant_values=np.inf)
+        self.ratios[:-1, -1] = self.ratios_of(len(self.types) - 1)
 
 
 def _merged(
@@ -142,41 +187,32 @@ def _merged(
     Types are merged further as long as the waste of all, in messages, is `allowed`.
     """
     numbers = count()
-    left = [{next(numbers): round_type for round_type in of_position} for of_position in positions]
+    left = [([next(numbers) for _ in of_position], of_position) for of_position in positions if of_position]
     waste = 0
 
-    def merge(saves: Callable[[RoundType, RoundType], int], *, num_in_excess: int) -> None:
+    def merge(saves: Callable[..., np.ndarray], *, num_in_excess: int) -> None:
         """Merges two types again and again, those with the least waste for what it saves."""
         nonlocal waste
-        heap: list[tuple[float, int, int, dict[int, RoundType]]] = []
-
-        def offer(a: int, b: int, types: dict[int, RoundType]) -> None:
-            if saved := saves(types[a], types[b]):
-                heappush(heap, (types[a].waste(types[b]) / saved, a, b, types))
-
-        for types in left:
-            for a, b in combinations(types, 2):
-                offer(a, b, types)
-        while heap:
-            _, a, b, types = heappop(heap)
-            # Pairs of types that have been merged meanwhile stay in the heap.
-            if a not in types or b not in types:
-                continue
-            added = types[a].waste(types[b])
+        of_position = [_Position(*types, saves) for types in left]
+        least = [position.least() for position in of_position]
+        while (best := min(least))[0] < np.inf:
+            where = least.index(best)
+            position = of_position[where]
+            pair = [position.numbers.index(number) for number in best[1:]]
+            first, second = (position.types[index] for index in pair)
+            added = first.waste(second)
             if num_in_excess <= 0 and waste + added > allowed:
-                return
+                break
             waste = waste + added
-            num_in_excess = num_in_excess - saves(types[a], types[b])
-            new = next(numbers)
-            types[new] = types.pop(a) | types.pop(b)
-            # All but the last, which is the new one.
-            for other in list(types)[:-1]:
-                offer(other, new, types)
+            num_in_excess = num_in_excess - int(saves(first.kinds, second.kinds))
+            position.merge(pair, next(numbers))
+            least[where] = position.least()
+        left[:] = [(position.numbers, position.types) for position in of_position]
 
     num_traced = sum(round_type.kinds.bit_count() for round_type in chain.from_iterable(positions))
-    merge(lambda a, b: (a.kinds & b.kinds).bit_count(), num_in_excess=num_traced - max_traced_actions)
-    merge(lambda a, b: 1, num_in_excess=sum(map(len, left)) - max_types)
-    of_number = {number: round_type for types in left for number, round_type in types.items()}
+    merge(lambda a, b: np.bitwise_count(a & b), num_in_excess=num_traced - max_traced_actions)
+    merge(lambda a, b: np.ones_like(a), num_in_excess=sum(len(types) for _, types in left) - max_types)
+    of_number = {number: round_type for types in left for number, round_type in zip(*types, strict=True)}
     return [of_number[number] for number in sorted(of_number)]
 
 

@@ -35,14 +35,7 @@ def earliest_rounds(compute: Schedule) -> np.ndarray:
 
 
 def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, remote: int) -> np.ndarray:
-    """[A] the earliest feasible round of each action that is congruent to `residue` modulo `period`.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        residue: [A] required round modulo `period`; -1 for any.
-        period: number of rounds.
-        remote: rounds from an action to the one on another device that reads its message.
-    """
+    """[A] the earliest feasible round of each action that is congruent to its `residue` modulo `period`; -1 is any."""
     columns = compute.columns
     needs = dependencies(compute)
     message = needs.message
@@ -205,10 +198,6 @@ def lockstep_rounds(compute: Schedule, lengths: np.ndarray) -> tuple[np.ndarray,
     rounds there is one for the actions of one forward. An action of two forwards is running at one time of exchange,
     and takes that round. So at each exchange every device is either at that very time or in the action of that
     round, and none waits for another: the rolled program is as fast as the asynchronous clock.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        lengths: [kinds] lengths of actions, in forwards; longer ones count as `LONGEST`.
     """
     lengths = np.minimum(lengths, LONGEST)
     timeline = simulate(compute, costs_of_lengths(lengths))

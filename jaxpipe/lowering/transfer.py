@@ -76,13 +76,7 @@ class Transfer(Protocol[Table]):
         return np.zeros(len(table.round_type), bool)
 
     def duration(self, links: np.ndarray, costs: Costs, layers_per_stage: tuple[int, ...]) -> np.ndarray:
-        """[source, target] time of a payload, given that of a message.
-
-        Args:
-            links: [source, target] time of a message.
-            costs: the costs whose links these are.
-            layers_per_stage: [stage] layers.
-        """
+        """[source, target] time of a payload, given that of a message."""
         del costs, layers_per_stage
         return links
 

@@ -37,13 +37,9 @@ class PageGrids:
 
 @dataclass(frozen=True, eq=False)
 class ParkedPages(Transfer[RoundTable]):
-    """The T pages that spend part of their lifetime on the paired device: EVICT and LOAD.
+    """The T pages that spend part of their lifetime on the paired device: EVICT and LOAD."""
 
-    Attributes:
-        moves: where and when.
-    """
-
-    moves: PageMoves
+    moves: PageMoves  # where and when
 
     name = "parked_pages"
     unit = "page"
@@ -117,12 +113,6 @@ def open_rounds(
     They may if any device computes in a round of that type: a transfer hides behind an action. And, if rounds follow
     time, in those types of rounds that have most room for it: the time from when both have reached the beginning of the
     round until one of them must reach its end, where its next action begins.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        rounds: [A] rounds of its actions.
-        round_type: [R] type of each round.
-        lengths: [kinds] lengths of actions, as in `periodic_rounds`; None if rounds do not follow time.
     """
     num_rounds = len(round_type)
     num_devices = compute.num_devices
@@ -147,14 +137,7 @@ def open_rounds(
 def room_to_meet(
     compute: Schedule, rounds: np.ndarray, begin: np.ndarray, end: np.ndarray, num_rounds: int
 ) -> np.ndarray:
-    """[R, D] the time that a device and its partner have for a round; below 0, one waits for the other.
-
-    Args:
-        compute: a schedule of compute actions alone.
-        rounds: [A] rounds of its actions.
-        begin, end: [A] times at which they begin and end.
-        num_rounds: R.
-    """
+    """[R, D] the time that a device and its partner have for a round; below 0, one waits for the other."""
     device = compute.columns.device
     shape = (num_rounds + 1, compute.num_devices)
     done = np.full(shape, -np.inf)
@@ -171,15 +154,7 @@ def room_to_meet(
 def park_pages(
     schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray, is_open: np.ndarray
 ) -> PageMoves:
-    """Chooses the pages that `schedule` evicts, and the rounds in which they travel.
-
-    Args:
-        schedule: a schedule with EVICT and LOAD actions.
-        compute: the same schedule without them.
-        layers_per_stage: [stage] number of layers.
-        rounds: [A] rounds of the actions of `compute`.
-        is_open: [R, D] a choice of `open_rounds`.
-    """
+    """Chooses the pages that `schedule` evicts, and rounds of `is_open`, [R, D], in which they travel."""
     columns = compute.columns
     moves = schedule.columns
     evictions = _first_evictions(schedule)

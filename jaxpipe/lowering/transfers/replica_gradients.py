@@ -32,18 +32,12 @@ class GradientGrids:
 
 @dataclass(frozen=True, eq=False)
 class ReplicaGradients(Transfer[RoundTable]):
-    """The gradients that travel from the holder of replica 1 to that of replica 0; X layers.
+    """The gradients that travel from the holder of replica 1 to that of replica 0; X layers."""
 
-    Attributes:
-        sends: rounds and devices of the transfers.
-        send_chunk, recv_chunk: [X] chunk of the stage on the source and on the target.
-        layer: [X] layer of the stage.
-    """
-
-    sends: Sends
-    send_chunk: np.ndarray
-    recv_chunk: np.ndarray
-    layer: np.ndarray
+    sends: Sends  # rounds and devices of the transfers
+    send_chunk: np.ndarray  # [X] chunk of the stage on the source
+    recv_chunk: np.ndarray  # [X] chunk of the stage on the target
+    layer: np.ndarray  # [X] layer of the stage
 
     name = "replica_gradients"
     unit = "layer gradients"
@@ -101,12 +95,6 @@ def plan_exchange(
 
     The number of lanes is the least that hides as much as possible on the device with the least time. Gradients travel
     as late as they can while hiding as much on every device: the two holders of a stage wait for each other.
-
-    Args:
-        schedule: a schedule with SYNC actions; a stage without them is summed at the end of the step.
-        compute: the same schedule without them.
-        layers_per_stage: [stage] number of layers.
-        rounds: [A] rounds of the actions of `compute`.
     """
     complete = _complete_rounds(schedule, compute, rounds)
     queues = _send_queues(compute, layers_per_stage, complete)

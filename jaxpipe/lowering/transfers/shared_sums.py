@@ -51,13 +51,9 @@ class SumGrids:
 
 @dataclass(frozen=True, eq=False)
 class SharedSums(Transfer[RoundTable]):
-    """The meetings of all calls.
+    """The meetings of all calls."""
 
-    Attributes:
-        event: [R] the Meeting in a round, NONE in most.
-    """
-
-    event: np.ndarray
+    event: np.ndarray  # [R] the Meeting in a round, NONE in most
 
     name = "shared_sums"
 

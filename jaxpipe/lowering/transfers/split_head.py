@@ -129,11 +129,6 @@ def plan_collectives(schedule: Schedule, rounds: np.ndarray, meets: np.ndarray) 
 
     Each collective comes as soon as it may, LOOKUP as late. `rounds` are such that no round has the same one of a
     replica twice.
-
-    Args:
-        schedule: a schedule of compute actions alone.
-        rounds: [A] round of each action.
-        meets: [R] whether a round may have collectives.
     """
     columns = schedule.columns
     last = schedule.num_stages - 1

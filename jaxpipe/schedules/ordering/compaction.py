@@ -24,23 +24,15 @@ _MOST_ROUNDS = 20  # 3 to 6 are usual
 
 
 class _Actions(NamedTuple):
-    """The data of all actions that the moves need, in forward or in reversed time.
+    """The data of all actions that the moves need, in forward or in reversed time."""
 
-    Attributes:
-        device: [action] device that runs it.
-        duration: [action] ticks.
-        waits_for: [action] -> actions that end before it starts.
-        takes: [action] activations that it stores from its start on, 1 or 0; -1 if it gives them back at its end.
-        not_before: [action] earliest start, in ticks from the start of the step.
-        tail: [action] least number of ticks from its end to the end of the step.
-    """
-
-    device: list[int]
-    duration: list[int]
-    waits_for: list[tuple[int, ...]]
+    device: list[int]  # [action] device that runs it
+    duration: list[int]  # [action] ticks
+    waits_for: list[tuple[int, ...]]  # [action] -> actions that end before it starts
+    # [action] activations that it stores from its start on, 1 or 0; -1 if it gives them back at its end
     takes: list[int]
-    not_before: list[int]
-    tail: list[int]
+    not_before: list[int]  # [action] earliest start, in ticks from the start of the step
+    tail: list[int]  # [action] least number of ticks from its end to the end of the step
 
 
 def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[int]:
@@ -195,13 +187,7 @@ class _Row:
         self._gap_ends: list[int] = []
 
     def add(self, ready: int, duration: int, takes: int) -> int:
-        """Puts an action into the first gap that is long enough, or at the end; returns its end.
-
-        Args:
-            ready: the earliest start.
-            duration: ticks of the action.
-            takes: as in `_Actions`.
-        """
+        """Puts an action into the first gap that is long enough, or at the end; returns its end."""
         at = ready if ready >= self._free_at else self._first_gap(ready, duration)
         # Only F can break the bound; a W in front of others makes room for them.
         if takes > 0 and at < self._free_at:

@@ -150,15 +150,7 @@ def explore(
     longest: int = sys.maxsize,
     seed: int = 0,
 ) -> list[tuple[FlowShop, ListSchedule]]:
-    """Returns the best order found for each flow shop, the shortest first.
-
-    Args:
-        shops: flow shops of one problem.
-        known: starts, [action] in ticks, of known orders that fit a shop.
-        num_trials: number of orders that are made, including those cut short because they are too long.
-        longest: ticks of a known schedule; shops that cannot be shorter are not searched.
-        seed: seed of the random numbers.
-    """
+    """Returns the best order found for each flow shop, the shortest first."""
     # A stream of its own for each shop: what one draws does not depend on how many there are.
     seekers = [_Seeker(shop, random.Random(seed + number)) for number, shop in enumerate(shops)]
     for seeker in seekers:

@@ -24,29 +24,19 @@ from jaxpipe.schedules.schedule import Action, Kind, Rows
 
 @dataclass(frozen=True)
 class FlowShop:
-    """All actions of a step, for S stages, D devices, R replicas and v chunks; K is 3S, or 2S with whole backwards.
+    """All actions of a step, for S stages, D devices, R replicas and v chunks; K is 3S, or 2S with whole backwards."""
 
-    Attributes:
-        placement: placement of the stages.
-        num_microbatches: microbatches of the step.
-        is_split: whether backwards are I and W.
-        sizes: sizes of stored activations.
-        duration: [operation] ticks.
-        device_of: [replica][operation] device that runs it.
-        chunk_of: [replica][operation] index of the stage among those of its device, as in `Placement.chunk_of`.
-        travel: [replica][operation] ticks from the end of an operation to the start of the microbatch's next one.
-        work: [device] ticks of all its actions.
-    """
-
-    placement: Placement
-    num_microbatches: int
-    is_split: bool
-    sizes: StorageSizes
-    duration: list[int]
-    device_of: list[list[int]]
+    placement: Placement  # placement of the stages
+    num_microbatches: int  # microbatches of the step
+    is_split: bool  # whether backwards are I and W
+    sizes: StorageSizes  # sizes of stored activations
+    duration: list[int]  # [operation] ticks
+    device_of: list[list[int]]  # [replica][operation] device that runs it
+    # [replica][operation] index of the stage among those of its device, as in `Placement.chunk_of`
     chunk_of: list[list[int]]
+    # [replica][operation] ticks from the end of an operation to the start of the microbatch's next one
     travel: list[list[int]]
-    work: list[int]
+    work: list[int]  # [device] ticks of all its actions
 
     @property
     def num_operations(self) -> int:
@@ -82,11 +72,7 @@ class FlowShop:
         return with_sync(tuple(rows), self.placement, eager=True) if num_replicas == 2 else tuple(rows)
 
     def least_makespan(self, tails: Sequence[int] = ()) -> int:
-        """A lower bound of the makespan in ticks: the time of each device's first message, its work, and its tail.
-
-        Args:
-            tails: [device] ticks of the step after the device's last action; none by default.
-        """
+        """A lower bound of the makespan in ticks: the time of each device's first message, its work, and its tail."""
         tails = tails or [0] * len(self.work)
         return max(map(sum, zip(self._first_starts(), self.work, tails, strict=True)))
 
@@ -127,16 +113,7 @@ def flow_shop(
     is_split: bool,
     ticks_per_unit: float,
 ) -> FlowShop:
-    """The flow shop of a step on `placement`.
-
-    Args:
-        placement: placement of one or two replicas.
-        num_microbatches: microbatches of the step.
-        costs: costs of the stages of this placement.
-        sizes: sizes of a stage's stored activations, and the capacity of a device.
-        is_split: whether backwards are I and W.
-        ticks_per_unit: ticks per unit of `costs`; durations are rounded to ticks, at least one.
-    """
+    """The flow shop of a step on `placement`."""
     num_stages = placement.num_stages
     times = costs.of_kind(num_stages) * ticks_per_unit
     link = np.rint(costs.of_link(placement.num_devices) * ticks_per_unit).astype(int).tolist()

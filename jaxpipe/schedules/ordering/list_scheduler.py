@@ -23,22 +23,15 @@ MASK = (1 << SHIFT) - 1
 
 
 class Guide(NamedTuple):
-    """The preferences of all devices; times in ticks, actions numbered as in `FlowShop`.
+    """The preferences of all devices; times in ticks, actions numbered as in `FlowShop`."""
 
-    Attributes:
-        keys: [action] priority: of the ready actions, the one with the least key goes first.
-        release: [microbatch] earliest start of its first F, which keeps memory for earlier microbatches.
-        quotas: [device][chunk] forwards of one stage that the device may hold at once; no quotas if empty.
-        forward_wait: an F waits for an action with a smaller key that will be ready within this fraction of the F's
-            time.
-        weight_wait: the same fraction for a W.
-    """
-
-    keys: Sequence[int]
-    release: Sequence[int]
+    keys: Sequence[int]  # [action] priority: of the ready actions, the one with the least key goes first
+    release: Sequence[int]  # [microbatch] earliest start of its first F, which keeps memory for earlier microbatches
+    # [device][chunk] forwards of one stage that the device may hold at once; no quotas if empty
     quotas: Sequence[Sequence[int]] = ()
+    # an F waits for an action with a smaller key that will be ready within this fraction of the F's time
     forward_wait: float = 0.0
-    weight_wait: float = 0.0
+    weight_wait: float = 0.0  # the same fraction for a W
 
 
 class DeviceState:
@@ -171,17 +164,11 @@ class DeviceState:
 
 
 class ListSchedule(NamedTuple):
-    """An order of all actions, numbered as in `FlowShop`.
+    """An order of all actions, numbered as in `FlowShop`."""
 
-    Attributes:
-        makespan: ticks until all actions have ended.
-        start: [action] start in ticks.
-        rows: [device][position] -> action.
-    """
-
-    makespan: int
-    start: list[int]
-    rows: list[list[int]]
+    makespan: int  # ticks until all actions have ended
+    start: list[int]  # [action] start in ticks
+    rows: list[list[int]]  # [device][position] -> action
 
 
 def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | None:

@@ -91,14 +91,11 @@ def _block(num_devices: int, *, outward: int, back: int, waits: tuple[int, int, 
 def repeated(block: Sequence[int], shop: FlowShop, bound: int) -> list[int]:
     """[action] slot: `block` for every microbatch, one interval apart, and W in the free slots of its device.
 
+    In `block`, [operation] of F and I, a device has at most one action in a slot, modulo the interval.
+
     An interval has a slot for F, I and W of each stage of a device. Slots are equally long; at other durations
     `compaction` closes the gaps. W are first in, first out, and wait for as many intervals as the bound allows, since
     those of the end have nothing to wait for.
-
-    Args:
-        block: [operation] time slot of each F and I; a device has at most one action in a slot, modulo the interval.
-        shop: flow shop of one replica and split backwards.
-        bound: stages' activations that a device may store.
     """
     num_stages = shop.placement.num_stages
     num_operations = shop.num_operations
@@ -166,19 +163,12 @@ _MOST_LONGER = 1.1  # list schedules that exceed the best makespan by this facto
 
 
 class Merit(NamedTuple):
-    """The figures by which orders are compared, the most important first; less is better.
+    """The figures by which orders are compared, the most important first; less is better."""
 
-    Attributes:
-        makespan: ticks of the step.
-        gaps: the most ticks that any device waits between its first start and its last end.
-        most_stored: stages' activations on a device at once.
-        with_messages: ticks of the step where a message takes a tenth of a forward.
-    """
-
-    makespan: int
-    gaps: int
-    most_stored: int
-    with_messages: int
+    makespan: int  # ticks of the step
+    gaps: int  # the most ticks that any device waits between its first start and its last end
+    most_stored: int  # stages' activations on a device at once
+    with_messages: int  # ticks of the step where a message takes a tenth of a forward
 
 
 def memory_bounded(

@@ -94,14 +94,10 @@ def optimize(
 
 
 class Answer(NamedTuple):
-    """The answer of a search.
+    """The answer of a search."""
 
-    Attributes:
-        shortest: the schedule that `optimize` returns.
-        registered: the shortest registered schedule that keeps the bound, whole or split; None if none does.
-    """
-
-    shortest: Schedule
+    shortest: Schedule  # the schedule that `optimize` returns
+    # the shortest registered schedule that keeps the bound, whole or split; None if none does
     registered: Schedule | None
 
 
@@ -295,13 +291,7 @@ _MOST_CHUNKS = 4  # on a clock without messages more chunks are always slightly 
 
 
 def registered(problem: Problem, costs: Costs, room_ma: float) -> Iterator[Schedule]:
-    """Registered schedules that solve `problem`, and the same with split backwards.
-
-    Args:
-        problem: the problem to solve.
-        costs: costs of a device's share; generators that take times are given these.
-        room_ma: number of microbatches that fit, in Ma, for generators that take a bound.
-    """
+    """Registered schedules that solve `problem`, and the same with split backwards."""
     times = times_of(costs, problem.num_devices)
     for name in sorted(REGISTRY):
         method = REGISTRY[name]

@@ -19,29 +19,20 @@ NEVER_FIRST = 1000.0  # intervals: W runs only if nothing else is ready
 
 @dataclass(frozen=True)
 class Pattern:
-    """Preferences in a form that can be drawn and varied; intervals are those of `FlowShop.interval`.
+    """Preferences in a form that can be drawn and varied; intervals are those of `FlowShop.interval`."""
 
-    Attributes:
-        hops: [pass] planned time of an operation, in its own durations; a pass is D operations of a microbatch.
-        pause: intervals between the last F and the first I; below 0 input gradients go first.
-        weight_delay: intervals from the start of an I to that of its W.
-        spacing: intervals between the starts of microbatches; 0 lets them start whenever they can.
-        burst: number of first microbatches that may start without `spacing`.
-        forward_wait, weight_wait: fields of the `Guide`.
-        room: forwards by which the quotas of a device's stages, in proportion to their planned storage times,
-            exceed the capacity; below 0 there are no quotas.
-        shifts: [operation] ticks added to the plan; none if empty.
-    """
-
+    # [pass] planned time of an operation, in its own durations; a pass is D operations of a microbatch
     hops: tuple[float, ...]
-    pause: float = 0.0
-    weight_delay: float = NEVER_FIRST
-    spacing: float = 0.0
-    burst: float = 0.0
-    forward_wait: float = 0.0
+    pause: float = 0.0  # intervals between the last F and the first I; below 0 input gradients go first
+    weight_delay: float = NEVER_FIRST  # intervals from the start of an I to that of its W
+    spacing: float = 0.0  # intervals between the starts of microbatches; 0 lets them start whenever they can
+    burst: float = 0.0  # number of first microbatches that may start without `spacing`
+    forward_wait: float = 0.0  # fields of the `Guide`
     weight_wait: float = 0.0
+    # forwards by which the quotas of a device's stages, in proportion to their planned storage times, exceed the
+    # capacity; below 0 there are no quotas
     room: int = -1
-    shifts: tuple[int, ...] = ()
+    shifts: tuple[int, ...] = ()  # [operation] ticks added to the plan; none if empty
 
     def guide(self, shop: FlowShop) -> Guide:
         """The guide for the devices of `shop`."""

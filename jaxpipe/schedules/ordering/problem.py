@@ -23,19 +23,12 @@ from jaxpipe.schedules.schedule import Kind, Schedule
 
 
 class StorageSizes(NamedTuple):
-    """The memory that a stage's microbatch takes, and the capacity of a device, in whole numbers.
+    """The memory that a stage's microbatch takes, and the capacity of a device, in whole numbers."""
 
-    Attributes:
-        capacity: memory of a device.
-        activations: memory for one microbatch of a stage, from the start of its F to the end of its I, or B.
-        weight_gradient: memory kept for its W, from the end of I to the end of W.
-        per_bound_unit: number of these that make one unit of the memory bound.
-    """
-
-    capacity: int
-    activations: int = 1
-    weight_gradient: int = 1
-    per_bound_unit: int = 1
+    capacity: int  # memory of a device
+    activations: int = 1  # memory for one microbatch of a stage, from the start of its F to the end of its I, or B
+    weight_gradient: int = 1  # memory kept for its W, from the end of I to the end of W
+    per_bound_unit: int = 1  # number of these that make one unit of the memory bound
 
     @property
     def growth(self) -> int:

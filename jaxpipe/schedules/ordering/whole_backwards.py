@@ -33,41 +33,27 @@ class Preference(NamedTuple):
     """The preferences of a free machine: priorities of operations, and a cap that makes it wait.
 
     The key of an operation is the time at which it would start if its job started as planned here and never waited.
-
-    Attributes:
-        spacing: time from the start of a job to that of the next one.
-        pace: time of a backward in keys.
-        delay: time added to the keys of backwards; if negative, they go first.
-        cap: forwards that a machine may hold, not yet freed by their backwards, when it starts another one of
-            the first `num_capped` operations of a job.
-        num_capped: number of operations of a job that the cap applies to.
-        group: number of jobs that start `spacing` apart; all by default.
-        group_spacing: time from the start of a group to that of the next one.
     """
 
-    spacing: int
-    pace: int
-    delay: int
+    spacing: int  # time from the start of a job to that of the next one
+    pace: int  # time of a backward in keys
+    delay: int  # time added to the keys of backwards; if negative, they go first
+    # forwards that a machine may hold, not yet freed by their backwards, when it starts another one of the first
+    # `num_capped` operations of a job
     cap: int
-    num_capped: int
-    group: int = UNLIMITED
-    group_spacing: int = 0
+    num_capped: int  # number of operations of a job that the cap applies to
+    group: int = UNLIMITED  # number of jobs that start `spacing` apart; all by default
+    group_spacing: int = 0  # time from the start of a group to that of the next one
 
 
 class JobOrder(NamedTuple):
-    """An order of all jobs' operations on each machine.
+    """An order of all jobs' operations on each machine."""
 
-    Attributes:
-        idle: time that a machine does nothing between the start and the end of all jobs.
-        most_held: the most forwards that a machine holds at once.
-        rows: [machine][position] -> job * K + operation, for the K = 2S operations of a job over S stages.
-        preference: the preference that led to this order.
-    """
-
-    idle: int
-    most_held: int
+    idle: int  # time that a machine does nothing between the start and the end of all jobs
+    most_held: int  # the most forwards that a machine holds at once
+    # [machine][position] -> job * K + operation, for the K = 2S operations of a job over S stages
     rows: list[list[int]]
-    preference: Preference
+    preference: Preference  # the preference that led to this order
 
 
 def job_order(
@@ -198,12 +184,6 @@ def best_job_order(
 ) -> JobOrder | None:
     """The order with the least idle time, then the least `most_held`; of several the first.
 
-    Args:
-        machine_of, num_jobs: the same as for `job_order`.
-        preferences: preferences to try, in this order.
-        least_idle: lower bound of the idle time; once an order reaches it, only a smaller `most_held` counts.
-        most_held: forwards that a machine may hold.
-
     Returns:
         The order, or None if no preference leads to one.
     """
@@ -252,11 +232,6 @@ def rows_of_jobs(order: Sequence[Sequence[int]], placement: Placement, *, num_mi
 
     With two replicas, each D consecutive microbatches are divided in halves: the first half goes down (replica 0); of
     an odd number, the last direction has one less.
-
-    Args:
-        order: [machine][position] -> job * K + operation, as `JobOrder.rows`.
-        placement: placement of one replica, or of two mirrored ones.
-        num_microbatches: microbatches of one step.
 
     Returns:
         [device][position] -> F or B.
