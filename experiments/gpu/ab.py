@@ -54,8 +54,8 @@ class Candidate:
     b_fields: Mapping[str, object] = field(default_factory=dict)
 
 
-_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-CANDIDATES = tuple(Candidate("products without Triton", step, {}, _WITHOUT_TRITON) for step in STEPS)
+_WITH_TRITON = {"xla_gpu_enable_triton_gemm": True}  # runs set it to false
+CANDIDATES = tuple(Candidate("products without Triton", step, _WITH_TRITON, {}) for step in STEPS)
 
 
 def cells(size: Size) -> Iterator[Cell]:
