@@ -63,8 +63,8 @@ _KERNELS = (
     Flag(
         "xla_gpu_enable_triton_gemm",
         "false",
-        "every kernel is copied out of its stack for Triton's matmuls before it is known that cuBLAS will be used, which "
-        "reads the stack in place: 1,664 MiB a microbatch of a LLaMA-3 8B layer, compiled for an absent H100",
+        "every kernel is copied out of its stack for a matmul of Triton, before it is known whether cuBLAS is faster; "
+        "cuBLAS reads the stack in place: 1,664 MiB a microbatch of a LLaMA-3 8B layer, compiled for an absent H100",
     ),
 )
 _DETERMINISTIC = (

@@ -1,6 +1,6 @@
 """The backward in two parts: I finds the gradient of a stage's input, W those of its weights.
 
-I stores the inputs of its W in pages; W comes later and recomputes nothing.
+I stores the inputs of its W in pages; W comes later, and computes nothing again but what is elementwise.
 """
 
 from __future__ import annotations

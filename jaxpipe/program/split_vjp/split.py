@@ -211,11 +211,11 @@ def _put(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> Non
 
 @dataclass(frozen=True)
 class SplitBackward:
-    """I and W of one layer; together they do what B does, each operation once.
+    """I and W of one layer; together they do what B does, each product once.
 
     I computes the gradient of the input, and those of parameters that need no product (biases, norms). It defers
-    the products for the kernels to W, with the results that they read: the gradients of the products' outputs.
-    W also reads some residuals: the products' inputs.
+    the products for the kernels to W, with what they read: the gradients of the products' outputs.
+    W also reads residuals, from which it computes the products' inputs, and what of the gradients is elementwise.
 
     Attributes:
         backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the leaves of the
@@ -344,5 +344,6 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
         params=invars[:num_params],
         given=invars[of_dy + 1 :],
         gradients=invars[of_dy : of_dy + 1],
+        stored=invars[num_params:of_dy],
     )
     return SplitBackward(closed, halves, num_params, num_residuals)
