@@ -134,7 +134,15 @@ def step_shapes(
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
         by_parts = table.schedule.has_split_backward
-        saved, vjp, split = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
+        saved, vjp, split = residual_shapes(
+            functions,
+            mesh,
+            copies["layer"],
+            message,
+            *given,
+            split_backward=by_parts,
+            wide=layout.num_held.shape[1] == 1,
+        )
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -159,6 +167,7 @@ def residual_shapes(
     x: jax.ShapeDtypeStruct,
     *given: PyTree,
     split_backward: bool,
+    wide: bool = False,
 ) -> tuple[SavedResiduals, LayerVjp, SplitBackward | None]:
     """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
 
@@ -169,12 +178,14 @@ def residual_shapes(
         x: input of the layer.
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
+        wide: whether products make gradients in the dtypes of their sums. It pays with one chunk a device: where the
+            sum's place depends on the chunk, which only the device knows, a kernel of its own adds the product.
     """
     # Tracing with shapes returns shapes alone: what is no array leaves by this list.
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
-        vjp = trace_vjp(functions.layer, params, x, *given)
+        vjp = trace_vjp(functions.layer, params, x, *given, wide=wide)
         traced.append((vjp, split_vjp(vjp) if split_backward else None))
 
     shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes
