@@ -46,6 +46,7 @@ class StepShapes:
         storage: storage of saved residuals; empty for forwards alone.
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
+        by_chunk: whether each chunk of a device has actions of its own in the program.
         kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
         shared_use: what embedding and head read of the shared parameters, `shared_updates.SharedUse`, without flush;
             else None.
@@ -61,9 +62,15 @@ class StepShapes:
     storage: Storage
     vjp: LayerVjp | None
     split: SplitBackward | None
+    by_chunk: bool
     kept: PyTree
     statistics: PyTree
     shared_use: Any = None
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that a device computes with."""
+        return len(self.table.schedule.placement.stages_of[0])
 
     @property
     def loss_sums(self) -> PyTree:
@@ -93,6 +100,7 @@ def step_shapes(
     dtype: Any,
     split_masters: bool,
     random: bool,
+    by_chunk: bool = False,
 ) -> StepShapes:
     """The shapes of a step.
 
@@ -106,6 +114,7 @@ def step_shapes(
         dtype: dtype of the compute copies; None keeps that of the masters.
         split_masters: whether master copies are split over devices that compute with equal copies.
         random: whether the step has a key.
+        by_chunk: whether each chunk of a device has actions of its own in the program.
 
     Raises:
         CompileError: functions, parameters and batch do not fit together.
@@ -141,7 +150,7 @@ def step_shapes(
             message,
             *given,
             split_backward=by_parts,
-            wide=layout.num_held.shape[1] == 1,
+            wide=by_chunk or len(table.schedule.placement.stages_of[0]) == 1,
         )
     return StepShapes(
         table=table,
@@ -154,6 +163,7 @@ def step_shapes(
         storage=make_storage(table, saved),
         vjp=vjp,
         split=split,
+        by_chunk=by_chunk,
         # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
         statistics=statistics,
@@ -178,8 +188,8 @@ def residual_shapes(
         x: input of the layer.
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
-        wide: whether products make gradients in the dtypes of their sums. It pays with one chunk a device: where the
-            sum's place depends on the chunk, which only the device knows, a kernel of its own adds the product.
+        wide: whether products make gradients in the dtypes of their sums. It pays where actions know their chunk: else
+            only the device knows the sum's place, and a kernel of its own adds the product.
     """
     # Tracing with shapes returns shapes alone: what is no array leaves by this list.
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
