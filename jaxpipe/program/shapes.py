@@ -101,6 +101,7 @@ def step_shapes(
     split_masters: bool,
     random: bool,
     by_chunk: bool = False,
+    wide: bool = False,
 ) -> StepShapes:
     """The shapes of a step.
 
@@ -115,6 +116,7 @@ def step_shapes(
         split_masters: whether master copies are split over devices that compute with equal copies.
         random: whether the step has a key.
         by_chunk: whether each chunk of a device has actions of its own in the program.
+        wide: whether products make gradients in the dtypes of their sums.
 
     Raises:
         CompileError: functions, parameters and batch do not fit together.
@@ -150,7 +152,7 @@ def step_shapes(
             message,
             *given,
             split_backward=by_parts,
-            wide=by_chunk or len(table.schedule.placement.stages_of[0]) == 1,
+            wide=wide,
         )
     return StepShapes(
         table=table,
