@@ -141,7 +141,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1F1B alone")
     quick = parser.parse_args().quick
     jax.nn.dot_product_attention = stand_in.dot_product_attention
-    print(f"| MiB a layer and microbatch, jax {jax.__version__} | action |", " | ".join([*kernels.CLASSES, "no products", "products"]), "|")
+    print(
+        f"| MiB a layer and microbatch, jax {jax.__version__} | action |",
+        " | ".join([*kernels.CLASSES, "no products", "products"]),
+        "|",
+    )
     print("|---" * (len(kernels.CLASSES) + 4) + "|")
     for schedule in SCHEDULES[:1] if quick else SCHEDULES:
         text, num_filled = pipelined(schedule)
