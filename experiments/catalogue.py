@@ -98,6 +98,12 @@ CATALOGUE = {
     ),
     "028": Experiment(measured=("seed 0", "seed 1", "mean", "against 1f1b"), writes=True),
     "029": Experiment(measured=("runs",)),
+    "030": Experiment(
+        needs="gpu-aot",
+        compiled=(
+            *("page writes", "sums", "slices copied", "copies", "elementwise and norms", "no products", "products"),
+        ),
+    ),
 }
 
 

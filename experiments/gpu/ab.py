@@ -6,16 +6,22 @@ Both executables stand in one process, each with its own options of the compiler
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.training import DENSE, config_of_run
 from jaxpipe.config import check
+from jaxpipe.program import pipeline, start, vjp
+from jaxpipe.program.split_vjp import cut
 from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state, state_like
@@ -27,13 +33,23 @@ def _of_training(size: Size) -> ConfigDict:
     return config_of_run(size, DENSE, "1f1b")
 
 
-def _of_stage(size: Size) -> ConfigDict:
+def _of_stage(size: Size, schedule: str = "1f1b") -> ConfigDict:
     config = config_of(SHAPES[0], size, num_layers=4)
     config.data.batch_size = config.pipeline.num_microbatches = 4
+    config.pipeline.schedule = schedule
     return config
 
 
-STEPS: dict[str, Callable[[Size], ConfigDict]] = {"LLaMA of 1.1 B": _of_training, "4 of LLaMA-3 8B": _of_stage}
+_DENSE_STEP = "LLaMA of 1.1 B"
+_LAYERS = "4 of LLaMA-3 8B"
+_LAYERS_APART = "4 of LLaMA-3 8B, two chunks"
+_LAYERS_SPLIT = "4 of LLaMA-3 8B, ZB-V"
+STEPS: dict[str, Callable[[Size], ConfigDict]] = {
+    _DENSE_STEP: _of_training,
+    _LAYERS: _of_stage,
+    _LAYERS_APART: partial(_of_stage, schedule="interleaved_1f1b"),
+    _LAYERS_SPLIT: partial(_of_stage, schedule="zb_v"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,7 @@ class Candidate:
         step: one of `STEPS`.
         a, b: options of the compiler, by the names that they have in XLA_FLAGS.
         b_fields: fields of the config that b has otherwise, which leave shape and meaning of the train state.
+        a_patches: (module, name, value): what a has otherwise while it is traced, as it was before b.
     """
 
     name: str
@@ -52,10 +69,24 @@ class Candidate:
     a: Options = field(default_factory=dict)
     b: Options = field(default_factory=dict)
     b_fields: Mapping[str, object] = field(default_factory=dict)
+    a_patches: tuple[tuple[ModuleType, str, object], ...] = ()
 
 
-_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-CANDIDATES = tuple(Candidate("products without Triton", step, {}, _WITHOUT_TRITON) for step in STEPS)
+_WITH_TRITON = {"xla_gpu_enable_triton_gemm": True}  # runs set it to false
+_ROUNDED = (vjp, "with_wide_products", lambda closed, num_gradients: closed)
+_BY_INDEX = (pipeline, "MOST_ACTIONS", 0)
+_FEWEST_SAVED = (
+    (cut, "moved_bytes", lambda v, *, is_stored: v.aval.size * v.aval.dtype.itemsize),
+    (cut, "is_elementwise", lambda equation: False),
+)
+_FILLED = (start, "empty", jnp.zeros)
+CANDIDATES = (
+    *(Candidate("products without Triton", step, _WITH_TRITON, {}) for step in (_DENSE_STEP, _LAYERS)),
+    *(Candidate("gradients added by products", step, a_patches=(_ROUNDED,)) for step in (_DENSE_STEP, _LAYERS)),
+    Candidate("actions of single chunks", _LAYERS_APART, a_patches=(_BY_INDEX,)),
+    Candidate("the split that moves least", _LAYERS_SPLIT, a_patches=_FEWEST_SAVED),
+    Candidate("pools without zeros", _DENSE_STEP, a_patches=(_FILLED,)),
+)
 
 
 def cells(size: Size) -> Iterator[Cell]:
@@ -64,7 +95,7 @@ def cells(size: Size) -> Iterator[Cell]:
         yield Cell(f"{candidate.name}, {candidate.step}", partial(compare, size, candidate))
 
 
-PART = Part("ab", "Two ways of compiling a step", cells, minutes=8, cell_s=200.0)
+PART = Part("ab", "Two ways of compiling a step", cells, minutes=15, cell_s=120.0)
 
 
 def compare(size: Size, candidate: Candidate) -> Record:
@@ -73,7 +104,10 @@ def compare(size: Size, candidate: Candidate) -> Record:
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict(candidate.b_fields)
     check(other)
-    lowered, state, batch = _lowered(config, size)
+    with ExitStack() as as_before:
+        for module, name, value in candidate.a_patches:
+            as_before.enter_context(patch.object(module, name, value))
+        lowered, state, batch = _lowered(config, size)
     of_b, _, batch_of_b = _lowered(other, size)
     programs = {"a": lowered.compile(dict(candidate.a)), "b": of_b.compile(dict(candidate.b))}
     held = [state()]
@@ -89,8 +123,8 @@ def compare(size: Size, candidate: Candidate) -> Record:
 
 def _lowered(config: ConfigDict, size: Size) -> tuple[Any, Callable[[], Any], Any]:
     """The lowered step of a config, what makes its train state, and a batch."""
-    model, pipeline = build_pipeline(config, [size.device])
-    optimizer, step = optimizer_and_step(config, model, pipeline)
-    batch = put_batch(pipeline, example_batch(config))
-    make = partial(init_state, model, pipeline, optimizer, seed=0)
-    return step.lower(state_like(model, pipeline, optimizer, step.init), batch), make, batch
+    model, built = build_pipeline(config, [size.device])
+    optimizer, step = optimizer_and_step(config, model, built)
+    batch = put_batch(built, example_batch(config))
+    make = partial(init_state, model, built, optimizer, seed=0)
+    return step.lower(state_like(model, built, optimizer, step.init), batch), make, batch

@@ -24,8 +24,7 @@ from jaxpipe.config import mesh_axes
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
-# Without a GPU matmuls cannot be timed: cuBLAS's own choice of algorithm replaces tuning.
-_UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": "false"}
+_UNTUNED = {"xla_gpu_autotune_level": 0}  # matmuls cannot be timed: cuBLAS's own choice of algorithm replaces tuning
 
 
 def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any, ...]:

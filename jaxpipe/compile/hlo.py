@@ -194,15 +194,15 @@ def num_instructions(text: str) -> int:
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
 
 
-def _reachable(by_name: dict[str, Computation], names: list[str]) -> set[str]:
-    """Computations that run when `names` run, without the insides of fusions, which write no buffers."""
+def _reachable(by_name: dict[str, Computation], names: list[str], *, in_fusions: bool = False) -> set[str]:
+    """Computations that run when `names` run; those inside fusions, which write no buffers, only `in_fusions`."""
     # Computations may be called from several places.
     seen: set[str] = set()
     while names:
         name = names.pop()
         if name in by_name and name not in seen:
             seen.add(name)
-            names += [c for i in by_name[name].instructions if i.opcode != "fusion" for c in i.called]
+            names += [c for i in by_name[name].instructions if in_fusions or i.opcode != "fusion" for c in i.called]
     return seen
 
 
@@ -211,8 +211,10 @@ def _is_synchronous(permute: Instruction) -> bool:
 
 
 def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
-    """Whether it is a matmul, or a loop with one."""
-    inside = _reachable(by_name, instruction.called) if instruction.opcode == "while" else ()
+    """Whether it is a matmul, or a loop or fusion with one."""
+    # A matmul that reads its kernel in place is a fusion around the call of cuBLAS.
+    is_around = instruction.opcode in ("while", "fusion")
+    inside = _reachable(by_name, instruction.called, in_fusions=True) if is_around else ()
     return any(
         candidate.opcode == "dot" or _MATRIX_PRODUCT.search(candidate.rest)
         for candidate in (instruction, *(candidate for name in inside for candidate in by_name[name].instructions))

@@ -11,6 +11,7 @@ from jaxpipe.mesh.devices import (
     num_batch_parts,
     order_devices,
     permutes_block,
+    slices_in_place,
 )
 from jaxpipe.mesh.on_devices import on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
@@ -32,5 +33,6 @@ __all__ = [
     "on_devices",
     "order_devices",
     "permutes_block",
+    "slices_in_place",
     "with_losses",
 ]

@@ -239,6 +239,17 @@ def collectives_in_turn(mesh: Mesh) -> bool:
     return is_on_cpus and mesh.size > mesh.shape["pipe"]
 
 
+def slices_in_place(mesh: Mesh) -> bool:
+    """Whether matmuls on the mesh read and write slices of stacks where they are, at places that the host knows.
+
+    On GPUs from jax 0.11 on. With jax 0.10.2 slices are copied, also with xla_gpu_enable_dynamic_slice_fusion=true, at
+    which it ends: "BufferAllocation::Slice not assigned".
+    Source: compiled for absent H100s, experiments/030_gpu_program.
+    """
+    version = tuple(int(number) for number in jax.__version__.split(".")[:2])
+    return mesh.devices.flat[0].platform != "cpu" and version >= (0, 11)
+
+
 def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     """`devices` sorted by node, a smaller node last, and the number of GPUs per node.
 

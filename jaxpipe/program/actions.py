@@ -7,6 +7,7 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jaxpipe.program.channels import CHANNELS
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
-from jaxpipe.schedules.schedule import WHOLE_BATCH_KINDS, Kind
+from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 PyTree = Any
 
@@ -29,13 +30,18 @@ def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:
     if step.wrap and kind not in WHOLE_BATCH_KINDS:
         action = step.wrap(action)
 
-    def act(state: State) -> State:
+    def act(row: Row, state: State) -> State:
         return action(step, row, state)._replace(num_done=state.num_done + 1)
 
     # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
     # of the pool for the reader.
-    is_next = state.num_done >= 0
-    return cond_in_place((row.kind == kind) & is_next, act, state)
+    if not (step.shapes.by_chunk and kind in LAYER_KINDS):
+        return cond_in_place((row.kind == kind) & (state.num_done >= 0), partial(act, row), state)
+    for chunk in range(step.shapes.num_chunks):
+        wanted = (row.kind == kind) & (row.chunk == chunk) & (state.num_done >= 0)
+        # A number in place of an array: kernels and sums of the chunk stand at places that the compiler knows.
+        state = cond_in_place(wanted, partial(act, row._replace(chunk=chunk)), state)
+    return state
 
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:

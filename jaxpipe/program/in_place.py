@@ -12,8 +12,7 @@ meet under one key and add up what does not belong together, or wait for each ot
 thread for what waits. So every collective in a loop is ordered against all others by data: `after`, `sequenced`.
 
 XLA also moves what reads nothing that its loop changes out of that loop. Around the loops of rounds is one more, in
-whose every turn a permute or a gather so moved would run, and all devices would wait for each other: `of_round`. Out of
-a loop of one turn it moves nothing, not even what is the same for every layer: `once`.
+whose every turn a permute or a gather so moved would run, and all devices would wait for each other: `of_round`.
 
 `tests/program/test_hlo.py` counts such copies in the compiled program: there must be none.
 """
@@ -85,17 +84,6 @@ def after(num_done: jax.Array, values: PyTree) -> jax.Array:
             large = lax.bitcast_convert_type(first, jnp.int32) & (2**30 - 1) | 2**30
             num_done = jnp.minimum(num_done, large[0])
     return num_done
-
-
-def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) -> Carry:
-    """Returns `action(carry)`, all of which ends before anything else uses what it returns.
-
-    A loop that always runs once, since `num_done` is never negative, which XLA cannot prove. XLA hoists what does not
-    change, such as tables of rotations, only out of loops that may run more than once: out of this one and those around
-    it, so that tables are computed once and not for every layer.
-    """
-    # The bound is 1, as `num_done` is never negative; a constant 1 would be inlined.
-    return lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
 
 
 def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:

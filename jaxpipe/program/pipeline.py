@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block
+from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block, slices_in_place
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
@@ -47,6 +47,7 @@ from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
+MOST_ACTIONS = 32  # in a program, if each chunk has its own: ZB-V of two chunks has 26, and compiles in twice the time
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
 
 
@@ -86,6 +87,7 @@ class Pipeline:
         rolled: bool = True,
         costs: Costs | None = None,
         blocking: bool | None = None,
+        by_chunk: bool | None = None,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -105,6 +107,9 @@ class Pipeline:
             costs: expected costs of actions, see `jaxpipe.lowering.lower`.
             blocking: whether rounds are laid out for permutes that hold up both of their devices; by default if those
                 of `mesh` do.
+            by_chunk: whether each chunk of a device has actions of its own in the program, which read kernels and add
+                gradients in place; by default where `mesh.slices_in_place`, unless the program grows beyond
+                `MOST_ACTIONS`.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -127,6 +132,12 @@ class Pipeline:
         self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         self.table = self._lowered(schedule, costs)
+        num_chunks = len(schedule.placement.stages_of[0])
+        is_small = num_chunks * self.table.num_traced_actions <= MOST_ACTIONS
+        self.by_chunk = num_chunks > 1 and (slices_in_place(mesh) and is_small if by_chunk is None else by_chunk)
+        # A product in float32 is more to move for GPUs if a kernel of its own adds it to the sum.
+        is_on_gpus = mesh.devices.flat[0].platform != "cpu"
+        self.wide = (self.by_chunk or num_chunks == 1) and (slices_in_place(mesh) or not is_on_gpus)
 
         def loss_and_grads(
             params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
@@ -208,6 +219,8 @@ class Pipeline:
             dtype=self.dtype,
             split_masters=self.split_masters,
             random=random,
+            by_chunk=self.by_chunk,
+            wide=self.wide,
         )
 
     def on_this_device(

@@ -46,6 +46,7 @@ class StepShapes:
         storage: storage of saved residuals; empty for forwards alone.
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
+        by_chunk: whether each chunk of a device has actions of its own in the program.
         kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
         shared_use: what embedding and head read of the shared parameters, `shared_updates.SharedUse`, without flush;
             else None.
@@ -61,9 +62,15 @@ class StepShapes:
     storage: Storage
     vjp: LayerVjp | None
     split: SplitBackward | None
+    by_chunk: bool
     kept: PyTree
     statistics: PyTree
     shared_use: Any = None
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that a device computes with."""
+        return len(self.table.schedule.placement.stages_of[0])
 
     @property
     def loss_sums(self) -> PyTree:
@@ -93,6 +100,8 @@ def step_shapes(
     dtype: Any,
     split_masters: bool,
     random: bool,
+    by_chunk: bool = False,
+    wide: bool = False,
 ) -> StepShapes:
     """The shapes of a step.
 
@@ -106,6 +115,8 @@ def step_shapes(
         dtype: dtype of the compute copies; None keeps that of the masters.
         split_masters: whether master copies are split over devices that compute with equal copies.
         random: whether the step has a key.
+        by_chunk: whether each chunk of a device has actions of its own in the program.
+        wide: whether products make gradients in the dtypes of their sums.
 
     Raises:
         CompileError: functions, parameters and batch do not fit together.
@@ -134,7 +145,15 @@ def step_shapes(
     if table.has_backward:
         given = microbatch, Randomness.like() if random else None
         by_parts = table.schedule.has_split_backward
-        saved, vjp, split = residual_shapes(functions, mesh, copies["layer"], message, *given, split_backward=by_parts)
+        saved, vjp, split = residual_shapes(
+            functions,
+            mesh,
+            copies["layer"],
+            message,
+            *given,
+            split_backward=by_parts,
+            wide=wide,
+        )
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -146,6 +165,7 @@ def step_shapes(
         storage=make_storage(table, saved),
         vjp=vjp,
         split=split,
+        by_chunk=by_chunk,
         # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
         statistics=statistics,
@@ -159,6 +179,7 @@ def residual_shapes(
     x: jax.ShapeDtypeStruct,
     *given: PyTree,
     split_backward: bool,
+    wide: bool = False,
 ) -> tuple[SavedResiduals, LayerVjp, SplitBackward | None]:
     """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
 
@@ -169,12 +190,14 @@ def residual_shapes(
         x: input of the layer.
         given: the microbatch and the random state.
         split_backward: whether any backward is split into I and W.
+        wide: whether products make gradients in the dtypes of their sums. It pays where actions know their chunk: else
+            only the device knows the sum's place, and a kernel of its own adds the product.
     """
     # Tracing with shapes returns shapes alone: what is no array leaves by this list.
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
-        vjp = trace_vjp(functions.layer, params, x, *given)
+        vjp = trace_vjp(functions.layer, params, x, *given, wide=wide)
         traced.append((vjp, split_vjp(vjp) if split_backward else None))
 
     shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes

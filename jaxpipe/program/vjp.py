@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.extend.core as core
 import jax.numpy as jnp
+
+from jaxpipe.program.wide_products import with_wide_products
 
 PyTree = Any
 
@@ -31,6 +33,8 @@ class LayerVjp:
         traced: jaxpr of the leaves of (params, x, given) to those of y, the residuals, and what is not read.
         residuals: shapes of the arrays that forward saves.
         vjp: the vjp object, with shapes in place of arrays.
+        wide: jaxpr of the leaves of (params, residuals, dy, given) to those of the gradients, in the dtypes of their
+            sums where `wide_products` finds a product, and dx; None if gradients are in the dtypes of their parameters.
     """
 
     params: PyTree
@@ -40,6 +44,7 @@ class LayerVjp:
     traced: core.ClosedJaxpr
     residuals: tuple[jax.ShapeDtypeStruct, ...]
     vjp: Any
+    wide: core.ClosedJaxpr | None = None
 
     def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
         """The result of the layer, and its residuals, which backward needs besides `params` and `given`.
@@ -67,6 +72,9 @@ class LayerVjp:
             dy: the gradient of the layer's result, with its structure.
             given: the same as in forward.
         """
+        if self.wide is not None:
+            *d_params, dx = core.jaxpr_as_fun(self.wide)(*jax.tree.leaves((params, residuals, dy, given)))
+            return jax.tree.unflatten(jax.tree.structure(self.params), d_params), dx
         leaves, structure = _residuals(self.vjp)
         values = iter(residuals)
         # One object serves all layers and actions: a copy is filled, the shapes stay.
@@ -80,8 +88,13 @@ class LayerVjp:
         return jax.tree.map(_as_float, d_params), dx
 
 
-def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerVjp:
-    """The vjp of `layer`, (params, x, *given) -> y, for arguments like these arrays or shapes."""
+def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree, wide: bool = False) -> LayerVjp:
+    """The vjp of `layer`, (params, x, *given) -> y, for arguments like these arrays or shapes.
+
+    Args:
+        layer, params, x, given: the layer and its arguments.
+        wide: whether gradients are in the dtypes of their sums where a product makes them.
+    """
 
     def forward(params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array], Any]:
         y, vjp = jax.vjp(layer, params, x, *given)
@@ -92,7 +105,16 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerV
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, given))
     params, x, given = like
     traced, (y, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)
-    return LayerVjp(params, x, given, y, traced, tuple(residuals), vjp)
+    whole = LayerVjp(params, x, given, y, traced, tuple(residuals), vjp)
+    if not wide:
+        return whole
+
+    def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:
+        d_params, dx = whole.backward(params, residuals, dy, *given)
+        return [*jax.tree.leaves(d_params), dx]
+
+    narrow = jax.make_jaxpr(backward)(params, residuals, y, given)
+    return replace(whole, wide=with_wide_products(narrow, len(jax.tree.leaves(params))))
 
 
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:

@@ -52,6 +52,7 @@ class Traits(NamedTuple):
 
     Attributes:
         computes: whether it takes the device, and not only a link.
+        layers: whether it computes with the layers of its stage.
         leaves: the transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
         backward: whether it takes the gradient of its stage's output.
         gradients: whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
@@ -62,6 +63,7 @@ class Traits(NamedTuple):
     """
 
     computes: bool = True
+    layers: bool = False
     leaves: str = ""
     backward: bool = False
     gradients: bool = False
@@ -72,10 +74,10 @@ class Traits(NamedTuple):
 
 
 TRAITS = {
-    Kind.F: Traits(leaves="messages"),
-    Kind.B: Traits(leaves="messages", backward=True, gradients=True),
-    Kind.I: Traits(leaves="messages", backward=True),
-    Kind.W: Traits(gradients=True),
+    Kind.F: Traits(layers=True, leaves="messages"),
+    Kind.B: Traits(layers=True, leaves="messages", backward=True, gradients=True),
+    Kind.I: Traits(layers=True, leaves="messages", backward=True),
+    Kind.W: Traits(layers=True, gradients=True),
     Kind.EVICT: Traits(computes=False, moves=True),
     Kind.LOAD: Traits(computes=False, moves=True),
     Kind.SYNC: Traits(computes=False, numbered=False),
@@ -95,6 +97,7 @@ def kinds_that_leave(transfer: str) -> frozenset[Kind]:
 
 
 COMPUTE_KINDS = _with("computes")
+LAYER_KINDS = _with("layers")
 MESSAGE_KINDS = kinds_that_leave("messages")
 BACKWARD_KINDS = _with("backward")
 GRADIENT_KINDS = _with("gradients")

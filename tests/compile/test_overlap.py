@@ -18,6 +18,14 @@ PERMUTES = """
   %a.1 = f32[2,2] parameter(0)
   ROOT %inner = f32[2,2] while(%a.1), condition=%always, body=%product
 }
+%fused (a: f32[2,2]) -> f32[2,2] {
+  %a.3 = f32[2,2] parameter(0)
+  ROOT %gemm.1 = (f32[2,2], s8[4]) custom-call(%a.3, %a.3), custom_call_target="__cublas$lt$matmul"
+}
+%in_place (a: f32[2,2]) -> f32[2,2] {
+  %a.4 = f32[2,2] parameter(0)
+  ROOT %fusion = f32[2,2] fusion(%a.4), kind=kCustom, calls=%fused
+}
 %copies (a: f32[2,2]) -> f32[2,2] {
   %a.2 = f32[2,2] parameter(0)
   ROOT %copy = f32[2,2] copy(%a.2)
@@ -44,10 +52,17 @@ def program(first=BEHIND, *, scope="position0_permute0", attributes=""):
     [
         (BEHIND, "", 1),
         (BEHIND, SYNCHRONOUS, 0),
+        ("  %w = f32[2,2] while(%x), condition=%always, body=%in_place", "", 1),
         ("  %w = f32[2,2] while(%x), condition=%always, body=%copies", "", 0),
         ("  %w = f32[2,2] copy(%x)", "", 0),
     ],
-    ids=["behind an action", "synchronous", "behind copies", "nothing between"],
+    ids=[
+        "behind an action",
+        "synchronous",
+        "behind a product that reads a stack in place",
+        "behind copies",
+        "nothing between",
+    ],
 )
 def test_a_permute_is_hidden_by_an_action_between_its_start_and_its_end(first, attributes, hidden):
     assert overlapped_permutes(program(first, attributes=attributes)) == (1, hidden)

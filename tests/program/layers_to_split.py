@@ -269,7 +269,10 @@ LAYERS = {
     # The outer one computes again what goes into `down`, which its gradient alone needs, the inner one for the input's:
     # I does both.
     "checkpoint in a checkpoint": Layer(checkpoint_in_a_checkpoint, UP_DOWN, 4, 2),
-    "checkpoint that saves products": AGAIN._replace(function=saves_products(feed_forward), now=2),
+    # W computes the activation again from the product that is saved.
+    "checkpoint that saves products": AGAIN._replace(
+        function=saves_products(feed_forward), now=2, deferred=[X, WIDE], shared=[X, WIDE]
+    ),
     "jit in jit": Layer(jax.jit(jax.jit(feed_forward)), UP_DOWN, 2, 2, deferred=[X, WIDE], shared=[X, WIDE]),
     "custom_vjp": Layer(own_rule, KERNEL, 1, 1, deferred=[X], shared=[X]),
     "custom_vjp in a checkpoint": Layer(checkpoint(own_rule), KERNEL, 2, 1, deferred=[X], shared=[X]),
@@ -297,7 +300,8 @@ LAYERS = {
         turns_of_turns, STACK, 6, 6, deferred=[(2, TURNS, *X)], shared=[(2, TURNS, *X)], early=("bias",)
     ),
     "a branch": Layer(branch, KERNEL, 2, 0, deferred=[], shared=[], early=("kernel",), given=MASK),
-    "a while loop in a checkpoint": Layer(checkpoint(scaled_product), KERNEL, 1, 1, deferred=[X, X], shared=[]),
+    # The loop makes a number; W multiplies the input by it again.
+    "a while loop in a checkpoint": Layer(checkpoint(scaled_product), KERNEL, 1, 1, deferred=[(), X], shared=[X]),
     "batched products": Layer(
         by_heads, {"kernel": normal(2, HIDDEN // 2, HIDDEN // 2)}, 1, 1, deferred=[X], shared=[(TURNS * 2, 2, 2)]
     ),

@@ -8,9 +8,8 @@ import jax
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.vjp import LayerVjp
 
-# Primitives of a forward: if I and W both recomputed something, or drew the same random numbers, one would run twice.
-ONCE = {"cumsum", "div", "erf", "exp", "log", "logistic", "max", "reduce_sum", "rsqrt", "sqrt", "tanh"}
-ONCE |= {"random_bits", "threefry2x32", "xor"}
+# What both halves may not compute: beside products, what fuses with nothing, or would be drawn twice.
+ONCE = {"cumsum", "random_bits", "sort", "threefry2x32", "xor"}
 
 
 class SplitFunctions(NamedTuple):

@@ -5,6 +5,7 @@ from itertools import product
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny_gpt
 import tiny_mlp
@@ -93,6 +94,45 @@ def test_the_loss_alone_is_the_same(case):
     expected, _ = expected_loss_and_grads(num_layers, num_microbatches, tie_embeddings=tied)
     assert float(pipeline.loss(params, batch, 1 / num_valid(batch))) == pytest.approx(float(expected), rel=1e-5)
     assert float(pipeline.loss(params, batch)) == pytest.approx(float(expected) * num_valid(batch), rel=1e-5)
+
+
+# ---- What programs for GPUs have: actions of single chunks, gradients in float32 by the product
+
+
+@pytest.mark.parametrize(
+    "case",
+    tiers(
+        [("zb_v", (2, 2, 1, 2))],
+        ci=[("interleaved_1f1b", (2, 1, 1, 2)), ("bitpipe", None), ("v_half", (1, 2, 1, 2))],
+        slow=[("hanayo", None), ("dualpipe", None), ("chimera", (3, 1)), ("breadth_first", None), ("v_min", None)],
+    ),
+    ids=str,
+)
+def test_actions_of_single_chunks_give_the_same_gradients(case):
+    name, layers_per_stage = case
+    schedule = build(name, num_devices=2, num_microbatches=4)
+    num_layers = sum(layers_per_stage) if layers_per_stage else 2 * schedule.num_stages
+    together, apart = (
+        make_pipeline(schedule, num_layers=num_layers, layers_per_stage=layers_per_stage, by_chunk=by_chunk)
+        for by_chunk in (False, True)
+    )
+    tiny_gpt.assert_equivalent(apart)
+    # Not only close: the same operations in the same order.
+    jax.tree.map(np.testing.assert_array_equal, *map(tiny_gpt.loss_and_grads, (together, apart)))
+
+
+@pytest.mark.parametrize(
+    ("name", "by_chunk", "is_wide"),
+    [("1f1b", False, True), ("zb_h1", False, True), ("zb_v", True, True), ("zb_v", False, False)],
+)
+def test_products_make_gradients_in_float32_where_the_place_of_the_sum_is_known(name, by_chunk, is_wide):
+    """Of a single microbatch the sum is the gradient, which bfloat16 would hold if the product had been rounded."""
+    schedule = build(name, num_devices=2, num_microbatches=1)
+    pipeline = make_pipeline(schedule, num_layers=4, dtype="bfloat16", by_chunk=by_chunk)
+    layers = tiny_gpt.loss_and_grads(pipeline)[1]["layers"]
+    for kernel in (layers["feed_forward"]["up"]["kernel"], layers["attention"]["output"]["kernel"]):
+        assert bool((kernel.astype("bfloat16") != kernel).mean() > 0.9) == is_wide
+        assert bool((kernel.astype("bfloat16") == kernel).all()) != is_wide
 
 
 # ---- Layers with branches, and with parameters that are no floats

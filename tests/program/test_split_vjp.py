@@ -64,7 +64,7 @@ def test_the_gradients_are_those_of_the_whole_backward(name):
 
 
 @every_layer
-def test_each_product_is_computed_once_and_nothing_anew(name):
+def test_each_product_is_computed_once_and_nothing_drawn_anew(name):
     (params, _, dy, given), parts, layer, kept = (
         arguments_of(name),
         split_of(name),

@@ -103,7 +103,7 @@ def num_products_of(family: str, recompute: str, attention: str) -> int:
 
 
 @some_models
-def test_each_product_is_computed_once_and_nothing_anew(case):
+def test_each_product_is_computed_once_and_nothing_drawn_anew(case):
     layer, kept, parts = layer_and_split(case)
     whole = num_runs(parts.whole, layer.params, kept, layer.dy, *layer.given)
     now = num_runs(parts.input_gradient, layer.params, kept, layer.dy, *layer.given)

@@ -111,3 +111,28 @@ def test_what_a_layer_reads_of_the_microbatch_is_not_kept():
         found = vjp.backward(KERNEL, kept, y + 1, given, None)
         expected = jax.vjp(lambda params, x, given=given: layer(params, x, given, None), KERNEL, X)[1](y + 1)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("form", ["plain", "transposed", "checkpoint", "read twice"])
+def test_a_wide_gradient_is_the_product_of_its_operands_without_rounding(form):
+    def product(params, x):
+        kernel = params["kernel"].T if form == "transposed" else params["kernel"]
+        y = (x.reshape(-1, 4) @ kernel).reshape(2, 8, 4)
+        return (y @ kernel).astype(x.dtype) if form == "read twice" else y
+
+    generator = np.random.default_rng(0)
+    x, dy = jnp.asarray(generator.standard_normal((2, 2, 8, 4)), "bfloat16")
+    params = {"kernel": jnp.asarray(generator.standard_normal((4, 4)), "bfloat16")}
+    layer = jax.checkpoint(product) if form == "checkpoint" else product
+    narrow, wide = (trace_vjp(layer, params, x, wide=is_wide) for is_wide in (False, True))
+    _, kept = narrow.forward(params, x)
+    of_narrow, of_wide = (vjp.backward(params, kept, dy) for vjp in (narrow, wide))
+    np.testing.assert_array_equal(of_narrow[1], of_wide[1])  # dx is as it was
+    gradient = of_wide[0]["kernel"]
+    # A sum of two gradients is no product: it stays as it was.
+    assert gradient.dtype == ("bfloat16" if form == "read twice" else "float32")
+    np.testing.assert_array_equal(gradient.astype("bfloat16"), of_narrow[0]["kernel"])
+    if form != "read twice":
+        exact = np.asarray(x, np.float64).reshape(-1, 4).T @ np.asarray(dy, np.float64).reshape(-1, 4)
+        exact = exact.T if form == "transposed" else exact
+        np.testing.assert_allclose(gradient, exact, rtol=1e-5, atol=1e-5)

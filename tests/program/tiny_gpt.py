@@ -8,6 +8,7 @@ of 1e-5 leaves room for cancellation, and is far below what a wrong page, microb
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,10 +63,10 @@ def make_pipeline(
     num_layers: int,
     tie_embeddings: bool = True,
     layers_per_stage: tuple[int, ...] | None = None,
-    data: int = 1,
+    **options: Any,
 ) -> Pipeline:
     config = make_config(tie_embeddings)
-    return pipeline_of(schedule, config, num_layers=num_layers, layers_per_stage=layers_per_stage, data=data)
+    return pipeline_of(schedule, config, num_layers=num_layers, layers_per_stage=layers_per_stage, **options)
 
 
 def loss_and_grads(pipeline: Pipeline, *, tie_embeddings: bool = True):

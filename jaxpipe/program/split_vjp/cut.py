@@ -1,10 +1,10 @@
-"""Cuts a backward in two, so that the second half needs as few saved bytes as possible and recomputes no product.
+"""Cuts a backward in two, so that the second half moves as few bytes as possible and recomputes no product.
 
 Goes in: a jaxpr without calls, and the outputs that are wanted now. Comes out: the equations of either half, and
 the values that the first saves for the second. A product that no wanted output needs is deferred, with all equations
-that depend on it. Equations that only lead to such a product go to the side that needs the fewest saved bytes (a
-minimum cut, as in the partitioner of PyTorch's AOTAutograd). All else runs now, so that sums over tokens (gradients of
-biases and norms) save nothing for later.
+that depend on it. What these read is saved, or computed again from saved values, whichever moves fewer bytes (a minimum
+cut, as in the partitioner of PyTorch's AOTAutograd; `moved_bytes` is the cost). All else runs now, so that sums over
+tokens (gradients of biases and norms) save nothing for later.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "res
 _FORM |= {"all_gather", "all_to_all", "gather"}
 _PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
 _COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs combine two elements into one
+# These look elementwise and are not cheap, or draw other numbers on other devices: computed once, now.
+_NOT_AGAIN = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "erf_inv", "random_bits", "random_gamma", "sort"}
+_NOT_AGAIN |= {"axis_index", "dynamic_update_slice", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "top_k"}
+_NOT_AGAIN |= {"all_to_all", "psum_scatter", "reduce_scatter", "reduce_precision", "threefry2x32"}
 _FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_kernel_call"}
 
 
@@ -55,8 +59,9 @@ def cut(
     given: Collection[core.Var] = (),
     deferred: Collection[core.Var] = (),
     gradients: Collection[core.Var] | None = None,
+    stored: Collection[core.Var] = (),
 ) -> Cut:
-    """The cut of `jaxpr` whose saved values have the fewest bytes.
+    """The cut of `jaxpr` that moves the fewest bytes.
 
     Args:
         jaxpr: a jaxpr without calls.
@@ -66,6 +71,7 @@ def cut(
         deferred: inputs that the first half does not have.
         gradients: inputs whose dependents may be deferred; products that do not depend on them are recomputation of the
             forward, and run now. By default all inputs.
+        stored: inputs that the second half can read where they are.
 
     Example:
         The backward of `tanh(x) @ kernel`, of which dx is wanted now. The product for dkernel is deferred. It reads
@@ -90,7 +96,7 @@ def cut(
     is_early = [isinstance(out, core.Literal) or out not in after for out in jaxpr.outvars]
     # Their inputs are saved, or computed from saved values, whichever takes fewer bytes.
     of_params = _from(jaxpr.eqns, set(params) | set(jaxpr.constvars))
-    sources = _Sources(jaxpr, wanted, is_later, of_params | set(given))
+    sources = _Sources(jaxpr, wanted, is_later, of_params | set(given), stored)
     saved = sources.cheapest([v for i in sorted(is_later) for v in _vars(jaxpr.eqns[i].invars) if v not in after])
     # Each half gets the equations between the saved values and its outputs.
     known = set(saved) | set(params) | set(given) | set(jaxpr.constvars)
@@ -176,24 +182,32 @@ class _Sources:
 
     A node is a value with its forms that are no smaller (a transpose, a copy in a wider dtype). An edge a -> b says
     that the second half can compute b from a, cheaply. A root is a node that it may not compute: an input, a product,
-    or a value that the first half computes anyway. Every path from a root to a value that the second half reads must
-    pass a saved node; the saved nodes are a minimum vertex cut, with bytes as costs.
+    or what the first half computes anyway and is not elementwise. Every path from a root to a value that the second
+    half reads must pass a saved node; the saved nodes are a minimum vertex cut, with `moved_bytes` as costs.
 
     Example:
-        x (8 bytes) -> mask = x > 0 (2 bytes) -> select, which the second half reads. Saving the mask cuts the path for
-        2 bytes, saving x for 8.
+        x (8 bytes) -> mask = x > 0 (2 bytes) -> select, which the second half reads. If x is stored already, saving it
+        costs a read of 8 bytes, and saving the mask 3 * 2: it is written, too.
     """
 
-    def __init__(self, jaxpr: core.Jaxpr, wanted: set[int], is_later: Collection[int], free: set[core.Var]):
+    def __init__(
+        self,
+        jaxpr: core.Jaxpr,
+        wanted: set[int],
+        is_later: Collection[int],
+        free: set[core.Var],
+        stored: Collection[core.Var],
+    ):
         self.node: dict[core.Var, int] = {}
         self.base: list[core.Var] = []  # [node] its smallest form
-        self.cost: list[int] = []  # [node] bytes
+        self.bytes: list[int] = []  # [node]
+        self.cost: list[int] = []  # [node] bytes that are moved if it is saved
         self.roots: list[int] = []
         self.edges: list[tuple[int, int]] = []
         self.free = set(free)  # values that the second half has anyway
         for v in jaxpr.invars:
             if v not in free:
-                self.roots.append(self._add(v))
+                self.roots.append(self._add(v, is_stored=v in stored))
         for i, equation in enumerate(jaxpr.eqns):
             if i in is_later or self.free.issuperset(equation.outvars):
                 continue
@@ -204,23 +218,24 @@ class _Sources:
                 self.free.update(equation.outvars)
                 continue
             for out in equation.outvars:
-                if is_form and len(read) == 1 and self.cost[read[0]] <= _bytes(out):
+                if is_form and len(read) == 1 and self.bytes[read[0]] <= _bytes(out):
                     self.node[out] = read[0]
                     continue
                 node = self._add(out)
-                if is_form or (i not in wanted and not equation.effects and not is_product(equation)):
+                if is_form or is_elementwise(equation) or (i not in wanted and not _runs_once(equation)):
                     self.edges += [(source, node) for source in read]
                 else:
                     self.roots.append(node)
 
-    def _add(self, v: core.Var) -> int:
+    def _add(self, v: core.Var, *, is_stored: bool = False) -> int:
         self.node[v] = len(self.base)
         self.base.append(v)
-        self.cost.append(_bytes(v))
+        self.bytes.append(_bytes(v))
+        self.cost.append(moved_bytes(v, is_stored=is_stored))
         return self.node[v]
 
     def cheapest(self, read: Iterable[core.Var]) -> list[core.Var]:
-        """The values with the fewest bytes from which all of `read` follow; of equals, those nearest to `read`."""
+        """The values from which all of `read` follow, by the fewest bytes moved; of equals, those nearest to `read`."""
         sinks = sorted({self.node[v] for v in read if v not in self.free})
         if not sinks:
             return []
@@ -246,6 +261,41 @@ class _Sources:
         residual.eliminate_zeros()
         reaches = set(breadth_first_order(residual.T.tocsr(), sink, return_predecessors=False).tolist())
         return [self.base[n] for n in range(num_nodes) if 2 * n not in reaches and 2 * n + 1 in reaches]
+
+
+def moved_bytes(v: core.Var, *, is_stored: bool) -> int:
+    """Bytes that XLA moves on a GPU if `v` is saved for the second half.
+
+    The second half reads it. One that is not stored already is written first, by a kernel of its own that reads it: no
+    product writes into a page, since its place is not known ahead. What is computed again from saved values costs
+    nothing more: a product takes its operands from arrays of their own, so that what is only read is copied there, too.
+    Source: optimized HLO of LLaMA-3 8B for an H100, jax 0.12.0.1 (experiments/030_gpu_program).
+
+    Args:
+        v: a value.
+        is_stored: whether the second half can read it where it is, as a residual, which F has stored.
+    """
+    return _bytes(v) if is_stored else 3 * _bytes(v)
+
+
+def is_elementwise(equation: core.JaxprEqn) -> bool:
+    """Whether an equation computes each element from those at its place, or sums: it fuses with what reads it."""
+    if _runs_once(equation) or equation.primitive.name in _NOT_AGAIN:
+        return False
+    if equation.primitive.name in ("reduce_sum", "reduce_max", "reduce_min"):
+        return True
+    return all(_spreads(v, out) for v in equation.invars for out in equation.outvars)
+
+
+def _spreads(v: Atom, out: core.Var) -> bool:
+    """Whether an operand of an elementwise equation may have the shape of `v`: a scalar, or with ones in some dims."""
+    shape = v.aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+    wide = out.aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+    return not shape or (len(shape) == len(wide) and all(n in (1, m) for n, m in zip(shape, wide, strict=True)))
+
+
+def _runs_once(equation: core.JaxprEqn) -> bool:
+    return bool(equation.effects) or is_product(equation)
 
 
 def _bytes(v: core.Var) -> int:

@@ -7,7 +7,7 @@ in each turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,34 +15,11 @@ from typing import Any
 import jax
 import jax.extend.core as core
 
+from jaxpipe.program.jaxprs import Values, evaluate, read, run, store, traced_as, without_calls
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
 
 PyTree = Any
-Values = dict[core.Var, Any]
-
-_CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-_CALLS |= {"jit", "pjit", "remat2"}
-
-
-def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Returns `closed` with all calls inlined."""
-
-    def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-        for equation in jaxpr.eqns:
-            if equation.primitive.name in _CALLS:
-                # Custom derivatives name it one way, jit and remat the other; some are closed, some take constants
-                # apart.
-                called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
-                is_closed = isinstance(called, core.ClosedJaxpr)
-                inner, inner_consts = (called.jaxpr, called.consts) if is_closed else (called, ())
-                _put(values, equation, flat(inner, inner_consts, _read(values, equation.invars)))
-            else:
-                _run(values, equation)
-        return _read(values, jaxpr.outvars)
-
-    return _traced(closed, lambda *arguments: flat(closed.jaxpr, closed.consts, arguments))
 
 
 def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
@@ -59,13 +36,13 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
         is_needed = [out in wanted for out in equation.outvars]
         if not any(is_needed):
             continue
-        read = equation.invars
+        operands = equation.invars
         if equation.primitive.name == "scan":
             halves = _split_scan(equation, is_needed)
-            read = [v for v, used in zip(read, halves.reads, strict=True) if used]
+            operands = [v for v, used in zip(operands, halves.reads, strict=True) if used]
             if not all(halves.cut.is_early):
                 split[i] = halves
-        wanted.update(v for v in read if isinstance(v, core.Var))
+        wanted.update(v for v in operands if isinstance(v, core.Var))
     if not split:
         return closed
 
@@ -73,12 +50,12 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
         for i, equation in enumerate(jaxpr.eqns):
             if i in split:
-                _put(values, equation, split[i].run(_read(values, equation.invars)))
+                store(values, equation, split[i].run(read(values, equation.invars)))
             else:
-                _run(values, equation)
-        return _read(values, jaxpr.outvars)
+                run(values, equation)
+        return read(values, jaxpr.outvars)
 
-    return _traced(closed, by_two_scans)
+    return traced_as(closed, by_two_scans)
 
 
 @dataclass(frozen=True)
@@ -176,46 +153,13 @@ def _num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
-    """Runs `equations`; returns the values of `wanted`.
-
-    Args:
-        equations: equations in their order.
-        values: values of the variables that they read; their results are added.
-        wanted: variables or literals to return.
-    """
-    for equation in equations:
-        _run(values, equation)
-    return _read(values, wanted)
-
-
-def _traced(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.ClosedJaxpr:
-    return jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars])
-
-
-def _run(values: Values, equation: core.JaxprEqn) -> None:
-    params = equation.primitive.get_bind_params(equation.params)
-    # The settings under which the equation was traced, such as XLA's metadata of a scope.
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*_read(values, equation.invars), **params)
-    _put(values, equation, results if equation.primitive.multiple_results else [results])
-
-
-def _read(values: Values, atoms: Sequence[Any]) -> list[Any]:
-    return [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
-
-
-def _put(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> None:
-    values.update(zip(equation.outvars, results, strict=True))
-
-
 @dataclass(frozen=True)
 class SplitBackward:
-    """I and W of one layer; together they do what B does, each operation once.
+    """I and W of one layer; together they do what B does, each product once.
 
     I computes the gradient of the input, and those of parameters that need no product (biases, norms). It defers
-    the products for the kernels to W, with the results that they read: the gradients of the products' outputs.
-    W also reads some residuals: the products' inputs.
+    the products for the kernels to W, with what they read: the gradients of the products' outputs.
+    W also reads residuals, from which it computes the products' inputs, and what of the gradients is elementwise.
 
     Attributes:
         backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the leaves of the
@@ -344,5 +288,6 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
         params=invars[:num_params],
         given=invars[of_dy + 1 :],
         gradients=invars[of_dy : of_dy + 1],
+        stored=invars[num_params:of_dy],
     )
     return SplitBackward(closed, halves, num_params, num_residuals)
