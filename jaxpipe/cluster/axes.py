@@ -51,7 +51,6 @@ class MeshAxis:
 
     Attributes:
         means: what its devices are, for people.
-        name: its name, that of the field.
         default: devices in a new config.
         splits_batch: whether its devices have different sequences of a microbatch.
         splits_masters: whether master copies and optimizer state are split over it, where compute copies are equal.

@@ -42,10 +42,8 @@ class Hardware:
             TF32, not rounded and without tensor cores.
         nvlink_bytes_per_s: bandwidth to other GPUs of the node, one way; without NVLink that of PCIe.
         network_bytes_per_s: bandwidth to other nodes, one way.
-        compute_capability: major and minor number.
         num_cores: number of streaming multiprocessors.
         fpus_per_core: number of float32 units of a multiprocessor.
-        shared_memory_per_core_bytes: shared memory of a multiprocessor.
         l2_cache_bytes: L2 cache, shared by all multiprocessors.
         clock_rate_ghz: highest clock rate.
         threads_per_core: most threads of a multiprocessor.

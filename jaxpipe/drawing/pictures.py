@@ -58,9 +58,6 @@ class Style:
     """The look of the actions of one kind, replica and chunk.
 
     Attributes:
-        label: text in the legend.
-        fill: colour, as `#rrggbb`.
-        ink: colour of text on it.
         is_thin: whether they are EVICT, LOAD or SYNC, which stand in the thin track.
         actions: indices into `schedule.columns`.
     """

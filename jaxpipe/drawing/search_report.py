@@ -20,7 +20,6 @@ class SearchReport:
 
     Attributes:
         costs: costs of a device's share of the model.
-        bound: the memory bound that the schedules keep.
         in_bytes: whether the bound is in bytes, not in Ma.
     """
 

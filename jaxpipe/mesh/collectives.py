@@ -68,8 +68,6 @@ class Axis:
     compiled program the first three have the scope `layer_over_` and the name of the axis.
 
     Attributes:
-        name: name of the axis.
-        size: number of devices.
         deterministic: whether sums add in mesh order.
     """
 

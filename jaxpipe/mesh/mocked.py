@@ -22,10 +22,7 @@ def mocked_devices(
     """The devices of a cluster, node by node, of which the first is here; call it before any other use of JAX.
 
     Args:
-        num_nodes: nodes of the cluster.
-        gpus_per_node: devices of a node.
         platform: "gpu", "cpu", or "auto" for a GPU if there is one.
-        deterministic: whether a device adds in the same order every time.
 
     Raises:
         ConfigError: there is no GPU, or JAX cannot stand for absent ones.
@@ -50,7 +47,6 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
     Args:
         place: indices along the axes of the mesh.
         places: [axes of the mesh], the index of the device that the mesh takes for each place.
-        devices: the devices, by index.
 
     Example:
         >>> with_first_at((0, 2, 0, 0), np.arange(4).reshape(1, 4, 1, 1), "abcd")

@@ -45,17 +45,7 @@ _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 1
 def xla(
     query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
-    """Attention as two batched matmuls, for every platform; saves the probabilities.
-
-    Args:
-        query: "batch seq head head_dim".
-        key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: the keys that a query sees.
-        dropout: dropout of the probabilities.
-
-    Returns:
-        "batch seq head head_dim".
-    """
+    """Attention as two batched matmuls, for every platform; saves the probabilities."""
     return _xla(query, key, value, visible, dropout)
 
 
@@ -124,15 +114,6 @@ def cudnn(
     Padding stands at the end of a sequence: cuDNN is told how many tokens come before it, and backward keeps that
     number, one int32 for each sequence.
 
-    Args:
-        query: "batch seq head head_dim", as `check_cudnn` accepts.
-        key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: the keys that a query sees.
-        dropout: None, or dropout of rate 0.
-
-    Returns:
-        "batch seq head head_dim".
-
     Raises:
         ConfigError: dropout is above 0, or rows are documents back to back.
     """
@@ -162,12 +143,7 @@ def check_cudnn(
     Args:
         platform: "gpu" or "cpu".
         dtype: dtype that the layers compute in.
-        head_dim: size of a head.
-        attention_dropout: the probability to drop.
         packs_documents: whether a row has several documents that do not see each other.
-
-    Raises:
-        ConfigError: cuDNN does not support the model or platform.
     """
     reasons = []
     if platform != "gpu":
@@ -236,12 +212,7 @@ class Cache:
         return replace(self, keys=written(self.keys, key), values=written(self.values, value))
 
     def attend(self, query: jax.Array, *, window: int | None) -> jax.Array:
-        """Attended values "batch query head head_dim" of the further tokens, whose keys and values are in the cache.
-
-        Args:
-            query: "batch query head head_dim".
-            window: number of last keys that a query sees, itself included; None: all.
-        """
+        """Attended values "batch query head head_dim" of the further tokens, whose keys and values are in the cache."""
         keys, values = (lax.dynamic_index_in_dim(kept, self.layer, keepdims=False) for kept in (self.keys, self.values))
         num_queries = query.shape[1]
         size = keys.shape[2]

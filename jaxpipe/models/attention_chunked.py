@@ -39,13 +39,7 @@ def chunked(
     """Attention that saves queries, keys, values, output and a log-sum-exp for each query.
 
     Args:
-        query: "batch seq head head_dim".
-        key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: the keys that a query sees.
         dropout: dropout of the probabilities, equal to that of `xla`.
-
-    Returns:
-        "batch seq head head_dim".
     """
     return _chunked(query, key, value, visible, dropout)
 

@@ -40,8 +40,6 @@ class BertHead(nnx.Module):
 
     Args:
         num_rows: rows of the logits' kernel and bias; rows from `vocab_size` on are no tokens.
-        activation: activation of the transform.
-        norm_epsilon: epsilon of both norms.
         tie_embeddings: whether the logits' kernel is the token table, which the head then gets.
     """
 

@@ -47,8 +47,6 @@ class SelfAttention(nnx.Module):
     of devices that divides the key-value heads takes whole heads. Source: Megatron-LM's layout.
 
     Args:
-        norm: norm of the stream.
-        heads: see `Heads`.
         bias: whether the queries, keys and values have biases.
         output_bias: whether the matmul back to the stream has a bias.
         attend: an attention, from `jaxpipe.models.choices.attend_of`, or `attend_normed_of` with `head_norm`.
@@ -60,7 +58,6 @@ class SelfAttention(nnx.Module):
             with positions added; None: no positions.
         dropout_rate: dropout rate of the attention probabilities.
         deviation: standard deviation of the initial kernels; of the output's kernel, `output_deviation`.
-        tensor: the devices that share the heads.
     """
 
     def __init__(
@@ -165,11 +162,8 @@ class FeedForward(nnx.Module):
     """Norm, matmuls to `width`, an activation, and the matmul back to the stream.
 
     Args:
-        norm: norm of the stream.
-        width: size between the matmuls.
         names: names of the matmuls before the activation.
         activation: function of as many arrays as `names`.
-        bias: whether the matmuls have biases.
     """
 
     def __init__(

@@ -298,7 +298,6 @@ def chunks_of(num_tokens: int, num_rows: int) -> tuple[int, int]:
     """The number of chunks, as few as are allowed, and the tokens of each; the last one may be padded.
 
     Args:
-        num_tokens: tokens of a microbatch.
         num_rows: rows of the kernel on this device.
 
     Example:

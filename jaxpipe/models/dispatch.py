@@ -63,7 +63,6 @@ def queues(key: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
         key: int32 "element", 0 to `num` - 1.
-        num: number of queues.
 
     Example:
         >>> place, length = queues(jnp.array([1, 0, 1]), 2)
@@ -92,8 +91,6 @@ class Dropless:
     """All choices are computed.
 
     Attributes:
-        num_experts: experts of a layer.
-        num_chosen: experts of a token.
         expert: the devices among which the experts are split.
     """
 
@@ -187,10 +184,7 @@ class Capacity:
     """Each expert computes as many choices of a sequence as it has rows for.
 
     Attributes:
-        num_experts: experts of a layer.
-        num_chosen: experts of a token.
         factor: rows of an expert for a sequence, in terms of the choices that each would have if all had as many.
-        expert: the devices among which the experts are split.
     """
 
     num_experts: int

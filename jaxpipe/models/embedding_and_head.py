@@ -27,11 +27,9 @@ class Embedding(nnx.Module):
     """A learned table of tokens and, if their number is not 0, of positions and of token types.
 
     Args:
-        vocab_size: tokens are 0 .. vocab_size - 1.
         num_rows: rows of the token table; rows from `vocab_size` on are zeros and never looked up.
         num_positions: the longest sequence; 0: positions are not learned.
         num_token_types: "token_types" are 0 .. num_token_types - 1; 0: there are none.
-        dropout_rate: dropout rate of the sum.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class Embedding(nnx.Module):
         Args:
             microbatch: "tokens"; "positions" if they are not 0, 1, ...; "token_types" if the model has such types; each
                 int32 "batch seq".
-            random: None means no dropout.
         """
         return self.with_rows(self.rows(microbatch), microbatch, random)
 
@@ -131,7 +128,6 @@ class Head(nnx.Module):
 
         Args:
             x: "batch local_seq hidden".
-            microbatch: not read.
         """
         del microbatch
         return self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1), {}

@@ -32,7 +32,6 @@ class Routing:
     """How a router chooses.
 
     Attributes:
-        num_experts: experts of a layer.
         num_chosen: experts of a token; of equal ones the lower number.
         normalized: whether the weights of a token's experts are divided by their sum.
         balance_loss: factor of num_experts x sum over experts of (choices of the expert per token) x (mean of its
@@ -168,11 +167,8 @@ class Experts(nnx.Module):
     device's own part of the sequence. Over `expert`, each device has some of the experts.
 
     Args:
-        norm: norm of the stream.
         width: size between the matmuls of an expert.
-        routing: see `Routing`.
         activation: function of gate and up.
-        num_layers: layers of the model.
     """
 
     def __init__(

@@ -48,13 +48,7 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Channel:
-    """One kind of traffic of a step on one device; a subclass overrides what it has.
-
-    Attributes:
-        table: the round table of the step.
-        shapes: shapes of the step.
-        step: the step on this device.
-    """
+    """One kind of traffic of a step on one device; a subclass overrides what it has."""
 
     table: RoundTable
     shapes: StepShapes
@@ -149,11 +143,8 @@ def store_lanes(
     """Returns `target` with the first `num_wanted` of `payloads` stored, and the new `num_done`.
 
     Args:
-        num_wanted: number of payloads that this device stores in this round.
         payloads: [lane] arrived payloads.
         store_lane: (lane, payload, target, num_done) -> target.
-        target: the storage or sums to store into.
-        num_done: number of accesses to storage so far.
     """
     for lane, payload in enumerate(payloads):
         # Lanes are filled from the first on, so a number says which are used. In sequence, since all write into one
@@ -176,7 +167,6 @@ def read_lanes(
         num_wanted: number of lanes that this device reads in this round.
         send_buffer: [lane] payloads read before.
         read_lane: (lane, its buffer, num_done) -> payload.
-        num_done: number of accesses to storage so far.
     """
     buffers = list(send_buffer)
     for lane in range(num_lanes):

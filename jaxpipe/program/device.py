@@ -79,7 +79,6 @@ class Boundary(Protocol):
         """The losses of the head, and the state after the layers of an F.
 
         Args:
-            step, row, microbatch, state: of the action.
             y: output of the stage.
             head: losses of the head so far.
         """
@@ -99,18 +98,14 @@ class DeviceStep:
     """One step on one device, traced inside `shard_map`.
 
     Attributes:
-        functions: the model.
-        shapes: shapes of the step.
         params: compute copies {"shared", "layers": [chunk, layer, ...]}.
         batch: leaves [num_microbatches, ...].
         scale: float32, a factor for each kind of loss.
-        random: of this step, on this device.
         first_layer: [chunk] index in the model of its first layer.
         num_layers: [chunk].
         static_num_layers: layers of every stage if equal and several, which XLA then knows; else None.
         deterministic: whether sums over devices are added in mesh order.
         in_turn: whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`.
-        boundary: embedding and head.
         wrap: changes an action of one microbatch where a device works on several batches; then batch, scale and random
             are those of all, in a first axis.
         of: name of a channel -> what the step gives it.
@@ -205,9 +200,7 @@ class DeviceStep:
         """The walk over the layers of a stage, and the state with what channels on the loop have brought.
 
         Args:
-            kind, row, state: of the action.
             layer: (turn, walk) -> walk, for one layer.
-            walk: before the first layer.
         """
         channels = [channel for channel in self.layer_channels if kind in channel.kinds]
         # Nothing hangs on most loops: the walk is all that they carry.
@@ -276,7 +269,6 @@ def add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequenc
 
     Args:
         totals: running sums, leaves [chunk, layer, ...].
-        chunk, layer: indices of the layer.
         grads: [leaf] gradients of the layer; None adds nothing.
     """
     # I leaves the gradients of products to W, and W finds those of biases and norms done: None in either.

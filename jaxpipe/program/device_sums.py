@@ -33,9 +33,6 @@ def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministi
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
-        parts: the Part of every layer parameter.
-        chunk: index of the chunk.
-        deterministic: whether terms are added in mesh order.
     """
     leaves, structure = jax.tree.flatten(grads)
     parts = jax.tree.leaves(parts)
@@ -74,12 +71,9 @@ def sums_over_devices(
     """Loss and gradients of the step from each device's running sums; without gradients if there are none.
 
     Args:
-        loss: this device's running sums.
         grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
-        parts: the Part of every parameter.
         num_done: accesses to storage so far, which the last loop counts on.
         num_owned: chunks whose gradients the device returns; with two replicas the others are its partner's.
-        deterministic: whether terms are added in mesh order.
     """
 
     def sums(terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -106,11 +100,6 @@ def after_rounds(sums: Callable[[PyTree], PyTree], terms: PyTree, num_done: jax.
 
     Else XLA would see that no round of that loop changes some of them, and on CPUs a device that began with these would
     wait for one that is still sending its messages.
-
-    Args:
-        sums: sums over devices.
-        terms: this device's.
-        num_done: accesses to storage so far, which the last loop counts on.
     """
     # Always true, but the compiler cannot know. In a loop they would not be ordered against other collectives.
     return sums(jax.tree.map(lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), terms))
@@ -125,9 +114,7 @@ def sum_of_parts(
 
     Args:
         values: [leaf] scalars of this device's part.
-        parts: [leaf] the Part of each parameter.
         beside: axes over which nothing is summed.
-        deterministic: whether terms are added in mesh order.
 
     Returns:
         "leaf".
@@ -159,9 +146,6 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
 
     Args:
         grads: gradients, staged and sharded as the parameters.
-        parts: the Part of every parameter.
-        mesh: the mesh.
-        deterministic: whether terms are added in mesh order.
 
     Returns:
         Float32 "leaf", in the order of `jax.tree.leaves`.

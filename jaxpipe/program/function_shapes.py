@@ -28,8 +28,6 @@ def check_inputs(
     """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
 
     Args:
-        schedule: schedule of the program.
-        mesh: mesh of the program.
         staged_shape: [device, chunk, layer], the first dims of every layer parameter.
         params: staged parameters, or their shapes.
         batch: the batch, or its shapes.
@@ -78,8 +76,6 @@ def check_functions(
     """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
 
     Args:
-        functions: functions of the model.
-        mesh: the mesh, whose axes they may use.
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
 
@@ -167,8 +163,6 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
     """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
 
     Args:
-        losses: their shapes.
-        scale: the factors.
         shape: of each factor; [batch age] where a call has several batches.
 
     Raises:

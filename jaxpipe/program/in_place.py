@@ -54,9 +54,6 @@ def sequenced(
     The order is a data dependency: every access waits for the counter of the accesses before it and passes it on.
 
     Args:
-        wanted: bool, whether this device runs the action.
-        action: (carry, num_done) -> carry.
-        carry: values that the action changes in place.
         num_done: int32, number of earlier accesses; never negative.
 
     Returns:

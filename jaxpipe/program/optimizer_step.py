@@ -57,7 +57,6 @@ class StagedOptimizer:
     """An optimizer, and where the parameters are in its state.
 
     Attributes:
-        transform: the optimizer, of gradients, state and parameters.
         is_staged: whether a node of its state is a tree like the parameters.
         specs: the PartitionSpecs of its state.
         is_unclipped: a tree like the parameters -> whether clipping leaves each gradient as it is.
@@ -87,11 +86,8 @@ class DeviceOptimizer:
     """The optimizer of one device in one call.
 
     Attributes:
-        optimizer: the optimizer.
         shrink: float32, the factor of gradients: clipping.
-        parts: the Part of every parameter.
         dtype: of compute copies; None keeps that of the masters.
-        deterministic: whether sums over devices are added in mesh order.
     """
 
     optimizer: StagedOptimizer
@@ -114,8 +110,6 @@ class DeviceOptimizer:
         Args:
             update: where the optimizer's state is.
             grads: gradients of these parameters, this device's parts.
-            is_finite: whether they are finite.
-            masters: these of the masters.
             nodes: what the nodes of the optimizer's state have of them.
             changed: the masters after the step, if they are known.
         """
@@ -130,14 +124,7 @@ class DeviceOptimizer:
         return keep(new_masters if changed is None else changed, masters), after
 
     def apply(self, grads: PyTree, masters: PyTree, nodes: list[PyTree], structure: Any) -> tuple[PyTree, list[PyTree]]:
-        """Masters and nodes of the optimizer's state after its update by `grads`, which it clips.
-
-        Args:
-            grads: gradients of some parameters.
-            masters: these of the masters.
-            nodes: what the nodes of the optimizer's state have of them.
-            structure: how the nodes stand in the state.
-        """
+        """Masters and nodes of the optimizer's state after its update by `grads`, which it clips."""
         is_unclipped = self.optimizer.is_unclipped(grads)
         # Chosen in Python: `is_whole` is known when the program is traced, and then nothing is multiplied.
         grads = jax.tree.map(lambda leaf, is_whole: leaf if is_whole else self.shrink * leaf, grads, is_unclipped)
@@ -155,8 +142,6 @@ class DeviceOptimizer:
         """`update` with what a step has made; without compute copies and squares.
 
         Args:
-            update: what the step changes.
-            new: masters and nodes of the state.
             put: a tree like the parameters, and some of it changed -> the whole.
             is_last: whether the step is the last one of a batch, with which the optimizer's counts advance.
         """

@@ -129,7 +129,6 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     Else, as the sums of rows and columns of Adafactor, it is on all devices of the layer's stage, or of the mesh.
 
     Args:
-        part: the Part of the parameter.
         param, leaf: the staged parameter and the array, or their shapes.
     """
     if leaf.shape == param.shape:
@@ -146,7 +145,6 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
         params: staged parameters {"shared", "layers"}, or their shapes.
         specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `PARAMETER_AXES`;
             None if no parameter is split.
-        mesh: the mesh.
         split_masters: whether master copies are split over devices; False keeps them whole on each.
 
     Raises:
@@ -203,11 +201,7 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
 def _split_dims(
     name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, allowed: Sequence[str]
 ) -> tuple[tuple[str, int], ...]:
-    """The (axis, dim) of `spec` whose axes, all of them `allowed`, have several devices.
-
-    Raises:
-        CompileError: `spec` has another form, or a dim does not divide.
-    """
+    """The (axis, dim) of `spec` whose axes, all of them `allowed`, have several devices."""
     entries = [(axes if isinstance(axes, tuple) else (axes,), dim) for dim, axes in enumerate(spec) if axes is not None]
     named = [(axis, dim) for axes, dim in entries for axis in axes]
     axes = [axis for axis, _ in named]

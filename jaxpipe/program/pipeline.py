@@ -274,11 +274,7 @@ class Pipeline:
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:
-    """The words of the step's key.
-
-    Raises:
-        CompileError: it is no single threefry key.
-    """
+    """The words of the step's key."""
     if key is None:
         return None
     # Both forms of a key are in use: a typed one, and its two words.

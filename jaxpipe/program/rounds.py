@@ -41,10 +41,7 @@ def run_rounds(
     round is left.
 
     Args:
-        table: round table of the step.
-        step: the step on this device.
         rows: this device's line of the table for every round, leaves [R, ...].
-        carry: the carry before the first round.
         round_type: types of these rounds, if they are some of the table's.
     """
     channels = channels_of(step)
@@ -86,8 +83,6 @@ def has_messages_alone(table: RoundTable, round_type: int, others: Iterable[str]
     """Whether no device does anything in rounds of this type but send and receive messages.
 
     Args:
-        table: round table of the step.
-        round_type: type of the rounds.
         others: names of the channels of the step beside messages.
     """
     return not (table.kinds[round_type] or any(table.is_at_work(name, round_type) for name in others))

@@ -36,9 +36,7 @@ class StepShapes:
     """The shapes of one training step on each device.
 
     Attributes:
-        table: the round table that the step executes.
         masters: staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in.
-        parts: the Part of each parameter.
         copies: compute copies {"shared", "layer"} on one device, the latter of one layer.
         microbatch: one microbatch on one device.
         message: the array that one stage sends to the next.
@@ -97,10 +95,6 @@ def step_shapes(
     """The shapes of a step.
 
     Args:
-        table: the table that the step executes.
-        functions: functions of the model.
-        mesh: the mesh.
-        layout: layout of the staged parameters.
         params: staged parameters, or their shapes.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         dtype: dtype of the compute copies; None keeps that of the masters.
@@ -163,12 +157,7 @@ def residual_shapes(
     """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
 
     Args:
-        functions: functions of the model.
-        mesh: the mesh, whose axes they may use.
-        params: parameters of one layer.
-        x: input of the layer.
         given: the microbatch and the random state.
-        split_backward: whether any backward is split into I and W.
     """
     # Tracing with shapes returns shapes alone: what is no array leaves by this list.
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []

@@ -64,12 +64,7 @@ class Arrived(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedUpdates:
-    """The updates of what all stages share, on one device.
-
-    Attributes:
-        optimizer: the optimizer of the call.
-        use: what embedding and head read.
-    """
+    """The updates of what all stages share, on one device."""
 
     optimizer: DeviceOptimizer
     use: SharedUse
@@ -165,7 +160,6 @@ class SharedUpdates:
         Args:
             chosen: the parameters that one of embedding and head reads.
             others: those that the other one reads.
-            sums: this device's sums of gradients.
             gives: whether this device gives up sums of parameters of both, which may have other terms elsewhere.
         """
         deterministic = self.optimizer.deterministic

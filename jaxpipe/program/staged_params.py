@@ -110,7 +110,6 @@ class StagedLayout:
     """The row of every layer in the staged parameters, for one placement and one division into stages.
 
     Attributes:
-        num_layers: layers of the model.
         num_owned: chunks that a device owns; with two replicas it also computes with its partner's.
         num_held: [device, chunk] layers of every chunk that a device computes with.
         first_layer: [device, chunk] index in the model of its first layer.
@@ -190,10 +189,6 @@ class Canonical:
     parameters are canonical already. The split over other axes is unchanged.
 
     Its methods take lists of arrays, which are copied at the same time: the caller decides how many.
-
-    Attributes:
-        layout: layout of the staged arrays.
-        mesh: the mesh.
     """
 
     layout: StagedLayout

@@ -38,7 +38,6 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     """The carry of a device before the first round.
 
     Args:
-        shapes: shapes of the step.
         params: the device's compute copies; gradient sums have their shapes.
         num_done: int32, which waits for what made `params`.
     """

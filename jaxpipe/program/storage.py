@@ -63,7 +63,6 @@ class Pool:
     """The shape of a pool of pages, all of one size.
 
     Attributes:
-        num_pages: number of pages on every device.
         rows: (dtype, width): how many elements of each dtype a page has.
     """
 
@@ -168,8 +167,6 @@ class Place:
 
     Attributes:
         chosen: indices of the arrays among the residuals, or among the deferred arrays.
-        pool: index of the pool.
-        form: form of their part of a page.
     """
 
     chosen: tuple[int, ...]
@@ -182,7 +179,6 @@ class Storage:
     """The pools of a step, and the places of all arrays in their pages.
 
     Attributes:
-        saved: the saved arrays.
         pools: one of slots; and one for the deferred arrays that do not fit there, if any.
         grids: [pool] the page of each layer in each round.
         pages_per_slot: layers of the longest stage.
@@ -217,7 +213,6 @@ class Storage:
         """Returns `pools` with the residuals of one layer, which F saves.
 
         Args:
-            pools: the arrays of all pools.
             pages: [pool] the page of the layer.
             residuals: arrays in the order of `saved.residuals`.
         """

@@ -45,8 +45,6 @@ class LayerVjp:
         """The result of the layer, and its residuals, which backward needs besides `params` and `given`.
 
         Args:
-            params: parameters of the layer.
-            x: input of the layer.
             given: the microbatch and the random state, which need no gradients.
         """
         results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
@@ -62,8 +60,6 @@ class LayerVjp:
         """Gradients of `params`, zeros for those that are no floats, and of the input.
 
         Args:
-            params: parameters of the layer, as in forward.
-            residuals: residuals from `forward`.
             dy: the gradient of the layer's result, with its structure.
             given: the same as in forward.
         """

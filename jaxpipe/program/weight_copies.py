@@ -25,7 +25,6 @@ def compute_copies(
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
-        parts: the Part of every parameter.
         dtype: dtype of the copies of floating-point numbers; None keeps that of the masters.
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the

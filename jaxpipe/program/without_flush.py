@@ -130,7 +130,6 @@ class Stream:
             older: W(t-1), staged and sharded like `params`, in their dtype or that of compute copies.
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
             call_index: t, int32.
-            random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
@@ -204,9 +203,7 @@ class Stream:
         """Call t: the newest batch t, and the rest of batch t-1 with its updates; traceable.
 
         Args:
-            optimizer: changes the parameters.
             params, moments: staged parameters, W(t-1), and the optimizer's state.
-            flight: what is in flight.
             batches: leaves [2, num_microbatches, microbatch size, ...]: batch t, and batch t-1.
             scale: factors of losses, leaves [2].
             keys: [2] keys of the batches; None if nothing is random.

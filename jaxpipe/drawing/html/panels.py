@@ -32,7 +32,6 @@ class Panel:
 
     Attributes:
         clock: ASYNCHRONOUS or PROGRAM.
-        timeline: the timeline of actions and of transfers between paired devices.
         message: [A] the action whose message each one reads, from its own device too; -1 where there is none.
         critical_predecessor: [A] the action whose end let each one start, -1 where it started at 0.
         stored: [D] what each device stores, in slots.
@@ -87,7 +86,6 @@ class ProgramTimeline:
         timeline: the timeline of a schedule whose rows hold each device's actions, then what travels between it and the
             paired device: an action for each microbatch or stage and each round in which a part of it travels, from the
             start of that round to its end.
-        rounds: [A] the round of each action and transfer.
         place: [C] index of each action of the table's schedule among those of the timeline.
     """
 

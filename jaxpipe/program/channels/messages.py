@@ -95,8 +95,6 @@ class Messages(Channel):
         """The message of the next action, and what waits after the round.
 
         Args:
-            round_type: type of the round.
-            row: row of this device in this round.
             arrived: [permute] arrived messages.
             own: output of this device's action; of an idle device, the message that it holds.
             waiting: what has waited, with the latest output that another device reads.

@@ -86,9 +86,7 @@ class _SplitScan:
     """A scan, cut in two.
 
     Attributes:
-        equation: the scan.
         body: the scanned body, without calls and mixed scans.
-        cut: the cut of the body.
         reads: [input of the scan] whether a wanted output depends on it.
     """
 
@@ -180,9 +178,7 @@ def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequenc
     """Runs `equations`; returns the values of `wanted`.
 
     Args:
-        equations: equations in their order.
         values: values of the variables that they read; their results are added.
-        wanted: variables or literals to return.
     """
     for equation in equations:
         _run(values, equation)
@@ -220,8 +216,6 @@ class SplitBackward:
     Attributes:
         backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the leaves of the
             params' gradients and dx. Here `given` begins with the factors of the layer's losses, if it has any.
-        cut: the cut of `backward`.
-        num_params: number of leaves of the params.
         num_residuals: number of arrays that F saved.
 
     Example:
@@ -264,12 +258,6 @@ class SplitBackward:
     ) -> tuple[jax.Array, list[jax.Array | None], list[jax.Array]]:
         """Computes I.
 
-        Args:
-            params: parameters of the layer.
-            residuals: all residuals of the layer.
-            dy: the gradient of the layer's output.
-            given: the arguments of forward besides `params` and x.
-
         Returns:
             dx; the gradient of each leaf of `params`, None for those of W; the arrays deferred to W.
         """
@@ -287,10 +275,7 @@ class SplitBackward:
         """Computes W.
 
         Args:
-            params: parameters of the layer.
             residuals: the residuals with the indices `self.shared_with_w`.
-            deferred: the arrays that I has deferred.
-            given: the arguments of forward besides `params` and x.
 
         Returns:
             The gradient of each leaf of `params`, None for those of I.
@@ -321,9 +306,6 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
 
     Any layer has one. Only products can be deferred: those of kernels, in the layer itself, in functions that it calls
     or recomputes, and in its scans; a `while` or `cond` of which dx needs any result is computed by I as a whole.
-
-    Args:
-        vjp: the layer's whole vjp.
     """
 
     def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:

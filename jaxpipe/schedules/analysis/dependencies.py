@@ -94,7 +94,6 @@ def _all_of(schedule: Schedule, forward: np.ndarray, of_last: np.ndarray) -> np.
     """`Dependencies.all_of`.
 
     Args:
-        schedule: the schedule.
         forward: [microbatch] the last stage's F.
         of_last: [A] whether it is a B or I of the last stage.
     """

@@ -37,8 +37,6 @@ def bpipe(
     D >= 4, any N >= 1.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         bound: slots that a device may hold, below `num_devices`; ceil((D+2)/2) if not given, the least.
         unit, policy, overlapped: options of `balance`.
 

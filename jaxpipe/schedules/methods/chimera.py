@@ -127,8 +127,6 @@ def chimera(
     microbatches are dropped from both directions in turn.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         forward_doubling: run forwards in pairs.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 

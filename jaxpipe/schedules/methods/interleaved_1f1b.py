@@ -48,8 +48,6 @@ def interleaved_1f1b(
     1F1B that runs up to D-1 more forwards ahead than it needs.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         num_chunks: v, stages on each device, 1 or more.
         group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` or more, which is
             also the default.

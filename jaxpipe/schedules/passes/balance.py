@@ -137,11 +137,7 @@ def bound_kept(schedule: Schedule) -> int | None:
 
 
 def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
-    """Raises ScheduleError for options of `balance` that are unknown or have no effect.
-
-    Raises:
-        ScheduleError: an option is unknown, or has no effect.
-    """
+    """Raises ScheduleError for options of `balance` that are unknown or have no effect."""
     for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
         if value not in known:
             raise ScheduleError(

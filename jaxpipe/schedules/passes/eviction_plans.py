@@ -94,7 +94,6 @@ class PlacedTransfer(NamedTuple):
 
     Attributes:
         before: index of the compute action of the row during which it travels.
-        action: the EVICT or LOAD.
     """
 
     before: int
@@ -137,7 +136,6 @@ class _Stay(NamedTuple):
     """A microbatch that is evicted, in indices of its row's compute actions.
 
     Attributes:
-        lifetime: lifetime of its activations.
         leaves: index of the action that its EVICT precedes.
         lands: index of the action that its LOAD precedes.
     """
@@ -199,8 +197,6 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
     evictions.
 
     Args:
-        row: lifetimes of a device that stores more than `bound`.
-        bound: slots that the device may hold.
         policy: "latest" evicts the microbatch whose backward comes last, "oldest" the one whose backward comes first.
         overlapped: an eviction holds its slot during the compute action after it, a load during the one
             before its backward; if not, transfers take no time and hold nothing.

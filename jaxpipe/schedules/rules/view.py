@@ -54,7 +54,6 @@ class Rule(NamedTuple):
     """A rule that every legal schedule keeps.
 
     Attributes:
-        name: its name, as messages print it.
         statement: what holds in a legal schedule, on one line.
         broken: view of a schedule -> the places where the rule is broken.
     """
@@ -73,8 +72,6 @@ def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[
     """The text of all `violations`: the first `NUM_SHOWN` in five parts each, the rest counted.
 
     Args:
-        schedule: the schedule that has them.
-        violations: one or more violations.
         rules: name of each rule -> its statement.
     """
     num_rules = len({violation.rule for violation in violations})
