@@ -12,7 +12,7 @@ from jaxpipe.mesh.devices import (
     order_devices,
     permutes_block,
 )
-from jaxpipe.mesh.on_devices import on_devices
+from jaxpipe.mesh.on_devices import PyTree, on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "BATCH_AXES",
     "MEASURED",
     "Devices",
+    "PyTree",
     "Randomness",
     "TensorAxis",
     "added",

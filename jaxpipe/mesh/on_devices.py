@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-PyTree = Any
+PyTree = Any  # dicts, lists and tuples of arrays, or of what stands for them
 
 
 def on_devices(

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.models.cross_entropy import Statistics, backward_of_part, loss_of_parts, softmax_of_part
 
 if TYPE_CHECKING:
     from jaxpipe.models.language_model import LanguageModel, Microbatch
     from jaxpipe.models.parameters import Params
-
-PyTree = Any
 
 
 class HeadStatistics(NamedTuple):

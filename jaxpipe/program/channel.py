@@ -30,20 +30,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.device import Action, DeviceStep, LayerChannel
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.schedules.schedule import Kind
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

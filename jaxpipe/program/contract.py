@@ -17,11 +17,9 @@ import jax.numpy as jnp
 
 from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import AXES, MEASURED, Randomness
+from jaxpipe.mesh import AXES, MEASURED, PyTree, Randomness
 from jaxpipe.program.split_ends import SplitEnds
 from jaxpipe.schedules.schedule import Kind, Schedule
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.mesh import BATCH_AXES, Randomness
+from jaxpipe.mesh import BATCH_AXES, PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, guarded_index
@@ -19,7 +19,6 @@ from jaxpipe.program.stacked import at_index, slice_at, with_added
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules.schedule import Kind
 
-PyTree = Any
 EMBEDDING = -1  # its index among the layers, for random numbers
 
 

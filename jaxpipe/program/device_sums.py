@@ -7,7 +7,6 @@ summed behind the last round (`sums_over_devices`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES
-from jaxpipe.mesh import on_devices
+from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import Part
 from jaxpipe.program.stacked import slice_at, with_slice
-
-PyTree = Any
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:

@@ -7,17 +7,13 @@ computed. Else `jax.vjp` makes the gradients, which are added afterwards.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
-from jaxpipe.mesh import Randomness, added
+from jaxpipe.mesh import PyTree, Randomness, added
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
 from jaxpipe.program.in_place import cond_in_place
-
-PyTree = Any
 
 
 class WholeBoundary(Boundary):

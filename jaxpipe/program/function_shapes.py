@@ -14,12 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import BATCH_AXES, MEASURED, num_batch_parts, on_devices, with_losses
+from jaxpipe.mesh import BATCH_AXES, MEASURED, PyTree, num_batch_parts, on_devices, with_losses
 from jaxpipe.program.contract import WORDS, Losses, StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.schedules.schedule import Schedule
-
-PyTree = Any
 
 
 def check_inputs(

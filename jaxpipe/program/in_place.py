@@ -21,13 +21,14 @@ a loop of one turn it moves nothing, not even what is the same for every layer: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-PyTree = Any
+from jaxpipe.mesh import PyTree
+
 Carry = TypeVar("Carry")
 
 

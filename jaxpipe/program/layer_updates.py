@@ -7,20 +7,18 @@ of the next version in the place of the one that is no longer used, and sets the
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.device_sums import sum_of_parts
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.optimizer_step import NAME, DeviceOptimizer, NewValues, UpdateState, squares_of
 from jaxpipe.program.stacked import slice_at, with_slice
-
-PyTree = Any
 
 
 def update_layers(optimizer: DeviceOptimizer, step: DeviceStep, row: Row, state: State) -> State:

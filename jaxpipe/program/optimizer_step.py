@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.partition import Part
 
-PyTree = Any
 NAME = "shared_sums"  # of the channel whose state is `UpdateState`
 OLDER = 1  # age of the batch that a call ends
 

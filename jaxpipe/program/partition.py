@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError
+from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
-PyTree = Any
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
 
 

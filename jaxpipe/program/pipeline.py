@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block
+from jaxpipe.mesh import BATCH_AXES, PyTree, collectives_in_turn, on_devices, permutes_block
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
@@ -46,7 +46,6 @@ from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
-PyTree = Any
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
 
 

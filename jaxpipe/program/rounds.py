@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial, reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
 from jaxpipe.schedules.schedule import Kind
 
-PyTree = Any
 # Behind the loop of the last round, where no loop goes on and the one around them stops.
 END = -1  # stands behind the loop of the last round
 

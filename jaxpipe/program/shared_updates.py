@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.mesh import BATCH_AXES
+from jaxpipe.mesh import BATCH_AXES, PyTree
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device_sums import sum_of_parts
@@ -48,8 +48,6 @@ from jaxpipe.program.optimizer_step import (
 )
 from jaxpipe.program.partition import Part
 from jaxpipe.program.shared_use import SharedUse, shared_of, some_of, with_some
-
-PyTree = Any
 
 
 class Arrived(NamedTuple):

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import Randomness
+from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
@@ -23,8 +23,6 @@ from jaxpipe.program.function_shapes import shapes_on_a_device
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.schedules.schedule import Schedule
-
-PyTree = Any
 
 
 class SharedUse(NamedTuple):

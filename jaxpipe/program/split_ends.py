@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jaxpipe.mesh import Randomness
-
-PyTree = Any
+from jaxpipe.mesh import PyTree, Randomness
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import on_devices
+from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.schedules.placement import Placement
-
-PyTree = Any
 
 
 def balanced_split(

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, needed
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import empty_pages
-
-PyTree = Any
 
 
 def table_operands(shapes: StepShapes) -> Row:

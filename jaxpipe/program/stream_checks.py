@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from jaxpipe.errors import CompileError, first_of
+from jaxpipe.mesh import PyTree
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Schedule
 
-PyTree = Any
 NUM_BATCHES = 2  # batches in flight: with a delay of one, no device works on a third
 
 

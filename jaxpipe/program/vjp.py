@@ -15,7 +15,7 @@ import jax
 import jax.extend.core as core
 import jax.numpy as jnp
 
-PyTree = Any
+from jaxpipe.mesh import PyTree
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import Part
 from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
-
-PyTree = Any
 
 
 def compute_copies(

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.table import FILL
-from jaxpipe.mesh import AXES, BATCH_AXES, on_devices
+from jaxpipe.mesh import AXES, BATCH_AXES, PyTree, on_devices
 from jaxpipe.program.call_rows import Numbering, first_numbering, placed, renumbered, rows_of_call
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channels.shared_sums import in_its_batch
@@ -39,8 +39,6 @@ from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
-
-PyTree = Any
 
 
 class Flight(NamedTuple):

@@ -17,12 +17,10 @@ from jax import lax
 
 from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
-from jaxpipe.program.carry import Carry, Row
+from jaxpipe.program.carry import Carry, Integers, Row
 from jaxpipe.program.channel import Channel, with_part
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.schedules.schedule import MESSAGE_KINDS, Kind
-
-Integers = Any  # numpy arrays in the table, jax arrays in the program
 
 
 class MessageRow(NamedTuple):

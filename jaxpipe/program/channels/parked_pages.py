@@ -7,19 +7,17 @@ end of that one: it is held twice meanwhile, at its source and at its target. Po
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.program.carry import Carry, Row
+from jaxpipe.program.carry import Carry, Integers, Row
 from jaxpipe.program.channel import Channel, read_lanes, store_lanes, with_part
 from jaxpipe.program.in_place import guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, empty_pages
-
-Integers = Any
 
 
 class PageRow(NamedTuple):

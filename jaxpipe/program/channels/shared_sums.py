@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import shared_sums as lowered
 from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.program.carry import Carry, Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import Action, DeviceStep
 from jaxpipe.program.layer_updates import update_layers
@@ -17,9 +17,6 @@ from jaxpipe.program.optimizer_step import NAME
 from jaxpipe.program.shared_updates import Arrived, SharedUpdates
 from jaxpipe.program.stacked import at_index, with_index
 from jaxpipe.schedules.schedule import Kind
-
-PyTree = Any
-Integers = Any
 
 
 class SumRow(NamedTuple):

@@ -19,6 +19,7 @@ from jax import lax
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import split_head as lowered
 from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective, HeadGrids
+from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
@@ -29,7 +30,6 @@ from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
 from jaxpipe.schedules.schedule import Kind
 
-PyTree = Any
 Of = tuple[int, Collective]  # a collective for the microbatches of a replica
 NAME = "split_head"
 

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.mesh import PyTree
+from jaxpipe.program.carry import Carry, Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device_sums import reduce_chunk
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
-
-PyTree = Any
-Integers = Any
 
 
 class CompletionRow(NamedTuple):

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import jax.extend.core as core
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
 
-PyTree = Any
 Values = dict[core.Var, Any]
 
 _CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
