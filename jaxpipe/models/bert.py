@@ -39,23 +39,21 @@ class BertHead(nnx.Module):
     """Final norm; transform and logits; and, with `sentence_order`, the first position's pooler and the order.
 
     Args:
-        num_rows: rows of the logits' kernel and bias; rows from `vocab_size` on are no tokens.
         tie_embeddings: whether the logits' kernel is the token table, which the head then gets.
     """
 
     def __init__(
         self,
+        anatomy: Anatomy,
         *,
-        vocab_size: int,
-        num_rows: int,
-        hidden: int,
         activation: Callable[[jax.Array], jax.Array],
         norm_epsilon: float,
-        sentence_order: bool,
         tie_embeddings: bool,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
+        hidden = anatomy.hidden
+
         def linear(num_outputs: int) -> Linear:
             deviation = initial_deviation(hidden)
             return Linear(hidden, num_outputs, split=None, bias=True, deviation=deviation, rngs=rngs)
@@ -63,13 +61,13 @@ class BertHead(nnx.Module):
         self.norm = LayerNorm(hidden, epsilon=norm_epsilon)
         self.transform = linear(hidden)
         self.transform_norm = LayerNorm(hidden, epsilon=norm_epsilon)
-        self.bias = nnx.Param(jnp.zeros(num_rows), split=0)
+        self.bias = nnx.Param(jnp.zeros(anatomy.num_rows), split=0)
         if not tie_embeddings:
-            self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
-        if sentence_order:
+            self.kernel = new_token_table(anatomy, rngs)
+        if anatomy.sentence_order:
             self.pooler = linear(hidden)
             self.sentence_order = linear(2)
-        self.vocab_size = vocab_size
+        self.vocab_size = anatomy.vocab_size
         self.activation = activation
         self.tensor = tensor
 
@@ -175,12 +173,9 @@ class BertConfig(LayerNormSizes):
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and losses."""
         return BertHead(
-            vocab_size=self.vocab_size,
-            num_rows=self.anatomy.num_rows,
-            hidden=self.hidden,
+            self.anatomy,
             activation=ACTIVATIONS[self.activation],
             norm_epsilon=self.norm_epsilon,
-            sentence_order=self.sentence_order,
             tie_embeddings=self.tie_embeddings,
             tensor=tensor,
             rngs=rngs,

@@ -20,9 +20,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.mesh import MEASURED, TensorAxis
 from jaxpipe.mesh.collectives import Axis, gather_over
-from jaxpipe.models.anatomy import LOAD_BIAS
+from jaxpipe.models.anatomy import LOAD_BIAS, Anatomy
 from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, spread, spread_weights
-from jaxpipe.models.linear import Linear, RMSNorm
+from jaxpipe.models.linear import Linear, RMSNorm, initial_deviation
 
 CHOSEN = "chosen"  # the name of what even a layer that is computed again in backward saves
 
@@ -167,27 +167,27 @@ class Experts(nnx.Module):
     device's own part of the sequence. Over `expert`, each device has some of the experts.
 
     Args:
-        width: size between the matmuls of an expert.
         activation: function of gate and up.
     """
 
     def __init__(
         self,
         norm: RMSNorm,
+        anatomy: Anatomy,
         *,
-        hidden: int,
-        width: int,
         routing: Routing,
         activation: Callable,
         num_layers: int,
-        deviation: float,
         output_deviation: float,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        self.norm = norm
-        self.router = Linear(hidden, routing.num_experts, split=None, bias=False, deviation=deviation, rngs=rngs)
         num = routing.num_experts
+        hidden = anatomy.hidden
+        width = anatomy.width
+        deviation = initial_deviation(hidden)
+        self.norm = norm
+        self.router = Linear(hidden, num, split=None, bias=False, deviation=deviation, rngs=rngs)
         self.gate = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
         self.up = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
         self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, rngs=rngs)

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
-from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
+from jaxpipe.models.block import Block, FeedForward, SelfAttention
 from jaxpipe.models.choices import (
     ACTIVATIONS,
     CHOICES,
@@ -29,7 +29,7 @@ from jaxpipe.models.choices import (
 )
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family, Fields
-from jaxpipe.models.linear import LayerNorm, initial_deviation
+from jaxpipe.models.linear import LayerNorm, output_deviation
 
 
 @dataclass(frozen=True)
@@ -102,47 +102,29 @@ class LayerNormSizes:
     ) -> Embedding:
         """Token and position tables and, if `num_token_types` is not 0, one of token types."""
         return Embedding(
-            vocab_size=self.vocab_size,
-            num_rows=anatomy.num_rows,
-            num_positions=self.num_positions,
-            num_token_types=num_token_types,
-            hidden=self.hidden,
-            dropout_rate=self.embedding_dropout,
-            tensor=tensor,
-            rngs=rngs,
+            anatomy, num_positions=self.num_positions, num_token_types=num_token_types, tensor=tensor, rngs=rngs
         )
 
     def _block(self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs) -> Block:
-        """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
-        hidden = self.hidden
-        deviation = initial_deviation(self.hidden)
-        # Each layer adds to the stream twice: scaled so, all additions together have the variance of one.
-        to_stream = deviation / (2 * self.num_layers) ** 0.5
+        deviation = output_deviation(self.hidden, self.num_layers)
         attention = SelfAttention(
-            LayerNorm(hidden, epsilon=self.norm_epsilon),
-            hidden=hidden,
-            heads=Heads(self.num_heads, self.num_heads, anatomy.head_size),
+            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
+            anatomy,
             bias=True,
             output_bias=True,
             attend=attend_of(self.attention, self.recompute),
-            causal=anatomy.causal,
-            window=None,
             rotate=None,
-            dropout_rate=self.attention_dropout,
-            deviation=deviation,
-            output_deviation=to_stream,
+            output_deviation=deviation,
             tensor=tensor,
             rngs=rngs,
         )
         feed_forward = FeedForward(
-            LayerNorm(hidden, epsilon=self.norm_epsilon),
-            hidden=hidden,
-            width=anatomy.width,
+            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
+            anatomy,
             names=("up",),
             activation=ACTIVATIONS[self.activation],
             bias=True,
-            deviation=deviation,
-            output_deviation=to_stream,
+            output_deviation=deviation,
             tensor=tensor,
             rngs=rngs,
         )
@@ -176,15 +158,8 @@ class GPTConfig(LayerNormSizes):
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
-        return Head(
-            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
-            vocab_size=self.vocab_size,
-            num_rows=self.anatomy.num_rows,
-            hidden=self.hidden,
-            tie_embeddings=self.tie_embeddings,
-            tensor=tensor,
-            rngs=rngs,
-        )
+        norm = LayerNorm(self.hidden, epsilon=self.norm_epsilon)
+        return Head(norm, self.anatomy, tie_embeddings=self.tie_embeddings, tensor=tensor, rngs=rngs)
 
 
 def check_positions(fields: Fields, seq_len: int) -> None:

@@ -78,6 +78,12 @@ def initial_deviation(hidden: int) -> float:
     return (2 / (5 * hidden)) ** 0.5
 
 
+def output_deviation(hidden: int, num_layers: int) -> float:
+    """The same of kernels back to the stream, as GPT-2's and Megatron's: smaller by sqrt(2 * num_layers)."""
+    # Each layer adds to the stream twice: scaled so, all additions together have the variance of one.
+    return initial_deviation(hidden) / (2 * num_layers) ** 0.5
+
+
 class Linear(nnx.Module):
     """A kernel "in out" and, unless left out, a bias "out"; `split` is the kernel's dim split over `tensor`, if any."""
 
