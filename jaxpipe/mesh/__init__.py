@@ -1,7 +1,7 @@
 """The mesh with the axes of `jaxpipe.cluster.axes`: devices, collectives, and random numbers independent of it."""
 
 from jaxpipe.cluster.axes import AXES, BATCH_AXES
-from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, with_losses
+from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, only_on_the_first, with_losses
 from jaxpipe.mesh.devices import (
     Devices,
     choose_devices,
@@ -31,6 +31,7 @@ __all__ = [
     "node_by_node",
     "num_batch_parts",
     "on_devices",
+    "only_on_the_first",
     "order_devices",
     "permutes_block",
     "with_losses",

@@ -25,6 +25,12 @@ def added(sums: Any, terms: Any) -> Any:
     return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, terms)
 
 
+def only_on_the_first(values: Any, axis: str) -> Any:
+    """A tree of values, equal on all devices of `axis`, on the first of them, and zeros on the others."""
+    # Zeros on the others, so that a sum over the axis counts the value once.
+    return jax.tree.map(lambda leaf: jnp.where(lax.axis_index(axis) == 0, leaf, 0), values)
+
+
 MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and are no part of the loss
 
 

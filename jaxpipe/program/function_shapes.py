@@ -65,7 +65,7 @@ def head_shapes(
     """What S leaves for T, and tells all devices; both empty if the head is not split over `pipe`."""
     if not functions.over_pipe:
         return (), ()
-    return shapes_on_a_device(mesh, functions.over_pipe.statistics, shared, x, microbatch)
+    return shapes_on_a_device(mesh, functions.over_pipe.head_statistics, shared, x, microbatch)
 
 
 def check_functions(
