@@ -42,19 +42,13 @@ _NO_DOCUMENTS = "data.packing='documents': JAX gives it no mask between the docu
 _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 128 on older GPUs
 
 
-def xla(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
-) -> jax.Array:
-    """Attention as two batched matmuls, for every platform; saves the probabilities."""
-    return _xla(query, key, value, visible, dropout)
-
-
 # Its own vjp, because the automatic one saves several arrays of the size of the probabilities and this one saves
 # them once, in the dtype of the queries: masks and dropped probabilities are recomputed.
 @jax.custom_vjp
-def _xla(
+def xla(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
+    """Attention as two batched matmuls, for every platform; saves the probabilities."""
     return _xla_forward(query, key, value, visible, dropout)[0]
 
 
@@ -103,7 +97,7 @@ def _xla_backward(
     return d_query, d_key, d_value, None, None
 
 
-_xla.defvjp(_xla_forward, _xla_backward)
+xla.defvjp(_xla_forward, _xla_backward)
 
 
 def cudnn(

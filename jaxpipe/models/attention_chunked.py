@@ -33,15 +33,16 @@ BLOCK_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
 KEY_BLOCKS = (1, 2, 3, 5)  # of documents; there is a program for each number, so they are few
 
 
+@jax.custom_vjp
 def chunked(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
     """Attention that saves queries, keys, values, output and a log-sum-exp for each query.
 
     Args:
         dropout: dropout of the probabilities, equal to that of `xla`.
     """
-    return _chunked(query, key, value, visible, dropout)
+    return _forward(query, key, value, visible, dropout)[0]
 
 
 def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
@@ -55,13 +56,6 @@ def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
     return [
         visible.block(first, min(first + size, seq), seq=seq, multiple=BLOCK_MULTIPLE) for first in range(0, seq, size)
     ]
-
-
-@jax.custom_vjp
-def _chunked(
-    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
-) -> jax.Array:
-    return _forward(query, key, value, visible, dropout)[0]
 
 
 def _forward(
@@ -238,4 +232,4 @@ def _add_to_last(later: jax.Array | None, d_block: jax.Array) -> jax.Array:
     return jnp.concatenate([d_block[:, :, :num_others], later + d_block[:, :, num_others:]], axis=2)
 
 
-_chunked.defvjp(_forward, _backward)
+chunked.defvjp(_forward, _backward)
