@@ -37,11 +37,7 @@ KEY_BLOCKS = (1, 2, 3, 5)  # of documents; there is a program for each number, s
 def chunked(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
-    """Attention that saves queries, keys, values, output and a log-sum-exp for each query.
-
-    Args:
-        dropout: dropout of the probabilities, equal to that of `xla`.
-    """
+    """Attention that saves queries, keys, values, output and a log-sum-exp for each query; its dropout is `xla`'s."""
     return _forward(query, key, value, visible, dropout)[0]
 
 

@@ -11,7 +11,7 @@ sentence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -134,7 +134,7 @@ class BertConfig(LayerNormSizes):
     """
 
     activation: str = "gelu"
-    num_token_types: int = 2
+    num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]: of each model, none of a GPT
     sentence_order: bool = True
 
     def __post_init__(self) -> None:
@@ -153,22 +153,13 @@ class BertConfig(LayerNormSizes):
         """Anatomy of the model; its head has the transform, and pooler and order."""
         h = self.hidden
         order = ((h, h), (h, 2)) if self.sentence_order else ()
-        return self._anatomy(
-            causal=False, head_matmuls=((h, h),), sequence_matmuls=order, sentence_order=self.sentence_order
-        )
+        head = {"head_matmuls": ((h, h),), "sequence_matmuls": order, "sentence_order": self.sentence_order}
+        return replace(super().anatomy, causal=False, **head)
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" and orders of a batch, int32: {"masked_lm"} and "sentence_order"."""
         words = {"masked_lm": num_valid(batch["targets"])}
         return words | {"sentence_order": num_valid(batch["sentence_order"])} if self.sentence_order else words
-
-    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Token, position and token type tables."""
-        return self._embedding(self.anatomy, tensor, rngs, num_token_types=self.num_token_types)
-
-    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer, with attention in both directions."""
-        return self._block(self.anatomy, tensor, rngs)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and losses."""

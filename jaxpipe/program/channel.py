@@ -54,6 +54,7 @@ class Channel:
     step: DeviceStep
 
     name: ClassVar[str]
+    in_program: ClassVar[str] = ""  # what a lane of it is called in the compiled program
     has_buffers: ClassVar[bool] = False  # whether a round sends what the one before has read into buffers
     actions: ClassVar[Mapping[Kind, Action]] = {}  # kinds of action that come with the channel
 
@@ -106,6 +107,11 @@ class Channel:
         """The parts of the channel that hang on the loops over layers."""
         return ()
 
+    @classmethod
+    def scope(cls, round_type: int, lane: int) -> str:
+        """The name of a lane's permute in the compiled program, where tests compare its pairs with the table's."""
+        return f"type{round_type}_{cls.in_program or cls.name}{lane}"
+
     def lanes(self, round_type: int) -> Sequence[Sequence[tuple[int, int]]]:
         """[lane] -> (source, target) pairs of a type of rounds."""
         return self.table.permutes[self.name][round_type]
@@ -116,7 +122,7 @@ class Channel:
         for lane, pairs in enumerate(self.lanes(round_type)):
             # On a GPU `p2p` is a separate resource, so that several permutes overlap one action.
             with (
-                jax.named_scope(scope(self.name, round_type, lane)),
+                jax.named_scope(self.scope(round_type, lane)),
                 set_xla_metadata(_xla_gpu_collective_stream="p2p"),
             ):
                 # `pairs=pairs`: a lambda would look the name up when it runs, and all lanes had the pairs of the last
@@ -172,11 +178,3 @@ def read_lanes(
         # A device that sends less keeps what the buffer had: it travels too, and nobody stores it.
         buffers[lane], num_done = sequenced(num_wanted > lane, partial(read_lane, lane), buffers[lane], num_done)
     return buffers, num_done
-
-
-_IN_PROGRAM = {"messages": "permute", "parked_pages": "transfer", "replica_gradients": "exchange"}
-
-
-def scope(name: str, round_type: int, lane: int) -> str:
-    """The name of a lane's permute in the compiled program, where tests compare its pairs with the table's."""
-    return f"type{round_type}_{_IN_PROGRAM.get(name, name)}{lane}"

@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.mesh import BATCH_AXES, PyTree, Randomness
+from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
-from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules.schedule import Kind
 
 EMBEDDING = -1  # its index among the layers, for random numbers
@@ -126,44 +125,6 @@ class DeviceStep:
     wrap: Callable[[Action], Action] | None = None
     of: Mapping[str, Any] = field(default_factory=dict)
     layer_channels: tuple[LayerChannel, ...] = ()
-
-    @classmethod
-    def on_this_device(
-        cls,
-        functions: StageFunctions,
-        shapes: StepShapes,
-        layout: StagedLayout,
-        *,
-        params: PyTree,
-        batch: PyTree,
-        scale: PyTree,
-        key: jax.Array | None,
-        deterministic: bool,
-        in_turn: bool,
-        boundary: Boundary,
-    ) -> DeviceStep:
-        """The step of the device that traces this inside `shard_map`."""
-        layers_per_stage = shapes.table.layers_per_stage
-        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
-        # every element that needs it; so the length is known to it only for several layers.
-        is_known = len(set(layers_per_stage)) == 1 and layers_per_stage[0] > 1
-        device = lax.axis_index("pipe")
-        microbatch_size = jax.tree.leaves(batch)[0].shape[1]
-        return cls(
-            functions=functions,
-            shapes=shapes,
-            params=params,
-            batch=batch,
-            scale=shapes.losses.apart(scale),
-            # Sequences are numbered over all devices, so that masks do not depend on how the batch is split.
-            random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
-            first_layer=jnp.asarray(layout.first_layer)[device],
-            num_layers=jnp.asarray(layout.num_held)[device],
-            static_num_layers=layers_per_stage[0] if is_known else None,
-            deterministic=deterministic,
-            in_turn=in_turn,
-            boundary=boundary,
-        )
 
     @property
     def layer_scale(self) -> PyTree:

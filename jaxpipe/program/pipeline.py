@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, PyTree, collectives_in_turn, on_devices, permutes_block
+from jaxpipe.mesh import BATCH_AXES, PyTree, Randomness, collectives_in_turn, on_devices, permutes_block
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
@@ -213,14 +214,22 @@ class Pipeline:
         self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
     ) -> DeviceStep:
         """The step on the device that traces this inside `shard_map`."""
-        return DeviceStep.on_this_device(
-            self.functions,
-            shapes,
-            self.layout,
+        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
+        # every element that needs it; so the length is known to it only for several layers.
+        is_known = len(set(self.layers_per_stage)) == 1 and self.layers_per_stage[0] > 1
+        device = lax.axis_index("pipe")
+        microbatch_size = jax.tree.leaves(batch)[0].shape[1]
+        return DeviceStep(
+            functions=self.functions,
+            shapes=shapes,
             params=params,
             batch=batch,
-            scale=scale,
-            key=key,
+            scale=shapes.losses.apart(scale),
+            # Sequences are numbered over all devices, so that masks do not depend on how the batch is split.
+            random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
+            first_layer=jnp.asarray(self.layout.first_layer)[device],
+            num_layers=jnp.asarray(self.layout.num_held)[device],
+            static_num_layers=self.layers_per_stage[0] if is_known else None,
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),

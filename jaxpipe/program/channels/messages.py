@@ -43,6 +43,7 @@ class Messages(Channel):
     """The channel of messages."""
 
     name = "messages"
+    in_program = "permute"
 
     @classmethod
     def rows(cls, table: RoundTable) -> MessageRow:

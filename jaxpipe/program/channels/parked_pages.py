@@ -33,6 +33,7 @@ class ParkedPages(Channel):
     """The channel of parked pages; they are those of the first pool, of slots."""
 
     name = "parked_pages"
+    in_program = "transfer"
     has_buffers = True
 
     @classmethod

@@ -34,6 +34,7 @@ class ReplicaGradients(Channel):
     """The channel of gradients of layers that two devices hold."""
 
     name = "replica_gradients"
+    in_program = "exchange"
     has_buffers = True
 
     @classmethod
