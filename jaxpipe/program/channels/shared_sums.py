@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import shared_sums as lowered
 from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.program.carry import Carry, Integers, Row, State
@@ -50,13 +49,8 @@ class SharedSums(Channel):
     """The channel of shared sums: the step gives it `SharedUpdates`, and puts an `UpdateState` into the state."""
 
     name = NAME
+    line = SumRow
     actions: ClassVar[Mapping[Kind, Action]] = {Kind.UPDATE: update}
-
-    @classmethod
-    def rows(cls, table: RoundTable) -> SumRow:
-        """Batches and meetings."""
-        grids = table.grids[cls.name]
-        return SumRow(grids.batch_age, grids.event)
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> Arrived | None:
         """What all devices tell each other in a round of this type."""
