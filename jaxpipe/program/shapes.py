@@ -22,6 +22,7 @@ from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
 from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
 from jaxpipe.program.partition import Part, partition
+from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
@@ -43,8 +44,7 @@ class StepShapes:
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
         kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
-        shared_use: what embedding and head read of the shared parameters, `shared_updates.SharedUse`, without flush;
-            else None.
+        shared_use: what embedding and head read of the shared parameters, without flush; else None.
     """
 
     table: RoundTable
@@ -59,7 +59,7 @@ class StepShapes:
     split: SplitBackward | None
     kept: PyTree
     statistics: PyTree
-    shared_use: Any = None
+    shared_use: SharedUse | None = None
 
     @property
     def loss_sums(self) -> PyTree:

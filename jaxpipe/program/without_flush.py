@@ -31,10 +31,10 @@ from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.shared_updates import SharedUpdates
-from jaxpipe.program.shared_use import check_embedding, trace_shared_use, with_some
+from jaxpipe.program.shared_use import with_some
 from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_not_empty
+from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_embedding, check_not_empty, trace_shared_use
 from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.rules import check
@@ -132,6 +132,7 @@ class Stream:
         shapes = self.shapes(params, batch, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
         use = shapes.shared_use
+        assert use  # by `shapes`
 
         def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
@@ -227,6 +228,7 @@ class Stream:
                 lambda leaf: leaf[0], (flight, rows, params["layers"], numbers_before)
             )
             device_optimizer = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
+            assert shapes.shared_use  # by `shapes`
             updates = SharedUpdates(device_optimizer, shapes.shared_use)
             update = UpdateState(
                 masters={**params, "layers": layers},
