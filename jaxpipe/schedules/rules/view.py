@@ -50,6 +50,14 @@ class Violation:
     places: tuple[tuple[int, int], ...] = ()
 
 
+class Breach(NamedTuple):
+    """A `Violation` as a rule yields it: without the rule's name."""
+
+    what: str
+    repair: str
+    places: tuple[tuple[int, int], ...] = ()
+
+
 class Rule(NamedTuple):
     """A rule that every legal schedule keeps.
 
@@ -63,9 +71,9 @@ class Rule(NamedTuple):
     broken: Callable[[View], Iterator[Violation]]
 
 
-def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Violation]]], Rule]:
-    """The decorator that makes a function that yields violations a `Rule` of this name and statement."""
-    return lambda broken: Rule(name, statement, broken)
+def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Breach]]], Rule]:
+    """The decorator that makes a function that yields breaches a `Rule` of this name and statement."""
+    return lambda breaches: Rule(name, statement, lambda view: (Violation(name, *breach) for breach in breaches(view)))
 
 
 def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[str, str]) -> str:
@@ -204,3 +212,8 @@ class View:
         """The device and position of an action, in words."""
         device, position = self.place(index)
         return f"device {device}, position {position}"
+
+    def breach(self, index: int, what: str, repair: str, *others: int) -> Breach:
+        """The breach by an action, which `what` goes on to tell of, and by `others`."""
+        places = tuple(map(self.place, (index, *others)))
+        return Breach(f"{self.where(index)}: {self.action(index)} {what}", repair, places)
