@@ -186,18 +186,13 @@ ORDERS = ("pair_adjacent", "replicas_together", "contiguous")
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The GPU of every place of the mesh.
+    """The GPU of every place of the mesh."""
 
-    Attributes:
-        order: the order that made it, one of `ORDERS`.
-        gpus: `[copy, pipe, sharing]`, GPU numbers, counted node by node: copies of the pipeline, its devices, and GPUs
-            that share a layer.
-        gpus_per_node: GPUs of every node; the mesh may leave some of the last node unused.
-    """
-
-    order: str
+    order: str  # the order that made it, one of `ORDERS`
+    # `[copy, pipe, sharing]`, GPU numbers, counted node by node: copies of the pipeline, its devices, and GPUs that
+    # share a layer.
     gpus: np.ndarray
-    gpus_per_node: int
+    gpus_per_node: int  # GPUs of every node; the mesh may leave some of the last node unused
     sizes: MeshSizes
 
     @property

@@ -14,15 +14,11 @@ _MOST_GPUS = 2**20
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of equally many GPUs of one kind; GPUs are numbered node by node.
-
-    Attributes:
-        gpus_per_node: GPUs of each node, connected by NVLink, or PCIe where there is none; a GB200 NVL72 is one node.
-    """
+    """Nodes of equally many GPUs of one kind; GPUs are numbered node by node."""
 
     hardware: Hardware
     num_nodes: int
-    gpus_per_node: int
+    gpus_per_node: int  # GPUs of each node, connected by NVLink, or PCIe where there is none; a GB200 NVL72 is one node
 
     def __str__(self) -> str:
         """The form that `parse_topology` reads."""

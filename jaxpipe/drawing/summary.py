@@ -41,16 +41,11 @@ COST_NAMES = (*STAGE_TIMES.values(), "transfer", *RATIOS.values())
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers of one schedule; each is computed when it is first asked for.
-
-    Attributes:
-        costs: costs of a device's share of the model, see `costs_of_stages`.
-        num_layers: layers of each stage; the residuals of each layer are a page.
-    """
+    """The numbers of one schedule; each is computed when it is first asked for."""
 
     schedule: Schedule
-    costs: Costs
-    num_layers: int
+    costs: Costs  # costs of a device's share of the model, see `costs_of_stages`
+    num_layers: int  # layers of each stage; the residuals of each layer are a page
 
     def __post_init__(self) -> None:
         """Refuses schedules of so many devices that a round table takes gigabytes and minutes."""

@@ -75,17 +75,12 @@ def shortest_compute(timeline: Timeline, tracks: Tracks) -> float:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Horizontal places of actions, in the timeline's unit.
-
-    Attributes:
-        label: [A] middle of the action's label; NaN if it has no label or no room for it.
-        is_beside: [A] whether the label stands beside the action, a transfer too short for it.
-    """
+    """Horizontal places of actions, in the timeline's unit."""
 
     left: np.ndarray
     right: np.ndarray
-    label: np.ndarray
-    is_beside: np.ndarray
+    label: np.ndarray  # [A] middle of the action's label; NaN if it has no label or no room for it
+    is_beside: np.ndarray  # [A] whether the label stands beside the action, a transfer too short for it
 
 
 def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.ndarray) -> Boxes:

@@ -72,14 +72,11 @@ class Axis:
     `gather` and `scatter_sum` are each other's transposes, and `exchange` is its own. `sum` and `max` are for values
     that no gradient passes through, `once` for values that every device computes alike from gathered ones. In the
     compiled program the first three have the scope `layer_over_` and the name of the axis.
-
-    Attributes:
-        deterministic: whether sums add in mesh order.
     """
 
     name: str
     size: int = 1
-    deterministic: bool = False
+    deterministic: bool = False  # whether sums add in mesh order
 
     def index(self) -> jax.Array | int:
         """The index of this device along the axis."""

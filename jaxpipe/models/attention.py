@@ -174,19 +174,13 @@ ATTENTION: dict[str, Callable[..., jax.Array]] = {"xla": xla, "cudnn": cudnn, "c
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "num_tokens", "layer"], meta_fields=[])
 @dataclass(frozen=True)
 class Cache:
-    """The keys and values of all layers, and the layer that is next.
+    """The keys and values of all layers, and the layer that is next."""
 
-    Attributes:
-        keys: "layer batch kv_head size head_dim", with norm and rotation; those after the newest token are not read.
-        values: of the same shape.
-        num_tokens: int32, the tokens whose logits are known, the same in all rows.
-        layer: int32, the layer that reads and writes.
-    """
-
+    # "layer batch kv_head size head_dim", with norm and rotation; those after the newest token are not read.
     keys: jax.Array
-    values: jax.Array
-    num_tokens: jax.Array
-    layer: jax.Array
+    values: jax.Array  # of the same shape
+    num_tokens: jax.Array  # int32, the tokens whose logits are known, the same in all rows
+    layer: jax.Array  # int32, the layer that reads and writes
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any) -> Cache:

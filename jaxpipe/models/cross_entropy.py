@@ -46,18 +46,12 @@ class Statistics(NamedTuple):
 @partial(jax.tree_util.register_dataclass, data_fields=["kernel", "bias"], meta_fields=["tensor", "size"])
 @dataclass(frozen=True)
 class Vocabulary:
-    """This device's rows of the logits' kernel.
+    """This device's rows of the logits' kernel."""
 
-    Attributes:
-        kernel: "local_vocab hidden".
-        tensor: the devices that share the vocabulary.
-        bias: "local_vocab", or None.
-        size: tokens: rows of all kernels from it on are no tokens and are left out of the softmax; None: all rows are.
-    """
-
-    kernel: jax.Array
-    tensor: TensorAxis
-    bias: jax.Array | None = None
+    kernel: jax.Array  # "local_vocab hidden"
+    tensor: TensorAxis  # the devices that share the vocabulary
+    bias: jax.Array | None = None  # "local_vocab", or None
+    # Tokens: rows of all kernels from it on are no tokens and are left out of the softmax; None: all rows are.
     size: int | None = None
 
     @property

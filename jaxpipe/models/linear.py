@@ -23,15 +23,10 @@ from jaxpipe.mesh import TensorAxis
 
 @dataclass(frozen=True)
 class Normalize:
-    """The pure function of a norm.
+    """The pure function of a norm."""
 
-    Attributes:
-        epsilon: added to the variance.
-        centered: whether the mean is subtracted first.
-    """
-
-    epsilon: float
-    centered: bool
+    epsilon: float  # added to the variance
+    centered: bool  # whether the mean is subtracted first
 
     def __call__(self, x: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
         """`x` normalized over its last dim, times `arrays["scale"]`, plus `arrays["bias"]` if there is one."""

@@ -87,17 +87,13 @@ WORDS = "words"  # the name of a head's only loss beside those of layers
 class Losses:
     """The losses of a step: those of the head, and those that every layer adds to.
 
-    Attributes:
-        head: result of the head, or values for each leaf of it.
-        layers: by name, of one layer; empty if layers return x alone.
-
     Example:
         >>> Losses(1.0, {}).joined, Losses(1.0, {"balance": 2.0}).joined
         (1.0, {'words': 1.0, 'balance': 2.0})
     """
 
-    head: PyTree
-    layers: dict[str, Any]
+    head: PyTree  # result of the head, or values for each leaf of it
+    layers: dict[str, Any]  # by name, of one layer; empty if layers return x alone
 
     @property
     def joined(self) -> PyTree:

@@ -38,14 +38,10 @@ class LayerChannel(Protocol):
     Asynchronous collectives cannot cross the border of a loop's body, so one that is to hide behind a layer begins and
     ends in that layer's turn. It carries from turn to turn what the next one sends. All devices that take part have the
     same row: those of any axis but `pipe`.
-
-    Attributes:
-        name: of the channel, and of its transfer.
-        kinds: the actions on whose loops it hangs.
     """
 
-    name: str
-    kinds: frozenset[Kind]
+    name: str  # of the channel, and of its transfer
+    kinds: frozenset[Kind]  # the actions on whose loops it hangs
 
     def first(self, row: Row, walk: Walk, state: State) -> PyTree:
         """What the first turn sends, before any layer."""
@@ -93,38 +89,25 @@ class Boundary(Protocol):
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """One step on one device, traced inside `shard_map`.
-
-    Attributes:
-        params: compute copies {"shared", "layers": [chunk, layer, ...]}.
-        batch: leaves [num_microbatches, ...].
-        scale: float32, a factor for each kind of loss.
-        first_layer: [chunk] index in the model of its first layer.
-        num_layers: [chunk].
-        static_num_layers: layers of every stage if equal and several, which XLA then knows; else None.
-        deterministic: whether sums over devices are added in mesh order.
-        in_turn: whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`.
-        wrap: changes an action of one microbatch where a device works on several batches; then batch, scale and random
-            are those of all, in a first axis.
-        of: name of a channel -> what the step gives it.
-        layer_channels: channels that hang on the loops over layers.
-    """
+    """One step on one device, traced inside `shard_map`."""
 
     functions: StageFunctions
     shapes: StepShapes
-    params: PyTree
-    batch: PyTree
-    scale: Losses
+    params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
+    batch: PyTree  # leaves [num_microbatches, ...]
+    scale: Losses  # float32, a factor for each kind of loss
     random: Randomness | None
-    first_layer: jax.Array
-    num_layers: jax.Array
-    static_num_layers: int | None
-    deterministic: bool
-    in_turn: bool
+    first_layer: jax.Array  # [chunk] index in the model of its first layer
+    num_layers: jax.Array  # [chunk]
+    static_num_layers: int | None  # layers of every stage if equal and several, which XLA then knows; else None
+    deterministic: bool  # whether sums over devices are added in mesh order
+    in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
     boundary: Boundary
+    # Changes an action of one microbatch where a device works on several batches; then batch, scale and random are
+    # those of all, in a first axis.
     wrap: Callable[[Action], Action] | None = None
-    of: Mapping[str, Any] = field(default_factory=dict)
-    layer_channels: tuple[LayerChannel, ...] = ()
+    of: Mapping[str, Any] = field(default_factory=dict)  # name of a channel -> what the step gives it
+    layer_channels: tuple[LayerChannel, ...] = ()  # channels that hang on the loops over layers
 
     @property
     def layer_scale(self) -> PyTree:

@@ -83,17 +83,12 @@ class StagedOptimizer:
 
 @dataclass(frozen=True)
 class DeviceOptimizer:
-    """The optimizer of one device in one call.
-
-    Attributes:
-        shrink: float32, the factor of gradients: clipping.
-        dtype: of compute copies; None keeps that of the masters.
-    """
+    """The optimizer of one device in one call."""
 
     optimizer: StagedOptimizer
-    shrink: jax.Array
+    shrink: jax.Array  # float32, the factor of gradients: clipping
     parts: PyTree
-    dtype: Any
+    dtype: Any  # of compute copies; None keeps that of the masters
     deterministic: bool
 
     def stepped(

@@ -29,26 +29,18 @@ STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims
 
 @dataclass(frozen=True)
 class Part:
-    """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
+    """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one."""
 
-    Attributes:
-        split_dims: (axis, dim) that the model splits over `PARAMETER_AXES`, or rows of a vocabulary over `pipe`,
-            where these have several devices.
-        master_dim: the dim of a device's compute copy along which master copies are split, or None.
-        copy_axes: mesh axes of more than one device along which compute copies are equal.
-        partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
-        num_copies: devices along `copy_axes`.
-        compute_shape: shape of the compute copy.
-        stacked: whether the parameter belongs to layers, with [device, chunk, layer] before these dims.
-    """
-
+    # (axis, dim) that the model splits over `PARAMETER_AXES`, or rows of a vocabulary over `pipe`, where these have
+    # several devices.
     split_dims: tuple[tuple[str, int], ...]
-    master_dim: int | None
-    copy_axes: tuple[str, ...]
+    master_dim: int | None  # the dim of a device's compute copy along which master copies are split, or None
+    copy_axes: tuple[str, ...]  # mesh axes of more than one device along which compute copies are equal
+    # Mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
     partial_axes: tuple[str, ...]
-    num_copies: int
-    compute_shape: tuple[int, ...]
-    stacked: bool
+    num_copies: int  # devices along `copy_axes`
+    compute_shape: tuple[int, ...]  # shape of the compute copy
+    stacked: bool  # whether the parameter belongs to layers, with [device, chunk, layer] before these dims
 
     @property
     def is_summed(self) -> bool:

@@ -37,17 +37,11 @@ Page = list[jax.Array]  # [dtype] -> [1, width]
 
 @dataclass(frozen=True)
 class SavedResiduals:
-    """The arrays that one layer saves for one microbatch, on one device.
+    """The arrays that one layer saves for one microbatch, on one device."""
 
-    Attributes:
-        residuals: shape and dtype of each array that F saves.
-        shared_with_w: indices of the residuals that W reads; I may read them too.
-        deferred: shape and dtype of each array that I defers to its W.
-    """
-
-    residuals: Shapes
-    shared_with_w: tuple[int, ...] = ()
-    deferred: Shapes = ()
+    residuals: Shapes  # shape and dtype of each array that F saves
+    shared_with_w: tuple[int, ...] = ()  # indices of the residuals that W reads; I may read them too
+    deferred: Shapes = ()  # shape and dtype of each array that I defers to its W
 
     @property
     def only_for_i(self) -> tuple[int, ...]:
@@ -60,14 +54,10 @@ class SavedResiduals:
 
 @dataclass(frozen=True)
 class Pool:
-    """The shape of a pool of pages, all of one size.
-
-    Attributes:
-        rows: (dtype, width): how many elements of each dtype a page has.
-    """
+    """The shape of a pool of pages, all of one size."""
 
     num_pages: int
-    rows: tuple[tuple[Any, int], ...]
+    rows: tuple[tuple[Any, int], ...]  # (dtype, width): how many elements of each dtype a page has
 
     @property
     def page_bytes(self) -> int:
@@ -89,10 +79,6 @@ class Pool:
 class PageForm:
     """The place of each array in a page.
 
-    Attributes:
-        arrays: shape and dtype of each array.
-        preceding: the arrays before them in the same page.
-
     Example:
         A float32 [2, 3] follows a float32 [5], so its elements are 5 to 10 of the page's float32 row.
 
@@ -106,8 +92,8 @@ class PageForm:
         [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
 
-    arrays: Shapes
-    preceding: Shapes = ()
+    arrays: Shapes  # shape and dtype of each array
+    preceding: Shapes = ()  # the arrays before them in the same page
 
     @cached_property
     def num_elements(self) -> dict[Any, int]:
@@ -163,13 +149,9 @@ def empty_pages(pool: Pool, num_pages: int, empty: Callable[..., jax.Array]) -> 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of some of the saved arrays.
+    """The place of some of the saved arrays."""
 
-    Attributes:
-        chosen: indices of the arrays among the residuals, or among the deferred arrays.
-    """
-
-    chosen: tuple[int, ...]
+    chosen: tuple[int, ...]  # indices of the arrays among the residuals, or among the deferred arrays
     pool: int
     form: PageForm
 

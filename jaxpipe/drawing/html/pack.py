@@ -38,20 +38,14 @@ _LABELLED = 0.03  # fraction of the longest makespan from which a part of a bar 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One schedule of the page.
+    """One schedule of the page."""
 
-    Attributes:
-        panels: the schedule on each clock, in the same order for all schedules of a page; the first clock's times
-            say where time goes.
-        summary: the numbers as text, by name; the same names for all schedules of a page.
-        bound: slots that a device may store; drawn as a line.
-        slot_bytes: bytes of a slot; if given, the page shows GiB beside Ma.
-    """
-
+    # The schedule on each clock, in the same order for all schedules of a page; the first clock's times say where time
+    # goes.
     panels: Sequence[Panel]
-    summary: Mapping[str, str]
-    bound: float | None = None
-    slot_bytes: float | None = None
+    summary: Mapping[str, str]  # the numbers as text, by name; the same names for all schedules of a page
+    bound: float | None = None  # slots that a device may store; drawn as a line
+    slot_bytes: float | None = None  # bytes of a slot; if given, the page shows GiB beside Ma
 
 
 def page_text(entries: Sequence[Entry], *, note: str = "") -> str:

@@ -28,24 +28,15 @@ _OWN, _PARKED, _IN_TRANSIT = range(3)  # parts of what a device stores, as in St
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A timeline with its messages, stored activations and rounds; A actions, D devices.
+    """A timeline with its messages, stored activations and rounds; A actions, D devices."""
 
-    Attributes:
-        clock: ASYNCHRONOUS or PROGRAM.
-        message: [A] the action whose message each one reads, from its own device too; -1 where there is none.
-        critical_predecessor: [A] the action whose end let each one start, -1 where it started at 0.
-        stored: [D] what each device stores, in slots.
-        rounds: [A] the round of each action; None on a clock without rounds.
-        round_start: [R, D] when each device begins each round; None on a clock without rounds.
-    """
-
-    clock: str
+    clock: str  # ASYNCHRONOUS or PROGRAM
     timeline: Timeline
-    message: np.ndarray
-    critical_predecessor: np.ndarray
-    stored: Sequence[Stored]
-    rounds: np.ndarray | None = None
-    round_start: np.ndarray | None = None
+    message: np.ndarray  # [A] the action whose message each one reads, from its own device too; -1 where there is none
+    critical_predecessor: np.ndarray  # [A] the action whose end let each one start, -1 where it started at 0
+    stored: Sequence[Stored]  # [D] what each device stores, in slots
+    rounds: np.ndarray | None = None  # [A] the round of each action; None on a clock without rounds
+    round_start: np.ndarray | None = None  # [R, D] when each device begins each round; None on a clock without rounds
 
 
 def asynchronous_panel(schedule: Schedule, costs: Costs) -> Panel:

@@ -83,17 +83,12 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
 
 @dataclass(frozen=True)
 class _SplitScan:
-    """A scan, cut in two.
-
-    Attributes:
-        body: the scanned body, without calls and mixed scans.
-        reads: [input of the scan] whether a wanted output depends on it.
-    """
+    """A scan, cut in two."""
 
     equation: core.JaxprEqn
-    body: core.ClosedJaxpr
+    body: core.ClosedJaxpr  # the scanned body, without calls and mixed scans
     cut: Cut
-    reads: list[bool]
+    reads: list[bool]  # [input of the scan] whether a wanted output depends on it
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the scan, by two scans."""

@@ -20,17 +20,11 @@ from jaxpipe.schedules.schedule import Action, Kind, Rows, Schedule
 
 
 class Pass(NamedTuple):
-    """One traversal of all devices by a microbatch.
+    """One traversal of all devices by a microbatch."""
 
-    Attributes:
-        kind: F, with stages rising, or B, with stages falling.
-        chunk: index of a stage among those of a device and replica, in forward order.
-        members: microbatches of the chain that run it, one directly after the other.
-    """
-
-    kind: Kind
-    chunk: int
-    members: tuple[int, ...] = (0,)
+    kind: Kind  # F, with stages rising, or B, with stages falling
+    chunk: int  # index of a stage among those of a device and replica, in forward order
+    members: tuple[int, ...] = (0,)  # microbatches of the chain that run it, one directly after the other
 
 
 def round_trip(num_chunks: int) -> tuple[Pass, ...]:

@@ -59,16 +59,11 @@ class Breach(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A rule that every legal schedule keeps.
-
-    Attributes:
-        statement: what holds in a legal schedule, on one line.
-        broken: view of a schedule -> the places where the rule is broken.
-    """
+    """A rule that every legal schedule keeps."""
 
     name: str
-    statement: str
-    broken: Callable[[View], Iterator[Violation]]
+    statement: str  # what holds in a legal schedule, on one line
+    broken: Callable[[View], Iterator[Violation]]  # view of a schedule -> the places where the rule is broken
 
 
 def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Breach]]], Rule]:
