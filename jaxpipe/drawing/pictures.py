@@ -55,18 +55,13 @@ _LIGHTEST = 225  # lightness of the lightest shade of any kind
 
 @dataclass(frozen=True)
 class Style:
-    """The look of the actions of one kind, replica and chunk.
-
-    Attributes:
-        is_thin: whether they are EVICT, LOAD or SYNC, which stand in the thin track.
-        actions: indices into `schedule.columns`.
-    """
+    """The look of the actions of one kind, replica and chunk."""
 
     label: str
     fill: str
     ink: str
-    is_thin: bool
-    actions: np.ndarray  # [number of actions]
+    is_thin: bool  # whether they are EVICT, LOAD or SYNC, which stand in the thin track
+    actions: np.ndarray  # indices into `schedule.columns`
 
 
 def styles(schedule: Schedule) -> list[Style]:

@@ -54,20 +54,15 @@ class NewValues(NamedTuple):
 
 @dataclass(frozen=True)
 class StagedOptimizer:
-    """An optimizer, and where the parameters are in its state.
-
-    Attributes:
-        is_staged: whether a node of its state is a tree like the parameters.
-        specs: the PartitionSpecs of its state.
-        is_unclipped: a tree like the parameters -> whether clipping leaves each gradient as it is.
-        reads_matrices: whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are
-            gathered, and every device computes the update of its stage's whole layer. Else the update is elementwise.
-    """
+    """An optimizer, and where the parameters are in its state."""
 
     transform: optax.GradientTransformation
-    is_staged: Callable[[Any], bool]
-    specs: PyTree
+    is_staged: Callable[[Any], bool]  # whether a node of its state is a tree like the parameters
+    specs: PyTree  # the PartitionSpecs of its state
+    # A tree like the parameters -> whether clipping leaves each gradient as it is.
     is_unclipped: Callable[[PyTree], PyTree]
+    # Whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are gathered, and every
+    # device computes the update of its stage's whole layer. Else the update is elementwise.
     reads_matrices: bool = False
 
     def map_layers(self, function: Callable[[jax.Array], jax.Array], state: PyTree) -> PyTree:

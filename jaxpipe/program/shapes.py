@@ -32,34 +32,21 @@ from jaxpipe.program.weight_copies import layer_form
 
 @dataclass(frozen=True, eq=False)
 class StepShapes:
-    """The shapes of one training step on each device.
-
-    Attributes:
-        masters: staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in.
-        copies: compute copies {"shared", "layer"} on one device, the latter of one layer.
-        microbatch: one microbatch on one device.
-        message: the array that one stage sends to the next.
-        losses: the results of head and layers that are summed.
-        storage: storage of saved residuals; empty for forwards alone.
-        vjp: forward and backward of a layer; None for forwards alone.
-        split: I and W of a layer's backward, if the table has any.
-        kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
-        shared_use: what embedding and head read of the shared parameters, without flush; else None.
-    """
+    """The shapes of one training step on each device."""
 
     table: RoundTable
-    masters: PyTree
+    masters: PyTree  # staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in
     parts: PyTree
-    copies: PyTree
-    microbatch: PyTree
-    message: jax.ShapeDtypeStruct
-    losses: Losses
-    storage: Storage
-    vjp: LayerVjp | None
-    split: SplitBackward | None
-    kept: PyTree
-    statistics: PyTree
-    shared_use: SharedUse | None = None
+    copies: PyTree  # compute copies {"shared", "layer"} on one device, the latter of one layer
+    microbatch: PyTree  # one microbatch on one device
+    message: jax.ShapeDtypeStruct  # the array that one stage sends to the next
+    losses: Losses  # the results of head and layers that are summed
+    storage: Storage  # of saved residuals; empty for forwards alone
+    vjp: LayerVjp | None  # forward and backward of a layer; None for forwards alone
+    split: SplitBackward | None  # I and W of a layer's backward, if the table has any
+    kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
+    statistics: PyTree  # what S tells all devices; likewise
+    shared_use: SharedUse | None = None  # what embedding and head read of the shared parameters, without flush
 
     @property
     def loss_sums(self) -> PyTree:

@@ -158,23 +158,15 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """The pools of a step, and the places of all arrays in their pages.
-
-    Attributes:
-        pools: one of slots; and one for the deferred arrays that do not fit there, if any.
-        grids: [pool] the page of each layer in each round.
-        pages_per_slot: layers of the longest stage.
-        shared_with_w, only_for_i: places of the residuals.
-        deferred: places of each part of the deferred arrays.
-    """
+    """The pools of a step, and the places of all arrays in their pages."""
 
     saved: SavedResiduals
-    pools: tuple[Pool, ...]
-    grids: tuple[Pages, ...]
-    pages_per_slot: int
-    shared_with_w: Place
-    only_for_i: Place
-    deferred: tuple[Place, ...]
+    pools: tuple[Pool, ...]  # one of slots; and one for the deferred arrays that do not fit there, if any
+    grids: tuple[Pages, ...]  # [pool] the page of each layer in each round
+    pages_per_slot: int  # layers of the longest stage
+    shared_with_w: Place  # of the residuals
+    only_for_i: Place  # of the residuals
+    deferred: tuple[Place, ...]  # of each part of the deferred arrays
 
     @property
     def page_bytes(self) -> int:

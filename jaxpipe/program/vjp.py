@@ -24,22 +24,15 @@ class LayerVjp:
 
     Two traces may have residuals of one shape in another order, those of the branches of a `cond`, or merge more or
     fewer of them; then backward would read what forward has not saved.
-
-    Attributes:
-        params, x, given: shapes of the arguments.
-        y: shapes of the result: an array, or an array and a dict of losses.
-        traced: jaxpr of the leaves of (params, x, given) to those of y, the residuals, and what is not read.
-        residuals: shapes of the arrays that forward saves.
-        vjp: the vjp object, with shapes in place of arrays.
     """
 
-    params: PyTree
+    params: PyTree  # shapes, as those of all arguments
     x: jax.ShapeDtypeStruct
     given: tuple[PyTree, ...]
-    y: PyTree
-    traced: core.ClosedJaxpr
-    residuals: tuple[jax.ShapeDtypeStruct, ...]
-    vjp: Any
+    y: PyTree  # shapes of the result: an array, or an array and a dict of losses
+    traced: core.ClosedJaxpr  # of the leaves of (params, x, given) to those of y, the residuals, and what is not read
+    residuals: tuple[jax.ShapeDtypeStruct, ...]  # shapes of the arrays that forward saves
+    vjp: Any  # the vjp object, with shapes in place of arrays
 
     def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
         """The result of the layer, and its residuals, which backward needs besides `params` and `given`.

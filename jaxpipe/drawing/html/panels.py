@@ -71,18 +71,14 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
 
 @dataclass(frozen=True, eq=False)
 class ProgramTimeline:
-    """The A actions and transfers of the program, C of which compute.
+    """The A actions and transfers of the program, C of which compute."""
 
-    Attributes:
-        timeline: the timeline of a schedule whose rows hold each device's actions, then what travels between it and the
-            paired device: an action for each microbatch or stage and each round in which a part of it travels, from the
-            start of that round to its end.
-        place: [C] index of each action of the table's schedule among those of the timeline.
-    """
-
+    # Of a schedule whose rows hold each device's actions, then what travels between it and the paired device: an action
+    # for each microbatch or stage and each round in which a part of it travels, from the start of that round to its
+    # end.
     timeline: Timeline
-    rounds: np.ndarray
-    place: np.ndarray
+    rounds: np.ndarray  # [A] the round of each action and transfer
+    place: np.ndarray  # [C] index of each action of the table's schedule among those of the timeline
 
     def with_index(self, of_actions: np.ndarray) -> np.ndarray:
         """Translates `[C]` indices of the table's actions to `[A]` indices of the timeline's; NOTHING stays NOTHING."""
