@@ -91,15 +91,10 @@ def styles(schedule: Schedule) -> list[Style]:
                 label = NAMES.get(kind, kind.name)
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
-                fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))
+                darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
+                fill = _mix_with_white(hue, darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1))
                 result.append(Style(label, fill, ink(fill), kind not in COMPUTE_KINDS, actions))
     return result
-
-
-def _shade(replica: int, chunk: int, num_replicas: int, num_chunks: int) -> float:
-    """The fraction of white that is mixed into the colour of a kind."""
-    darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
-    return darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1)
 
 
 def _rgb(colour: str) -> list[int]:

@@ -27,9 +27,9 @@ def mocked_devices(
     Raises:
         ConfigError: there is no GPU, or JAX cannot stand for absent ones.
     """
+    may_have_gpu = platform == "gpu" or (platform == "auto" and has_gpu())
     # An empty tuple: device files without a working plugin.
-    gpus = _mocked_gpus(num_nodes, gpus_per_node, deterministic=deterministic) if _may_have_gpu(platform) else ()
-    if gpus:
+    if may_have_gpu and (gpus := _mocked_gpus(num_nodes, gpus_per_node, deterministic=deterministic)):
         return gpus
     if platform == "gpu":
         raise ConfigError(
@@ -57,10 +57,6 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
     # A swap, so that all other places keep their device.
     swapped[0], swapped[index] = swapped[index], swapped[0]
     return tuple(swapped)
-
-
-def _may_have_gpu(platform: str) -> bool:
-    return platform == "gpu" or (platform == "auto" and has_gpu())
 
 
 def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> tuple[Any, ...]:

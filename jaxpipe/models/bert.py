@@ -84,7 +84,10 @@ class BertHead(nnx.Module):
         features = self._transformed(take_positions(whole, microbatch["predicted"]))
         if not hasattr(self, "pooler"):
             return features, {}
-        order = _cross_entropy_sum(self._order_logits(whole), microbatch["sentence_order"])
+        order_logits = self._order_logits(whole)
+        is_target = microbatch["sentence_order"][:, None] == jnp.arange(order_logits.shape[-1])
+        # A mask in place of an index: a target below 0 hits no column and adds 0.
+        order = -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
         # Every device computes the same order's loss; summed gradients would count it once for each.
         return features, {"sentence_order": self.tensor.once(order)}
 
@@ -112,13 +115,6 @@ class BertHead(nnx.Module):
         """Float32 logits "batch 2" of the stream "batch seq hidden", whose first position stands for the sequence."""
         # Float32 before the softmax, whose logarithm bfloat16 gives to three digits.
         return self.sentence_order(jnp.tanh(self.pooler(whole[:, 0]))).astype(jnp.float32)
-
-
-def _cross_entropy_sum(order_logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The sum of -log softmax(order_logits)[target] over the sequences "batch" whose target is not below 0."""
-    is_target = targets[:, None] == jnp.arange(order_logits.shape[-1])
-    # A mask in place of an index: a target below 0 hits no column and adds 0.
-    return -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,11 @@ def run_rounds(
 
         return lax.while_loop(lambda walk: loop_of[walk[0]] == loop, body, walk)
 
-    def run_loops(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-        return reduce(run_loop, range(len(loops)), walk)
-
-    _, carry = lax.while_loop(lambda walk: loop_of[walk[0]] != END, run_loops, (jnp.int32(0), carry))
+    _, carry = lax.while_loop(
+        lambda walk: loop_of[walk[0]] != END,
+        lambda walk: reduce(run_loop, range(len(loops)), walk),
+        (jnp.int32(0), carry),
+    )
     for channel in channels:
         carry = channel.end(carry)
     return carry

@@ -66,7 +66,9 @@ class LayerVjp:
         # All arguments, even those that backward does not need.
         filled.args_res = [tuple(jax.tree.leaves(params)), of_x, *(tuple(jax.tree.leaves(value)) for value in given)]
         d_params, dx, *_ = filled(dy)
-        return jax.tree.map(_as_float, d_params), dx
+        # Zeros for float0, the dtype of gradients of integers, with which nothing can be computed.
+        float0 = jax.dtypes.float0
+        return jax.tree.map(lambda d: jnp.zeros(d.shape) if d.dtype == float0 else d, d_params), dx
 
 
 def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerVjp:
@@ -87,11 +89,6 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree) -> LayerV
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:
     """Leaves and structure of the residuals that are not parameters: saved activations, and the input."""
     return jax.tree.flatten((vjp.opaque_residuals, vjp.args_res[1]))
-
-
-def _as_float(gradient: jax.Array) -> jax.Array:
-    """Zeros for a gradient of float0, the dtype of those of integers, with which nothing can be computed."""
-    return jnp.zeros(gradient.shape) if gradient.dtype == jax.dtypes.float0 else gradient
 
 
 def _is_array(leaf: Any) -> bool:

@@ -280,18 +280,18 @@ class Schedule:
 
     def _no_action(self) -> ScheduleError:
         """The error for the first entry of the rows that is no Action."""
-        places = ((d, p, entry) for d, row in enumerate(self.rows) for p, entry in enumerate(row))
-        device, position, entry = next(place for place in places if not _is_action(place[2]))
+        device, position, entry = next(
+            (device, position, entry)
+            for device, row in enumerate(self.rows)
+            for position, entry in enumerate(row)
+            # A plain tuple would compare equal to an Action, but has no names.
+            if not (isinstance(entry, Action) and all(isinstance(field, int) for field in entry))
+        )
         return ScheduleError(
             f"{self.name!r}: device {device}, position {position}: {entry!r} is no Action",
             rule="action: the rows of a schedule hold Actions",
             repair="write parse_action('2F0') for a text, or read all rows with from_csv or from_json",
         )
-
-
-def _is_action(entry: object) -> bool:
-    # A plain tuple would compare equal to an Action, but has no names.
-    return isinstance(entry, Action) and all(isinstance(field, int) for field in entry)
 
 
 Found = TypeVar("Found")
