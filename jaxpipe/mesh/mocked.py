@@ -45,7 +45,6 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
     """`devices` with the first one where the mesh takes the device at `place`.
 
     Args:
-        place: indices along the axes of the mesh.
         places: [axes of the mesh], the index of the device that the mesh takes for each place.
 
     Example:

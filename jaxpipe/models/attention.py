@@ -135,8 +135,6 @@ def check_cudnn(
     """Raises ConfigError, with all reasons, if `cudnn` cannot compute a model's attention.
 
     Args:
-        platform: "gpu" or "cpu".
-        dtype: dtype that the layers compute in.
         packs_documents: whether a row has several documents that do not see each other.
     """
     reasons = []

@@ -66,7 +66,6 @@ class Visible:
         """The block of these queries with the keys that they may see.
 
         Args:
-            end_query: position after the last one.
             multiple: the first key's position is a multiple of this.
 
         Example:

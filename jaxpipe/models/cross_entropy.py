@@ -70,7 +70,6 @@ def cross_entropy_sum(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) 
     Args:
         x: "batch seq hidden", the same on all devices of `tensor`.
         targets: "batch seq"; a target below 0 is not valid and counts nothing.
-        vocabulary: this device's part.
     """
 
     def loss(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -138,7 +137,6 @@ def backward_of_part(
     """The gradients that `cross_entropy_backward` returns; the one for `x` is this device's term.
 
     Args:
-        exponentials: from `softmax_of_part`.
         parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
     """
     # The exponentials here are relative to the largest logit of this device of `pipe`; the factor makes them relative
@@ -248,9 +246,6 @@ def _chunks(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[j
 
 def chunks_of(num_tokens: int, num_rows: int) -> tuple[int, int]:
     """The number of chunks, as few as are allowed, and the tokens of each; the last one may be padded.
-
-    Args:
-        num_rows: rows of the kernel on this device.
 
     Example:
         >>> chunks_of(8192, 128256), chunks_of(8192, 256000), chunks_of(80, 30522), chunks_of(4099, 32000)

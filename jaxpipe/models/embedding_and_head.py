@@ -122,11 +122,7 @@ class Head(nnx.Module):
             self.kernel = new_token_table(anatomy, rngs)
 
     def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, Any]]:
-        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses.
-
-        Args:
-            x: "batch local_seq hidden".
-        """
+        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses."""
         del microbatch
         return self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1), {}
 

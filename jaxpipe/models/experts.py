@@ -165,9 +165,6 @@ class Experts(nnx.Module):
 
     Over `tensor`, each device has a part of every expert's width, as of a dense feed forward's; the router reads the
     device's own part of the sequence. Over `expert`, each device has some of the experts.
-
-    Args:
-        activation: function of gate and up.
     """
 
     def __init__(

@@ -47,9 +47,6 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
 def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> float:
     """The work of a model's head, in layers, matrix products alone.
 
-    Args:
-        config, seq_len, num_predicted: as in `model_flops`.
-
     Example:
         >>> from jaxpipe.models import GPTConfig
         >>> gpt3_125m = GPTConfig(num_layers=12, hidden=768, num_heads=12, vocab_size=51200, num_positions=2048)

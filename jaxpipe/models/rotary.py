@@ -54,9 +54,7 @@ def frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None = Non
     """Angle per position of each of the `head_dim / 2` planes, in radians.
 
     Args:
-        head_dim: even.
         theta: base of the geometric sequence of frequencies: 1e4 for LLaMA, 5e5 for Llama 3.
-        scaling: None leaves the frequencies as they are.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, section 3.2.2; scaling "llama3" as in Meta's llama-models,
     `apply_scaling`; "linear" as in Chen et al., Position Interpolation, arXiv 2306.15595, equation 4.

@@ -70,12 +70,7 @@ class Boundary(Protocol):
     def end_forward(
         self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
     ) -> tuple[PyTree, State]:
-        """The losses of the head, and the state after the layers of an F.
-
-        Args:
-            y: output of the stage.
-            head: losses of the head so far.
-        """
+        """The losses of the head, and the state after the layers of an F."""
         ...
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
@@ -140,11 +135,7 @@ class DeviceStep:
     def over_layers(
         self, kind: Kind, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
     ) -> tuple[Walk, State]:
-        """The walk over the layers of a stage, and the state with what channels on the loop have brought.
-
-        Args:
-            layer: (turn, walk) -> walk, for one layer.
-        """
+        """The walk over the layers of a stage, and the state with what channels on the loop have brought."""
         channels = [channel for channel in self.layer_channels if kind in channel.kinds]
         # Nothing hangs on most loops: the walk is all that they carry.
         if not channels:

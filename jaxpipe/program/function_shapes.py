@@ -27,8 +27,6 @@ def check_inputs(
 
     Args:
         staged_shape: [device, chunk, layer], the first dims of every layer parameter.
-        params: staged parameters, or their shapes.
-        batch: the batch, or its shapes.
     """
     if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
         raise CompileError(

@@ -98,7 +98,6 @@ class DeviceOptimizer:
         """Some parameters after the optimizer's step; without a finite gradient they stay as they are.
 
         Args:
-            update: where the optimizer's state is.
             grads: gradients of these parameters, this device's parts.
             nodes: what the nodes of the optimizer's state have of them.
             changed: the masters after the step, if they are known.

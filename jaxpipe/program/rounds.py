@@ -79,11 +79,7 @@ def run_rounds(
 
 
 def has_messages_alone(table: RoundTable, round_type: int, others: Iterable[str]) -> bool:
-    """Whether no device does anything in rounds of this type but send and receive messages.
-
-    Args:
-        others: names of the channels of the step beside messages.
-    """
+    """Whether no device does anything in rounds of this type but send and receive messages."""
     return not (table.kinds[round_type] or any(table.is_at_work(name, round_type) for name in others))
 
 

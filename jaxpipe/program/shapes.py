@@ -80,7 +80,6 @@ def step_shapes(
     """The shapes of a step.
 
     Args:
-        params: staged parameters, or their shapes.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         dtype: dtype of the compute copies; None keeps that of the masters.
         split_masters: whether master copies are split over devices that compute with equal copies.
@@ -139,11 +138,7 @@ def residual_shapes(
     *given: PyTree,
     split_backward: bool,
 ) -> tuple[SavedResiduals, LayerVjp, SplitBackward | None]:
-    """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
-
-    Args:
-        given: the microbatch and the random state.
-    """
+    """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested."""
     # Tracing with shapes returns shapes alone: what is no array leaves by this list.
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 

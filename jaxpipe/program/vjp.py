@@ -35,11 +35,7 @@ class LayerVjp:
     vjp: Any  # the vjp object, with shapes in place of arrays
 
     def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
-        """The result of the layer, and its residuals, which backward needs besides `params` and `given`.
-
-        Args:
-            given: the microbatch and the random state, which need no gradients.
-        """
+        """The result of the layer, and its residuals, which backward needs besides `params` and `given`."""
         results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
         structure = jax.tree.structure(self.y)
         # The traced results are y, the residuals, and what of the vjp object is no array.
@@ -54,7 +50,6 @@ class LayerVjp:
 
         Args:
             dy: the gradient of the layer's result, with its structure.
-            given: the same as in forward.
         """
         leaves, structure = _residuals(self.vjp)
         values = iter(residuals)

@@ -48,27 +48,18 @@ class Kind(enum.IntEnum):
 
 
 class Traits(NamedTuple):
-    """The properties that all actions of a kind share.
+    """The properties that all actions of a kind share."""
 
-    Attributes:
-        computes: whether it takes the device, and not only a link.
-        leaves: the transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
-        backward: whether it takes the gradient of its stage's output.
-        gradients: whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
-        head: whether it belongs to the split head: one of each microbatch in every device's row.
-        moves: whether it moves activations between the two devices of a pair.
-        whole_batch: whether it is of a batch, whose number is its microbatch.
-        numbered: whether its text has a microbatch.
-    """
-
-    computes: bool = True
+    computes: bool = True  # whether it takes the device, and not only a link
+    # The transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
     leaves: str = ""
-    backward: bool = False
+    backward: bool = False  # whether it takes the gradient of its stage's output
+    # Whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
     gradients: bool = False
-    head: bool = False
-    moves: bool = False
-    whole_batch: bool = False
-    numbered: bool = True
+    head: bool = False  # whether it belongs to the split head: one of each microbatch in every device's row
+    moves: bool = False  # whether it moves activations between the two devices of a pair
+    whole_batch: bool = False  # whether it is of a batch, whose number is its microbatch
+    numbered: bool = True  # whether its text has a microbatch
 
 
 TRAITS = {

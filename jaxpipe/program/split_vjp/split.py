@@ -50,7 +50,6 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
 
     Args:
         closed: a jaxpr without calls.
-        is_wanted: [output] whether the output is wanted now.
     """
     jaxpr = closed.jaxpr
     wanted = {v for v, w in zip(jaxpr.outvars, is_wanted, strict=True) if w and isinstance(v, core.Var)}

@@ -27,7 +27,6 @@ def zero_bubble(
     """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
-        placement: D -> the placement of one replica.
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
         block: D -> [operation] -> time slot of F and I of one microbatch; none by default.
         staggered: devices that start first also end first, so that none has a gap, where no step is longer for it.

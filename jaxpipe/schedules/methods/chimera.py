@@ -54,9 +54,6 @@ def bidirectional_rows(
             two starts, not one, in each gap that the end of the unit before leaves on the outer devices. Where
             actions then share a slot, forwards and lower chains go first.
 
-    Returns:
-        [device][position] -> F or B.
-
     Source: ours, for the order that BitPipe (Wu et al., arXiv 2410.19367) and Chimera (Li and Hoefler, SC 2021)
     give by figures; equal to the lists of BitPipe's published code for D=4 and D=8.
     """

@@ -131,7 +131,6 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
     during one whole compute action stays.
 
     Args:
-        row: lifetimes of a device that stores more than `bound`.
         bound: slots that the device may hold, transit included.
 
     Returns:

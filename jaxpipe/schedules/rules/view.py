@@ -72,11 +72,7 @@ def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Breac
 
 
 def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[str, str]) -> str:
-    """The text of all `violations`: the first `NUM_SHOWN` in five parts each, the rest counted.
-
-    Args:
-        rules: name of each rule -> its statement.
-    """
+    """The text of all `violations`: the first `NUM_SHOWN` in five parts each, the rest counted."""
     num_rules = len({violation.rule for violation in violations})
     times = f" {len(violations)} times" if len(violations) > num_rules else ""
     placement = schedule.placement
