@@ -174,18 +174,31 @@ class Pipeline:
         """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `BATCH_AXES`."""
         return NamedSharding(self.mesh, _BATCH)
 
-    def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
+    def shapes(
+        self, params: PyTree, batch: PyTree, *, random: bool = True, table: RoundTable | None = None
+    ) -> StepShapes:
         """Every shape of the training step on one device: messages, losses, saved residuals and their storage.
 
         Args:
             params: staged parameters, or their shapes.
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
             random: whether the step has a key.
+            table: another table than the training step's.
 
         Raises:
             CompileError: functions, parameters and batch do not fit together.
         """
-        return self._shapes(self.table, params, batch, random=random)
+        return step_shapes(
+            self.table if table is None else table,
+            self.functions,
+            self.mesh,
+            self.layout,
+            params,
+            batch,
+            dtype=self.dtype,
+            split_masters=self.split_masters,
+            random=random,
+        )
 
     def square_sums(self, grads: PyTree) -> jax.Array:
         """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
@@ -196,19 +209,6 @@ class Pipeline:
             Float32 "leaf", in the order of `jax.tree.leaves`; not finite if a gradient or its square is not.
         """
         return square_sums(grads, self.parts(grads), self.mesh, deterministic=self.deterministic)
-
-    def _shapes(self, table: RoundTable, params: PyTree, batch: PyTree, *, random: bool) -> StepShapes:
-        return step_shapes(
-            table,
-            self.functions,
-            self.mesh,
-            self.layout,
-            params,
-            batch,
-            dtype=self.dtype,
-            split_masters=self.split_masters,
-            random=random,
-        )
 
     def on_this_device(
         self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
@@ -248,7 +248,7 @@ class Pipeline:
         check_jax()
         # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
-        shapes = self._shapes(table, params, batch, random=key is not None)
+        shapes = self.shapes(params, batch, random=key is not None, table=table)
         rows = table_operands(shapes)
         if is_run is not None:
             # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
