@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpipe.lowering.chunks import chunk_of_action
 from jaxpipe.schedules import Kind, Schedule
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
@@ -77,11 +78,7 @@ def styles(schedule: Schedule) -> list[Style]:
     num_chunks = placement.num_chunks
     num_replicas = placement.num_replicas
     num_shades = num_chunks * num_replicas
-    shade_of = np.zeros((num_replicas, schedule.num_stages), dtype=int)
-    for stages in placement.stages_of:
-        for shade, (replica, stage) in enumerate(stages):
-            shade_of[replica, stage] = shade
-    shade = shade_of[columns.replica, columns.stage]
+    shade = chunk_of_action(schedule)
     result = []
     for kind, hue in HUES.items():
         for index in range(num_shades):

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxpipe.drawing.html.panels import Panel
 from jaxpipe.drawing.pictures import HUES, NAMES, STORED, ink, styles
+from jaxpipe.lowering.chunks import chunk_of_action
 from jaxpipe.schedules import Kind
 from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 from jaxpipe.units import GIB
@@ -193,10 +194,6 @@ def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
     style = np.zeros(len(columns.kind), dtype=int)
     for i, look in enumerate(looks):
         style[look.actions] = i
-    chunk = np.zeros((schedule.num_replicas, schedule.num_stages), dtype=int)
-    for stages in schedule.placement.stages_of:
-        for of_device, (replica, stage) in enumerate(stages):
-            chunk[replica, stage] = of_device
     return {
         "styles": [{"label": look.label, "fill": look.fill, "ink": look.ink, "isThin": look.is_thin} for look in looks],
         "first": arrays.add(columns.first),
@@ -204,7 +201,7 @@ def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
         "stage": arrays.add(columns.stage),
         "microbatch": arrays.add(columns.microbatch),
         "replica": arrays.add(columns.replica),
-        "chunk": arrays.add(chunk[columns.replica, columns.stage]),
+        "chunk": arrays.add(chunk_of_action(schedule)),
         "start": arrays.add(timeline.start, "float32"),
         "end": arrays.add(timeline.end, "float32"),
         "message": arrays.add(panel.message),
