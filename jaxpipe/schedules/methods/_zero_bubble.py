@@ -15,6 +15,11 @@ from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
 
+ZERO_BUBBLE = (
+    "zero bubble, arXiv 2401.10241, and github.com/sail-sg/zero-bubble; 0 is of a device from its first action on"
+)
+CONTROLLABLE_MEMORY = "controllable memory, arXiv 2405.15362, and the same repository; its bubbles are approximate"
+
 
 def zero_bubble(
     name: str,
