@@ -28,7 +28,7 @@ from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, key_of, make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.split_ends import SplitEnds
+from jaxpipe.program.contract import SplitEnds
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind
