@@ -188,7 +188,6 @@ def placements_of(
 
     Args:
         names: keys of PLACEMENTS.
-        num_devices: devices on the `pipe` axis.
         output: a file's name; a CSV has no place for a second replica.
         num_layers: layers of the model; usual placements of more stages are left out.
 

@@ -232,13 +232,11 @@ def generate(
         model: a causal one, on one device.
         params: canonical.
         prompt: tokens, at least one.
-        num_tokens: number of tokens that follow.
         window: the model sees so many of the last tokens, at most; no more than it has positions.
         temperature: logits are divided by it, >= 0; 0 takes the likeliest token.
         top_k: only so many of the likeliest tokens are drawn from; None: all of them.
         seed: decides what is drawn; the same on every platform that computes the same logits. Sample i is the only one
             of seed + i, modulo 2^32.
-        num_samples: continuations that are drawn at the same time.
     """
     # The seeds wrap around where a uint32 does; equal seeds draw equal texts.
     keys = jax.vmap(key_of)(((seed + np.arange(num_samples)) % NUM_SEEDS).astype(np.uint32))

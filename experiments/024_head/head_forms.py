@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, logits
+from jaxpipe.models.cross_entropy import KernelSums, Vocabulary, cross_entropy_backward, logits
 
 MOST_LOGITS_BEFORE = 2**24  # of a chunk, in the form before
 
@@ -26,9 +26,8 @@ def added_in_the_product(
     sums: jax.Array, x: jax.Array, kernel: jax.Array, targets: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The library's form: each chunk's gradient of the kernel is added straight to the running sums."""
-    loss, dx, added = cross_entropy_backward(
-        x, kernel, targets, TensorAxis(1), scale=scale, sums=KernelSums(sums, None)
-    )
+    vocabulary = Vocabulary(kernel, TensorAxis(1))
+    loss, dx, added = cross_entropy_backward(x, targets, vocabulary, scale=scale, sums=KernelSums(sums, None))
     return added.kernel, dx, loss
 
 

@@ -16,7 +16,7 @@ from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.work import Matmul
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import cross_entropy
-from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward
+from jaxpipe.models.cross_entropy import KernelSums, Vocabulary, cross_entropy_backward
 
 WORDS = (32768, 131072)
 CHUNKS = (512, 1024, 2048, 4096, 8192)  # tokens
@@ -41,7 +41,7 @@ def _head(size: Size, words: int, chunk: int) -> Record:
 
     def head(sums: jax.Array, x: jax.Array, kernel: jax.Array, targets: jax.Array) -> tuple[jax.Array, ...]:
         loss, dx, added = cross_entropy_backward(
-            x, kernel, targets, TensorAxis(), scale=1.0 / num_tokens, sums=KernelSums(sums, None)
+            x, targets, Vocabulary(kernel, TensorAxis()), scale=1.0 / num_tokens, sums=KernelSums(sums, None)
         )
         return added.kernel, dx, loss
 

@@ -39,9 +39,6 @@ def pair_adjacent(data: int, pipe: int, tensor: int, gpus_per_node: int) -> list
     A node with an odd number of devices needs the middle device of a copy. So an even `pipe` needs an even number of
     devices per node; an odd one fits if there are at least as many copies as nodes with an odd number.
 
-    Raises:
-        ConfigError: the mesh does not fit this order.
-
     Source: Kim et al., BPipe, ICML 2023, for pairs in one node; the published case is 16 stages on 2 nodes of 8.
         Chains of pairs, the copies and odd pipes are ours.
     """
@@ -140,9 +137,6 @@ def replicas_together(data: int, pipe: int, tensor: int, gpus_per_node: int) -> 
 
     Groups are equally large, so they must divide a node; the middle device of an odd `pipe` is half a group, the last.
 
-    Raises:
-        ConfigError: the mesh does not fit this order.
-
     Source: Wu et al., BitPipe, arXiv 2410.19367, Figure 6, for all replicas of a stage in one node. Tensor groups,
         chains and odd pipes are ours.
     """
@@ -192,19 +186,13 @@ ORDERS = ("pair_adjacent", "replicas_together", "contiguous")
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The GPU of every place of the mesh.
+    """The GPU of every place of the mesh."""
 
-    Attributes:
-        order: the order that made it, one of `ORDERS`.
-        gpus: `[copy, pipe, sharing]`, GPU numbers, counted node by node: copies of the pipeline, its devices, and GPUs
-            that share a layer.
-        gpus_per_node: GPUs of every node; the mesh may leave some of the last node unused.
-        sizes: the sizes of the mesh.
-    """
-
-    order: str
+    order: str  # the order that made it, one of `ORDERS`
+    # `[copy, pipe, sharing]`, GPU numbers, counted node by node: copies of the pipeline, its devices, and GPUs that
+    # share a layer.
     gpus: np.ndarray
-    gpus_per_node: int
+    gpus_per_node: int  # GPUs of every node; the mesh may leave some of the last node unused
     sizes: MeshSizes
 
     @property

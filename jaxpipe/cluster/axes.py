@@ -19,27 +19,18 @@ EXPERT_ROWS = "rows of experts"
 
 @dataclass(frozen=True)
 class Collectives:
-    """Numbers of the collectives over an axis, of one layer or of embedding and head, for one microbatch.
+    """Numbers of the collectives over an axis, of one layer or of embedding and head, for one microbatch."""
 
-    Attributes:
-        moves: what one of them brings to a device: `STREAM`, the gathered stream, or `EXPERT_ROWS`.
-        forward, backward: of F, and of B in one part.
-        input_gradient, weight_gradient: of I and of W.
-        again: of a layer that is computed again for its backward.
-        embed, head: of the embedding, in F as in B; and of the head with its backward.
-        statistics, gradients: of S and T of a split head.
-    """
-
-    moves: str = STREAM
+    moves: str = STREAM  # what one of them brings to a device: `STREAM`, the gathered stream, or `EXPERT_ROWS`
     forward: int = 0
-    backward: int = 0
+    backward: int = 0  # of B in one part
     input_gradient: int = 0
     weight_gradient: int = 0
-    again: int = 0
-    embed: int = 0
-    head: int = 0
-    statistics: int = 0
-    gradients: int = 0
+    again: int = 0  # of a layer that is computed again for its backward
+    embed: int = 0  # of the embedding, in F as in B
+    head: int = 0  # with its backward
+    statistics: int = 0  # of S of a split head
+    gradients: int = 0  # of T of a split head
 
 
 @dataclass(frozen=True)
@@ -48,40 +39,25 @@ class MeshAxis:
 
     An axis that splits neither stages nor kernels copies the pipeline; one that does not split the batch either does
     the same work on all its devices.
-
-    Attributes:
-        means: what its devices are, for people.
-        name: its name, that of the field.
-        default: devices in a new config.
-        splits_batch: whether its devices have different sequences of a microbatch.
-        splits_masters: whether master copies and optimizer state are split over it, where compute copies are equal.
-        splits_stages: whether its devices are those of the schedule. One axis is.
-        splits_kernels: whether the model splits kernels, heads and vocabulary over it.
-        splits_tokens: whether the stream between layers is split over it, along the sequence.
-        splits_experts: whether the model splits the experts of a layer over it.
-        in_node: whether its devices share one layer and so stand in one node. Such axes come after that of the stages.
-        takes_rest: whether planner and advice give it the devices that other axes leave. One axis does.
-        for_some_models: whether some models leave it at 1 device; it is told only where it has several.
-        equally: what every device has equally many of, for errors.
-        collectives: those of a layer, of embedding and of head; None: there are none.
-        elsewhere: names of its size in other trainers.
     """
 
-    means: str
+    means: str  # what its devices are, for people
     name: str = ""
-    default: int = 1
-    splits_batch: bool = False
+    default: int = 1  # devices in a new config
+    splits_batch: bool = False  # whether its devices have different sequences of a microbatch
+    # Whether master copies and optimizer state are split over it, where compute copies are equal.
     splits_masters: bool = False
-    splits_stages: bool = False
-    splits_kernels: bool = False
-    splits_tokens: bool = False
-    splits_experts: bool = False
+    splits_stages: bool = False  # whether its devices are those of the schedule. One axis is.
+    splits_kernels: bool = False  # whether the model splits kernels, heads and vocabulary over it
+    splits_tokens: bool = False  # whether the stream between layers is split over it, along the sequence
+    splits_experts: bool = False  # whether the model splits the experts of a layer over it
+    # Whether its devices share one layer and so stand in one node. Such axes come after that of the stages.
     in_node: bool = False
-    takes_rest: bool = False
-    for_some_models: bool = False
-    equally: str = ""
-    collectives: Collectives | None = None
-    elsewhere: str = ""
+    takes_rest: bool = False  # whether planner and advice give it the devices that other axes leave. One axis does.
+    for_some_models: bool = False  # whether some models leave it at 1 device; it is told only where it has several
+    equally: str = ""  # what every device has equally many of, for errors
+    collectives: Collectives | None = None  # those of a layer, of embedding and of head; None: there are none
+    elsewhere: str = ""  # names of its size in other trainers
 
 
 def _row(means: str, **properties: Any) -> Any:

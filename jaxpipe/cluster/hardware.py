@@ -30,42 +30,25 @@ RESERVE_BYTES = 3 * GIB
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of GPU, in nodes of the same kind.
+    """A kind of GPU, in nodes of the same kind."""
 
-    Attributes:
-        name: name in a topology, as "a100-80g".
-        description: the driver's name.
-        memory_bytes: all memory, including what driver and libraries take.
-        memory_bytes_per_s: bandwidth of reads and writes together.
-        bf16_flops_per_s: peak of dense matmuls in bfloat16; 0 if the GPU has no bfloat16.
-        tf32_flops_per_s: peak of dense matmuls in float32, rounded to TF32 as XLA does by default; if the GPU has no
-            TF32, not rounded and without tensor cores.
-        nvlink_bytes_per_s: bandwidth to other GPUs of the node, one way; without NVLink that of PCIe.
-        network_bytes_per_s: bandwidth to other nodes, one way.
-        compute_capability: major and minor number.
-        num_cores: number of streaming multiprocessors.
-        fpus_per_core: number of float32 units of a multiprocessor.
-        shared_memory_per_core_bytes: shared memory of a multiprocessor.
-        l2_cache_bytes: L2 cache, shared by all multiprocessors.
-        clock_rate_ghz: highest clock rate.
-        threads_per_core: most threads of a multiprocessor.
-    """
-
-    name: str
-    description: str
-    memory_bytes: int
-    memory_bytes_per_s: int
-    bf16_flops_per_s: float
+    name: str  # name in a topology, as "a100-80g"
+    description: str  # the driver's name
+    memory_bytes: int  # all memory, including what driver and libraries take
+    memory_bytes_per_s: int  # bandwidth of reads and writes together
+    bf16_flops_per_s: float  # peak of dense matmuls in bfloat16; 0 if the GPU has no bfloat16
+    # Peak of dense matmuls in float32, rounded to TF32 as XLA does by default; if the GPU has no TF32, not rounded and
+    # without tensor cores.
     tf32_flops_per_s: float
-    nvlink_bytes_per_s: float
-    network_bytes_per_s: float
+    nvlink_bytes_per_s: float  # bandwidth to other GPUs of the node, one way; without NVLink that of PCIe
+    network_bytes_per_s: float  # bandwidth to other nodes, one way
     compute_capability: tuple[int, int]
-    num_cores: int
-    fpus_per_core: int
+    num_cores: int  # number of streaming multiprocessors
+    fpus_per_core: int  # number of float32 units of a multiprocessor
     shared_memory_per_core_bytes: int
-    l2_cache_bytes: int
-    clock_rate_ghz: float
-    threads_per_core: int = 2048
+    l2_cache_bytes: int  # L2 cache, shared by all multiprocessors
+    clock_rate_ghz: float  # highest clock rate
+    threads_per_core: int = 2048  # most threads of a multiprocessor
 
     @property
     def shared_memory_per_block_bytes(self) -> int:

@@ -14,17 +14,11 @@ _MOST_GPUS = 2**20
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of equally many GPUs of one kind; GPUs are numbered node by node.
-
-    Attributes:
-        hardware: the kind of all GPUs.
-        num_nodes: nodes, connected by a network.
-        gpus_per_node: GPUs of each node, connected by NVLink, or PCIe where there is none; a GB200 NVL72 is one node.
-    """
+    """Nodes of equally many GPUs of one kind; GPUs are numbered node by node."""
 
     hardware: Hardware
     num_nodes: int
-    gpus_per_node: int
+    gpus_per_node: int  # GPUs of each node, connected by NVLink, or PCIe where there is none; a GB200 NVL72 is one node
 
     def __str__(self) -> str:
         """The form that `parse_topology` reads."""
@@ -53,11 +47,7 @@ class Topology:
             )
 
     def check_computes(self, dtype: str) -> None:
-        """Raises ConfigError if the GPUs have no units for matmuls in `dtype`.
-
-        Args:
-            dtype: "float32" or "bfloat16".
-        """
+        """Raises ConfigError if the GPUs have no units for matmuls in `dtype`."""
         if dtype == "bfloat16" and not self.hardware.bf16_flops_per_s:
             major, minor = self.hardware.compute_capability
             other = f"{next(iter(HARDWARE))}:{self.num_nodes}x{self.gpus_per_node}"

@@ -117,14 +117,10 @@ def _scaled(values: Stored, ratio: float) -> Stored:
 
 @dataclass(frozen=True)
 class _Scale:
-    """The scale that all columns share; heights are in slots.
-
-    Attributes:
-        most: the largest number of slots that any device ever stores, or the bound if that is larger.
-    """
+    """The scale that all columns share; heights are in slots."""
 
     num_devices: int
-    most: float
+    most: float  # the largest number of slots that any device ever stores, or the bound if that is larger
     bound: float | None
     slot_bytes: float | None
 

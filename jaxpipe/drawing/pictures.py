@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpipe.lowering.chunks import chunk_of_action
 from jaxpipe.schedules import Kind, Schedule
 from jaxpipe.schedules.schedule import COMPUTE_KINDS
 
@@ -55,21 +56,13 @@ _LIGHTEST = 225  # lightness of the lightest shade of any kind
 
 @dataclass(frozen=True)
 class Style:
-    """The look of the actions of one kind, replica and chunk.
-
-    Attributes:
-        label: text in the legend.
-        fill: colour, as `#rrggbb`.
-        ink: colour of text on it.
-        is_thin: whether they are EVICT, LOAD or SYNC, which stand in the thin track.
-        actions: indices into `schedule.columns`.
-    """
+    """The look of the actions of one kind, replica and chunk."""
 
     label: str
     fill: str
     ink: str
-    is_thin: bool
-    actions: np.ndarray  # [number of actions]
+    is_thin: bool  # whether they are EVICT, LOAD or SYNC, which stand in the thin track
+    actions: np.ndarray  # indices into `schedule.columns`
 
 
 def styles(schedule: Schedule) -> list[Style]:
@@ -85,11 +78,7 @@ def styles(schedule: Schedule) -> list[Style]:
     num_chunks = placement.num_chunks
     num_replicas = placement.num_replicas
     num_shades = num_chunks * num_replicas
-    shade_of = np.zeros((num_replicas, schedule.num_stages), dtype=int)
-    for stages in placement.stages_of:
-        for shade, (replica, stage) in enumerate(stages):
-            shade_of[replica, stage] = shade
-    shade = shade_of[columns.replica, columns.stage]
+    shade = chunk_of_action(schedule)
     result = []
     for kind, hue in HUES.items():
         for index in range(num_shades):
@@ -99,15 +88,10 @@ def styles(schedule: Schedule) -> list[Style]:
                 label = NAMES.get(kind, kind.name)
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
-                fill = _mix_with_white(hue, _shade(replica, chunk, num_replicas, num_chunks))
+                darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
+                fill = _mix_with_white(hue, darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1))
                 result.append(Style(label, fill, ink(fill), kind not in COMPUTE_KINDS, actions))
     return result
-
-
-def _shade(replica: int, chunk: int, num_replicas: int, num_chunks: int) -> float:
-    """The fraction of white that is mixed into the colour of a kind."""
-    darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]
-    return darkest + (lightest - darkest) * chunk / max(num_chunks - 1, 1)
 
 
 def _rgb(colour: str) -> list[int]:

@@ -17,7 +17,6 @@ def show_placement(schedule: Schedule, cluster: str, *, as_json: bool = False, *
     """The GPU of each stage and the messages that cross nodes, under each order of the devices.
 
     Args:
-        schedule: the schedule to place.
         cluster: hardware, nodes and GPUs per node, as "a100-80g:2x8".
         as_json: returns a JSON object in place of a drawing.
         sizes: devices along axes of the mesh but that of the stages, as in `jaxpipe.cluster.axes.MeshSizes`.
@@ -106,7 +105,6 @@ def draw(
 
     Args:
         assignments: assignments of the same mesh to the GPUs of `topology`.
-        topology: the cluster.
         labels: name -> `[pipe]`, a short label of what each device holds.
         hops: name -> the source and target device of a message.
         sums: name -> the devices that sum their gradients, together with those of all copies of the pipeline.

@@ -16,17 +16,11 @@ _NO_OTHER = "none keeps the bound"
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The costs and the memory bound of a search, by which the report measures schedules.
+    """The costs and the memory bound of a search, by which the report measures schedules."""
 
-    Attributes:
-        costs: costs of a device's share of the model.
-        bound: the memory bound that the schedules keep.
-        in_bytes: whether the bound is in bytes, not in Ma.
-    """
-
-    costs: Costs
+    costs: Costs  # costs of a device's share of the model
     bound: MemoryBound
-    in_bytes: bool
+    in_bytes: bool  # whether the bound is in bytes, not in Ma
 
     def lines(self, answer: Answer) -> list[str]:
         """A line for each number, with a column for each of the two schedules; one column where they are the same."""

@@ -41,17 +41,11 @@ COST_NAMES = (*STAGE_TIMES.values(), "transfer", *RATIOS.values())
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers of one schedule; each is computed when it is first asked for.
-
-    Attributes:
-        schedule: a schedule that keeps the rules.
-        costs: costs of a device's share of the model, see `costs_of_stages`.
-        num_layers: layers of each stage; the residuals of each layer are a page.
-    """
+    """The numbers of one schedule; each is computed when it is first asked for."""
 
     schedule: Schedule
-    costs: Costs
-    num_layers: int
+    costs: Costs  # costs of a device's share of the model, see `costs_of_stages`
+    num_layers: int  # layers of each stage; the residuals of each layer are a page
 
     def __post_init__(self) -> None:
         """Refuses schedules of so many devices that a round table takes gigabytes and minutes."""
@@ -139,9 +133,6 @@ def sent_slots(table: RoundTable) -> Transfers:
 
     More than asked for: permutes also carry pages that hold nothing. A pair of devices that both evict shares
     permutes; these permutes count for both.
-
-    Args:
-        table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
     parked: Any = table.transfers.get("parked_pages")
@@ -165,9 +156,6 @@ def sent_gradients(table: RoundTable) -> np.ndarray:
 
     The number is at least half that of the device's SYNCs: of two devices that sum the gradients of a stage only one
     sends them, in 32 bits.
-
-    Args:
-        table: a table whose stages all have the same number of layers.
     """
     assert len(set(table.layers_per_stage)) == 1
     if "replica_gradients" not in table.transfers:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxpipe.drawing.pictures import ARROWS
-from jaxpipe.schedules import Action, Costs, Timeline, simulate
+from jaxpipe.schedules import Costs, Timeline, simulate
 from jaxpipe.schedules.analysis.costs import HEAD_TIMES, STAGE_TIMES
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS
 
@@ -51,7 +51,8 @@ def text(timeline: Timeline) -> str:
     num_cells = int(end[is_shown].max(initial=0))
     if schedule.num_devices * num_cells > _MOST_CELLS:
         return f"({schedule.num_devices:,} devices x {num_cells:,} cells are too many to draw: write the rows as csv)\n"
-    labels = list(map(_label, (action for row in schedule.rows for action in row)))
+    actions = (action for row in schedule.rows for action in row)
+    labels = [str(action).replace(action.kind.name, ARROWS.get(action.kind, action.kind.name)) for action in actions]
     cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown & (end > start))), IDLE]))
     head = len(str(schedule.num_devices - 1))
     lines = []
@@ -65,10 +66,6 @@ def text(timeline: Timeline) -> str:
         for name, line in [(device, cells), *(("", line) for line in below)]:
             lines.append(f"{name:>{head}}  {' '.join(label.ljust(cell) for label in line)}".rstrip() + "\n")
     return "".join(lines + notes)
-
-
-def _label(action: Action) -> str:
-    return str(action).replace(action.kind.name, ARROWS.get(action.kind, action.kind.name))
 
 
 def _first_free(lines: list[list[str]], cells: slice, num_cells: int) -> list[str]:

@@ -88,18 +88,14 @@ def _figure(timeline: Timeline, unit: str) -> Figure:
     for style in shown:
         _draw_boxes(axes, style, tracks, boxes, edge_width)
         _write_numbers(axes, style, tracks, boxes)
-    axes.set_title(_title(timeline, unit), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
-    handles = [Patch(facecolor=style.fill, label=style.label) for style in shown]
-    add_legend(figure, handles, left, 0.06, num_columns=num_legend_columns, handle_length=1.2)
-    return figure
-
-
-def _title(timeline: Timeline, unit: str) -> str:
-    schedule = timeline.schedule
-    return (
+    title = (
         f"{schedule.name}, {schedule.num_devices} devices, {schedule.num_microbatches} microbatches: "
         f"makespan {timeline.makespan:g}{unit and f' {unit}'}, bubble ratio {timeline.bubble_ratio:.2%}"
     )
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
+    handles = [Patch(facecolor=style.fill, label=style.label) for style in shown]
+    add_legend(figure, handles, left, 0.06, num_columns=num_legend_columns, handle_length=1.2)
+    return figure
 
 
 def _draw_tracks(axes: Axes, tracks: Tracks) -> None:

@@ -75,19 +75,12 @@ def shortest_compute(timeline: Timeline, tracks: Tracks) -> float:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Horizontal places of actions, in the timeline's unit.
-
-    Attributes:
-        left: [A] left edges.
-        right: [A] right edges.
-        label: [A] middle of the action's label; NaN if it has no label or no room for it.
-        is_beside: [A] whether the label stands beside the action, a transfer too short for it.
-    """
+    """Horizontal places of actions, in the timeline's unit."""
 
     left: np.ndarray
     right: np.ndarray
-    label: np.ndarray
-    is_beside: np.ndarray
+    label: np.ndarray  # [A] middle of the action's label; NaN if it has no label or no room for it
+    is_beside: np.ndarray  # [A] whether the label stands beside the action, a transfer too short for it
 
 
 def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.ndarray) -> Boxes:
@@ -97,8 +90,6 @@ def place_boxes(timeline: Timeline, tracks: Tracks, *, mark: float, label: np.nd
     the neighbour leaves room.
 
     Args:
-        timeline: start and end of all actions.
-        tracks: tracks of the same schedule.
         mark: least width of an action, for those that take no time. Several such transfers of one device at one
             moment stand side by side; with their labels, if two of them fit into the shortest F, B, I or W.
         label: [A] width of each action's label.

@@ -27,9 +27,8 @@ from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, key_of, make_mesh
 from jaxpipe.models import LanguageModel
-from jaxpipe.models.over_pipe import EndsOverPipe
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.split_ends import SplitEnds
+from jaxpipe.program.contract import SplitEnds
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind
@@ -113,7 +112,7 @@ def _make_stages(
     model = LanguageModel(model_config(config), TensorAxis.of(deterministic=config.mesh.deterministic, **sizes))
     functions = StageFunctions.of(model)
     if splits_head:
-        functions = replace(functions, over_pipe=SplitEnds.of(EndsOverPipe(model)))
+        functions = replace(functions, over_pipe=SplitEnds.of(model))
 
     def pipeline(*, by_halves: bool) -> Pipeline:
         return Pipeline(

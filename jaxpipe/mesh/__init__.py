@@ -1,7 +1,7 @@
 """The mesh with the axes of `jaxpipe.cluster.axes`: devices, collectives, and random numbers independent of it."""
 
 from jaxpipe.cluster.axes import AXES, BATCH_AXES
-from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, with_losses
+from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, only_on_the_first, with_losses
 from jaxpipe.mesh.devices import (
     Devices,
     choose_devices,
@@ -13,7 +13,7 @@ from jaxpipe.mesh.devices import (
     permutes_block,
     slices_in_place,
 )
-from jaxpipe.mesh.on_devices import on_devices
+from jaxpipe.mesh.on_devices import PyTree, on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "BATCH_AXES",
     "MEASURED",
     "Devices",
+    "PyTree",
     "Randomness",
     "TensorAxis",
     "added",
@@ -31,6 +32,7 @@ __all__ = [
     "node_by_node",
     "num_batch_parts",
     "on_devices",
+    "only_on_the_first",
     "order_devices",
     "permutes_block",
     "slices_in_place",

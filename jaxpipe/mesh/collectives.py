@@ -25,6 +25,12 @@ def added(sums: Any, terms: Any) -> Any:
     return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, terms)
 
 
+def only_on_the_first(values: Any, axis: str) -> Any:
+    """A tree of values, equal on all devices of `axis`, on the first of them, and zeros on the others."""
+    # Zeros on the others, so that a sum over the axis counts the value once.
+    return jax.tree.map(lambda leaf: jnp.where(lax.axis_index(axis) == 0, leaf, 0), values)
+
+
 MEASURED = "measured_"  # begins the names of sums of a layer that are told beside losses, and are no part of the loss
 
 
@@ -66,16 +72,11 @@ class Axis:
     `gather` and `scatter_sum` are each other's transposes, and `exchange` is its own. `sum` and `max` are for values
     that no gradient passes through, `once` for values that every device computes alike from gathered ones. In the
     compiled program the first three have the scope `layer_over_` and the name of the axis.
-
-    Attributes:
-        name: name of the axis.
-        size: number of devices.
-        deterministic: whether sums add in mesh order.
     """
 
     name: str
     size: int = 1
-    deterministic: bool = False
+    deterministic: bool = False  # whether sums add in mesh order
 
     def index(self) -> jax.Array | int:
         """The index of this device along the axis."""

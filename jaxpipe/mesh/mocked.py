@@ -22,17 +22,14 @@ def mocked_devices(
     """The devices of a cluster, node by node, of which the first is here; call it before any other use of JAX.
 
     Args:
-        num_nodes: nodes of the cluster.
-        gpus_per_node: devices of a node.
         platform: "gpu", "cpu", or "auto" for a GPU if there is one.
-        deterministic: whether a device adds in the same order every time.
 
     Raises:
         ConfigError: there is no GPU, or JAX cannot stand for absent ones.
     """
+    may_have_gpu = platform == "gpu" or (platform == "auto" and has_gpu())
     # An empty tuple: device files without a working plugin.
-    gpus = _mocked_gpus(num_nodes, gpus_per_node, deterministic=deterministic) if _may_have_gpu(platform) else ()
-    if gpus:
+    if may_have_gpu and (gpus := _mocked_gpus(num_nodes, gpus_per_node, deterministic=deterministic)):
         return gpus
     if platform == "gpu":
         raise ConfigError(
@@ -48,9 +45,7 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
     """`devices` with the first one where the mesh takes the device at `place`.
 
     Args:
-        place: indices along the axes of the mesh.
         places: [axes of the mesh], the index of the device that the mesh takes for each place.
-        devices: the devices, by index.
 
     Example:
         >>> with_first_at((0, 2, 0, 0), np.arange(4).reshape(1, 4, 1, 1), "abcd")
@@ -61,10 +56,6 @@ def with_first_at(place: Sequence[int], places: np.ndarray, devices: Sequence[An
     # A swap, so that all other places keep their device.
     swapped[0], swapped[index] = swapped[index], swapped[0]
     return tuple(swapped)
-
-
-def _may_have_gpu(platform: str) -> bool:
-    return platform == "gpu" or (platform == "auto" and has_gpu())
 
 
 def _mocked_gpus(num_nodes: int, gpus_per_node: int, *, deterministic: bool) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-PyTree = Any
+PyTree = Any  # dicts, lists and tuples of arrays, or of what stands for them
 
 
 def on_devices(
@@ -20,7 +20,6 @@ def on_devices(
 
     Args:
         function: of each device's part of the arguments.
-        mesh: the mesh.
         in_specs: for each argument a spec, or a tree of specs that is a prefix of it; or one spec for all.
         out_specs: specs of the results, likewise.
     """

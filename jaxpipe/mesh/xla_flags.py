@@ -138,8 +138,13 @@ def is_known(name: str) -> bool:
     A library holds each name followed by a zero byte, so the beginning of a longer name is not found. The search takes
     milliseconds for a known name, which is in the first 20 MiB, and about a second for an unknown one.
     """
+
+    def holds(library: Path) -> bool:
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return mapped.find(name.encode() + b"\0") >= 0
+
     # Every library reads the same XLA_FLAGS, and each ends the process at a flag that it does not know.
-    return all(_holds(library, name.encode() + b"\0") for library in _libraries())
+    return all(map(holds, _libraries()))
 
 
 def _written() -> str:
@@ -157,8 +162,3 @@ def _libraries() -> list[Path]:
         *Path(jaxlib.__file__).parent.glob("libjax_common.*"),
         *(library for folder in folders for library in Path(folder).glob("xla_*/*_plugin.so")),
     ]
-
-
-def _holds(library: Path, content: bytes) -> bool:
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        return mapped.find(content) >= 0

@@ -42,29 +42,13 @@ _NO_DOCUMENTS = "data.packing='documents': JAX gives it no mask between the docu
 _MAX_CUDNN_HEAD_DIM = 256  # on Hopper and later; jax itself refuses more than 128 on older GPUs
 
 
-def xla(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
-) -> jax.Array:
-    """Attention as two batched matmuls, for every platform; saves the probabilities.
-
-    Args:
-        query: "batch seq head head_dim".
-        key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: the keys that a query sees.
-        dropout: dropout of the probabilities.
-
-    Returns:
-        "batch seq head head_dim".
-    """
-    return _xla(query, key, value, visible, dropout)
-
-
 # Its own vjp, because the automatic one saves several arrays of the size of the probabilities and this one saves
 # them once, in the dtype of the queries: masks and dropped probabilities are recomputed.
 @jax.custom_vjp
-def _xla(
+def xla(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
+    """Attention as two batched matmuls, for every platform; saves the probabilities."""
     return _xla_forward(query, key, value, visible, dropout)[0]
 
 
@@ -113,7 +97,7 @@ def _xla_backward(
     return d_query, d_key, d_value, None, None
 
 
-_xla.defvjp(_xla_forward, _xla_backward)
+xla.defvjp(_xla_forward, _xla_backward)
 
 
 def cudnn(
@@ -123,15 +107,6 @@ def cudnn(
 
     Padding stands at the end of a sequence: cuDNN is told how many tokens come before it, and backward keeps that
     number, one int32 for each sequence.
-
-    Args:
-        query: "batch seq head head_dim", as `check_cudnn` accepts.
-        key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: the keys that a query sees.
-        dropout: None, or dropout of rate 0.
-
-    Returns:
-        "batch seq head head_dim".
 
     Raises:
         ConfigError: dropout is above 0, or rows are documents back to back.
@@ -160,14 +135,7 @@ def check_cudnn(
     """Raises ConfigError, with all reasons, if `cudnn` cannot compute a model's attention.
 
     Args:
-        platform: "gpu" or "cpu".
-        dtype: dtype that the layers compute in.
-        head_dim: size of a head.
-        attention_dropout: the probability to drop.
         packs_documents: whether a row has several documents that do not see each other.
-
-    Raises:
-        ConfigError: cuDNN does not support the model or platform.
     """
     reasons = []
     if platform != "gpu":
@@ -204,19 +172,13 @@ ATTENTION: dict[str, Callable[..., jax.Array]] = {"xla": xla, "cudnn": cudnn, "c
 @partial(jax.tree_util.register_dataclass, data_fields=["keys", "values", "num_tokens", "layer"], meta_fields=[])
 @dataclass(frozen=True)
 class Cache:
-    """The keys and values of all layers, and the layer that is next.
+    """The keys and values of all layers, and the layer that is next."""
 
-    Attributes:
-        keys: "layer batch kv_head size head_dim", with norm and rotation; those after the newest token are not read.
-        values: of the same shape.
-        num_tokens: int32, the tokens whose logits are known, the same in all rows.
-        layer: int32, the layer that reads and writes.
-    """
-
+    # "layer batch kv_head size head_dim", with norm and rotation; those after the newest token are not read.
     keys: jax.Array
-    values: jax.Array
-    num_tokens: jax.Array
-    layer: jax.Array
+    values: jax.Array  # of the same shape
+    num_tokens: jax.Array  # int32, the tokens whose logits are known, the same in all rows
+    layer: jax.Array  # int32, the layer that reads and writes
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any) -> Cache:
@@ -236,12 +198,7 @@ class Cache:
         return replace(self, keys=written(self.keys, key), values=written(self.values, value))
 
     def attend(self, query: jax.Array, *, window: int | None) -> jax.Array:
-        """Attended values "batch query head head_dim" of the further tokens, whose keys and values are in the cache.
-
-        Args:
-            query: "batch query head head_dim".
-            window: number of last keys that a query sees, itself included; None: all.
-        """
+        """Attended values "batch query head head_dim" of the further tokens, whose keys and values are in the cache."""
         keys, values = (lax.dynamic_index_in_dim(kept, self.layer, keepdims=False) for kept in (self.keys, self.values))
         num_queries = query.shape[1]
         size = keys.shape[2]

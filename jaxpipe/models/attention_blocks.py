@@ -66,9 +66,6 @@ class Visible:
         """The block of these queries with the keys that they may see.
 
         Args:
-            first_query: position of the first query.
-            end_query: position after the last one.
-            seq: positions of the whole sequence.
             multiple: the first key's position is a multiple of this.
 
         Example:
@@ -88,7 +85,6 @@ class Visible:
 
         Args:
             scores: float32 "batch kv_head (group query) key".
-            block: the block of these queries and keys.
         """
         key = jnp.arange(block.first_key, block.end_key)
         # Queries of a group stand one below the other, so positions repeat every `num_queries` rows.
@@ -160,15 +156,7 @@ def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
 def visible_scores(
     query: jax.Array, key: jax.Array, *, visible: Visible, block: QueryBlock, product_dtype: DTypeLike
 ) -> jax.Array:
-    """Masked scores of a block, "batch kv_head (group query) key", float32; see `Visible.mask_scores`.
-
-    Args:
-        query: the block's queries, as matrices.
-        key: the block's keys, as matrices.
-        visible: the keys that a query sees.
-        block: the block of these queries and keys.
-        product_dtype: dtype of the matmul.
-    """
+    """Masked scores of a block, "batch kv_head (group query) key", float32; see `Visible.mask_scores`."""
     product = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=product_dtype)
     # Scaled after the product in float32: a product in bfloat16 has rounded once already.
     return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
@@ -176,12 +164,6 @@ def visible_scores(
 
 def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, seq: int) -> jax.Array:
     """Probabilities of a block, or their gradients, with dropout: "batch kv_head (group query) key".
-
-    Args:
-        x: probabilities or their gradients.
-        dropout: None means no dropout.
-        block: the block of these queries and keys.
-        seq: positions of the whole sequence.
 
     Source: dropout of probabilities as in Megatron-LM's `CoreAttention`.
     """
@@ -220,14 +202,9 @@ def block_gradients(
     """Gradients for the queries, keys and values of a block, all as matrices.
 
     Args:
-        query: the block's queries; `d_output`, the gradient of the block's output, has the same form.
-        key: the block's keys; `value` has the same form.
         probabilities: "batch kv_head (group query) key", before dropout.
         output_dot: "batch kv_head (group query)", float32: the dot of the block's output with its gradient,
             or None to compute it from the probabilities.
-        dropout: dropout of the forward pass.
-        block: the block of these queries and keys.
-        seq: positions of the whole sequence.
         product_dtype: dtype of the gradients of probabilities, keys and values.
 
     Returns:

@@ -33,21 +33,12 @@ BLOCK_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
 KEY_BLOCKS = (1, 2, 3, 5)  # of documents; there is a program for each number, so they are few
 
 
+@jax.custom_vjp
 def chunked(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, visible: Visible, dropout: AttentionDropout | None
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> jax.Array:
-    """Attention that saves queries, keys, values, output and a log-sum-exp for each query.
-
-    Args:
-        query: "batch seq head head_dim".
-        key: "batch seq kv_head head_dim"; `value` likewise.
-        visible: the keys that a query sees.
-        dropout: dropout of the probabilities, equal to that of `xla`.
-
-    Returns:
-        "batch seq head head_dim".
-    """
-    return _chunked(query, key, value, visible, dropout)
+    """Attention that saves queries, keys, values, output and a log-sum-exp for each query; its dropout is `xla`'s."""
+    return _forward(query, key, value, visible, dropout)[0]
 
 
 def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
@@ -61,13 +52,6 @@ def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
     return [
         visible.block(first, min(first + size, seq), seq=seq, multiple=BLOCK_MULTIPLE) for first in range(0, seq, size)
     ]
-
-
-@jax.custom_vjp
-def _chunked(
-    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
-) -> jax.Array:
-    return _forward(query, key, value, visible, dropout)[0]
 
 
 def _forward(
@@ -244,4 +228,4 @@ def _add_to_last(later: jax.Array | None, d_block: jax.Array) -> jax.Array:
     return jnp.concatenate([d_block[:, :, :num_others], later + d_block[:, :, num_others:]], axis=2)
 
 
-_chunked.defvjp(_forward, _backward)
+chunked.defvjp(_forward, _backward)

@@ -11,7 +11,7 @@ sentence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -39,25 +39,21 @@ class BertHead(nnx.Module):
     """Final norm; transform and logits; and, with `sentence_order`, the first position's pooler and the order.
 
     Args:
-        num_rows: rows of the logits' kernel and bias; rows from `vocab_size` on are no tokens.
-        activation: activation of the transform.
-        norm_epsilon: epsilon of both norms.
         tie_embeddings: whether the logits' kernel is the token table, which the head then gets.
     """
 
     def __init__(
         self,
+        anatomy: Anatomy,
         *,
-        vocab_size: int,
-        num_rows: int,
-        hidden: int,
         activation: Callable[[jax.Array], jax.Array],
         norm_epsilon: float,
-        sentence_order: bool,
         tie_embeddings: bool,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
+        hidden = anatomy.hidden
+
         def linear(num_outputs: int) -> Linear:
             deviation = initial_deviation(hidden)
             return Linear(hidden, num_outputs, split=None, bias=True, deviation=deviation, rngs=rngs)
@@ -65,13 +61,13 @@ class BertHead(nnx.Module):
         self.norm = LayerNorm(hidden, epsilon=norm_epsilon)
         self.transform = linear(hidden)
         self.transform_norm = LayerNorm(hidden, epsilon=norm_epsilon)
-        self.bias = nnx.Param(jnp.zeros(num_rows), split=0)
+        self.bias = nnx.Param(jnp.zeros(anatomy.num_rows), split=0)
         if not tie_embeddings:
-            self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
-        if sentence_order:
+            self.kernel = new_token_table(anatomy, rngs)
+        if anatomy.sentence_order:
             self.pooler = linear(hidden)
             self.sentence_order = linear(2)
-        self.vocab_size = vocab_size
+        self.vocab_size = anatomy.vocab_size
         self.activation = activation
         self.tensor = tensor
 
@@ -88,7 +84,10 @@ class BertHead(nnx.Module):
         features = self._transformed(take_positions(whole, microbatch["predicted"]))
         if not hasattr(self, "pooler"):
             return features, {}
-        order = _cross_entropy_sum(self._order_logits(whole), microbatch["sentence_order"])
+        order_logits = self._order_logits(whole)
+        is_target = microbatch["sentence_order"][:, None] == jnp.arange(order_logits.shape[-1])
+        # A mask in place of an index: a target below 0 hits no column and adds 0.
+        order = -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
         # Every device computes the same order's loss; summed gradients would count it once for each.
         return features, {"sentence_order": self.tensor.once(order)}
 
@@ -118,13 +117,6 @@ class BertHead(nnx.Module):
         return self.sentence_order(jnp.tanh(self.pooler(whole[:, 0]))).astype(jnp.float32)
 
 
-def _cross_entropy_sum(order_logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The sum of -log softmax(order_logits)[target] over the sequences "batch" whose target is not below 0."""
-    is_target = targets[:, None] == jnp.arange(order_logits.shape[-1])
-    # A mask in place of an index: a target below 0 hits no column and adds 0.
-    return -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
-
-
 @dataclass(frozen=True)
 class BertConfig(LayerNormSizes):
     """Sizes and choices of a BERT: those of `LayerNormSizes`, explained there, and two of its own.
@@ -138,7 +130,7 @@ class BertConfig(LayerNormSizes):
     """
 
     activation: str = "gelu"
-    num_token_types: int = 2
+    num_token_types: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]: of each model, none of a GPT
     sentence_order: bool = True
 
     def __post_init__(self) -> None:
@@ -157,32 +149,20 @@ class BertConfig(LayerNormSizes):
         """Anatomy of the model; its head has the transform, and pooler and order."""
         h = self.hidden
         order = ((h, h), (h, 2)) if self.sentence_order else ()
-        return self._anatomy(
-            causal=False, head_matmuls=((h, h),), sequence_matmuls=order, sentence_order=self.sentence_order
-        )
+        head = {"head_matmuls": ((h, h),), "sequence_matmuls": order, "sentence_order": self.sentence_order}
+        return replace(super().anatomy, causal=False, **head)
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" and orders of a batch, int32: {"masked_lm"} and "sentence_order"."""
         words = {"masked_lm": num_valid(batch["targets"])}
         return words | {"sentence_order": num_valid(batch["sentence_order"])} if self.sentence_order else words
 
-    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Token, position and token type tables."""
-        return self._embedding(self.anatomy, tensor, rngs, num_token_types=self.num_token_types)
-
-    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer, with attention in both directions."""
-        return self._block(self.anatomy, tensor, rngs)
-
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and losses."""
         return BertHead(
-            vocab_size=self.vocab_size,
-            num_rows=self.anatomy.num_rows,
-            hidden=self.hidden,
+            self.anatomy,
             activation=ACTIVATIONS[self.activation],
             norm_epsilon=self.norm_epsilon,
-            sentence_order=self.sentence_order,
             tie_embeddings=self.tie_embeddings,
             tensor=tensor,
             rngs=rngs,

@@ -9,7 +9,6 @@ activations once for each microbatch, a transposed one would be made anew in eve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,27 +16,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis, with_losses
+from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
-from jaxpipe.models.linear import Linear, RMSNorm, from_stream, to_stream
+from jaxpipe.models.linear import Linear, RMSNorm, from_stream, initial_deviation, to_stream
 
 # Arrays of a microbatch that layers read, a number for each token, by their names, as far as there are any.
 TokenArrays = dict[str, jax.Array]
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Attention heads of the whole model.
-
-    Attributes:
-        num_query: query heads.
-        num_key_value: key and value heads; divides `num_query`.
-        size: dim of each.
-    """
-
-    num_query: int
-    num_key_value: int
-    size: int
 
 
 class SelfAttention(nnx.Module):
@@ -47,62 +32,50 @@ class SelfAttention(nnx.Module):
     of devices that divides the key-value heads takes whole heads. Source: Megatron-LM's layout.
 
     Args:
-        norm: norm of the stream.
-        heads: see `Heads`.
         bias: whether the queries, keys and values have biases.
         output_bias: whether the matmul back to the stream has a bias.
         attend: an attention, from `jaxpipe.models.choices.attend_of`, or `attend_normed_of` with `head_norm`.
-        causal: whether a query sees no keys after it.
-        window: number of last keys that a query sees, itself included; None: all.
         head_norm: returns the norm of each query, or of each key, "head_dim", before positions are added; None: there
             are none.
         rotate: (queries or keys "batch seq head head_dim", positions "batch seq" or None for 0, 1, ...) -> the same
             with positions added; None: no positions.
-        dropout_rate: dropout rate of the attention probabilities.
-        deviation: standard deviation of the initial kernels; of the output's kernel, `output_deviation`.
-        tensor: the devices that share the heads.
+        output_deviation: standard deviation of the initial kernel back to the stream.
     """
 
     def __init__(
         self,
         norm: nnx.Module,
+        anatomy: Anatomy,
         *,
-        hidden: int,
-        heads: Heads,
         bias: bool,
         output_bias: bool,
         attend: Callable,
-        causal: bool,
-        window: int | None,
         head_norm: Callable[[], RMSNorm] | None = None,
         rotate: Callable[[jax.Array, jax.Array | None], jax.Array] | None,
-        dropout_rate: float,
-        deviation: float,
         output_deviation: float,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        num_columns = (heads.num_query + 2 * heads.num_key_value) * heads.size
+        hidden = anatomy.hidden
+        width = anatomy.num_heads * anatomy.head_size
+        num_columns = width + 2 * anatomy.num_kv_heads * anatomy.head_size
+        deviation = initial_deviation(hidden)
         self.norm = norm
         self.query_key_value = Linear(hidden, num_columns, split=1, bias=bias, deviation=deviation, rngs=rngs)
-        self.output = Linear(
-            heads.num_query * heads.size, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs
-        )
+        self.output = Linear(width, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs)
         if head_norm is not None:
             self.query_norm = head_norm()
             self.key_norm = head_norm()
-        self.heads = heads
+        self.anatomy = anatomy
         self.attend = attend
         self.rotate = rotate
-        self.causal = causal
-        self.window = window
-        self.dropout_rate = dropout_rate
         self.tensor = tensor
 
     def __call__(self, x: jax.Array, token_arrays: TokenArrays, random: Randomness | None) -> jax.Array:
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
-        visible = Visible(self.causal, self.window, token_arrays.get("padding_mask"), token_arrays.get("positions"))
+        seen = self.anatomy.causal, self.anatomy.window
+        visible = Visible(*seen, token_arrays.get("padding_mask"), token_arrays.get("positions"))
         dropout = self._dropout(random)
         query, key, value = self._to_heads(columns)
         if hasattr(self, "query_norm"):
@@ -126,7 +99,7 @@ class SelfAttention(nnx.Module):
             (self.query_norm.arrays(), self.key_norm.arrays()) if hasattr(self, "query_norm") else (None, None)
         )
         cache = cache.followed_by(self._prepared(key, key_norm, positions), value)
-        attended = cache.attend(self._prepared(query, query_norm, positions), window=self.window)
+        attended = cache.attend(self._prepared(query, query_norm, positions), window=self.anatomy.window)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor), cache
 
     def _prepared(
@@ -142,50 +115,49 @@ class SelfAttention(nnx.Module):
 
     def _to_heads(self, columns: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values, each "batch seq local_head head_dim"."""
-        num_groups = self.heads.num_key_value // self.tensor.size
-        by_group = columns.reshape(*columns.shape[:2], num_groups, -1, self.heads.size)
+        head_size = self.anatomy.head_size
+        num_groups = self.anatomy.num_kv_heads // self.tensor.size
+        by_group = columns.reshape(*columns.shape[:2], num_groups, -1, head_size)
         # - 2: the last two of a group are its key and its value.
         num_queries = by_group.shape[3] - 2
         # Gradients of parts are concatenated; those of slices would be padded and added.
         parts = jnp.split(by_group, (num_queries, num_queries + 1), axis=3)
-        query, key, value = (part.reshape(*columns.shape[:2], -1, self.heads.size) for part in parts)
+        query, key, value = (part.reshape(*columns.shape[:2], -1, head_size) for part in parts)
         return query, key, value
 
     def _dropout(self, random: Randomness | None) -> AttentionDropout | None:
-        if random is None or not self.dropout_rate:
+        rate = self.anatomy.attention_dropout
+        if random is None or not rate:
             return None
-        num_local = self.heads.num_query // self.tensor.size
+        num_heads = self.anatomy.num_heads
+        num_local = num_heads // self.tensor.size
         # A function and not a number: backward calls it again, where an array would be saved for each layer.
-        return AttentionDropout(
-            random, self.dropout_rate, lambda: self.tensor.index() * num_local, self.heads.num_query
-        )
+        return AttentionDropout(random, rate, lambda: self.tensor.index() * num_local, num_heads)
 
 
 class FeedForward(nnx.Module):
     """Norm, matmuls to `width`, an activation, and the matmul back to the stream.
 
     Args:
-        norm: norm of the stream.
-        width: size between the matmuls.
         names: names of the matmuls before the activation.
         activation: function of as many arrays as `names`.
-        bias: whether the matmuls have biases.
     """
 
     def __init__(
         self,
         norm: nnx.Module,
+        anatomy: Anatomy,
         *,
-        hidden: int,
-        width: int,
         names: tuple[str, ...],
         activation: Callable,
         bias: bool,
-        deviation: float,
         output_deviation: float,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
+        hidden = anatomy.hidden
+        width = anatomy.width
+        deviation = initial_deviation(hidden)
         self.norm = norm
         for name in names:
             setattr(self, name, Linear(hidden, width, split=1, bias=bias, deviation=deviation, rngs=rngs))

@@ -9,6 +9,7 @@ Source: Shoeybi et al., Megatron-LM, 2019, section 3 (parallel cross entropy).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,61 +43,57 @@ class Statistics(NamedTuple):
     chosen: jax.Array  # the target's logit, 0 if it is not among them
 
 
-def cross_entropy_sum(
-    x: jax.Array,
-    kernel: jax.Array,
-    targets: jax.Array,
-    tensor: TensorAxis,
-    *,
-    bias: jax.Array | None = None,
-    vocab_size: int | None = None,
-) -> jax.Array:
+@partial(jax.tree_util.register_dataclass, data_fields=["kernel", "bias"], meta_fields=["tensor", "size"])
+@dataclass(frozen=True)
+class Vocabulary:
+    """This device's rows of the logits' kernel."""
+
+    kernel: jax.Array  # "local_vocab hidden"
+    tensor: TensorAxis  # the devices that share the vocabulary
+    bias: jax.Array | None = None  # "local_vocab", or None
+    # Tokens: rows of all kernels from it on are no tokens and are left out of the softmax; None: all rows are.
+    size: int | None = None
+
+    @property
+    def rows(self) -> jax.Array:
+        """The tokens of the rows, "local_vocab"."""
+        num_rows = self.kernel.shape[0]
+        return jnp.arange(num_rows) + self.tensor.vocab_index() * num_rows
+
+
+@jax.custom_vjp
+def cross_entropy_sum(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> jax.Array:
     """Sum over tokens of -log softmax(x @ kernel.T + bias)[target], in nats, float32, the same on all devices.
 
     The gradient for `x` is this device's term, from its own rows; the gather of `x` over `tensor` sums the terms.
 
     Args:
         x: "batch seq hidden", the same on all devices of `tensor`.
-        kernel: "local_vocab hidden", this device's rows.
         targets: "batch seq"; a target below 0 is not valid and counts nothing.
-        tensor: the devices that share the vocabulary.
-        bias: "local_vocab", this device's rows, or None.
-        vocab_size: tokens of the vocabulary: rows of all kernels from it on are no tokens and are left out of the
-            softmax; None: all rows are tokens.
     """
-    return _sum(x, kernel, bias, targets, tensor, vocab_size)
+
+    def loss(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return _of_chunk(*tokens, vocabulary, 1.0)[0]
+
+    return lax.map(loss, _chunks(x, targets, vocabulary)).sum()
 
 
 def cross_entropy_backward(
-    x: jax.Array,
-    kernel: jax.Array,
-    targets: jax.Array,
-    tensor: TensorAxis,
-    *,
-    scale: jax.Array | float,
-    sums: KernelSums,
-    bias: jax.Array | None = None,
-    vocab_size: int | None = None,
+    x: jax.Array, targets: jax.Array, vocabulary: Vocabulary, *, scale: jax.Array | float, sums: KernelSums
 ) -> tuple[jax.Array, jax.Array, KernelSums]:
     """The result of `cross_entropy_sum`, and its gradients times `scale`: that for `x`, and `sums` with the others.
 
-    Args:
-        x, kernel, targets, tensor, bias, vocab_size: as in `cross_entropy_sum`.
-        scale: float32, a factor of the gradients.
-        sums: running sums to which the gradients of `kernel` and `bias` are added.
-
     Returns:
-        The loss, not scaled; "batch seq hidden" in the dtype of `x`; the sums.
+        The loss, not scaled; "batch seq hidden" in the dtype of `x`; the sums, float32.
     """
 
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         loss, sums = carry
-        x, targets = tokens
-        of_chunk, d_logits = _of_chunk(x, targets, kernel, bias, tensor, vocab_size, scale)
-        return (loss + of_chunk, _with_gradients(sums, d_logits, x)), d_logits @ kernel
+        of_chunk, d_logits = _of_chunk(*tokens, vocabulary, scale)
+        return (loss + of_chunk, _with_gradients(sums, d_logits, tokens[0])), d_logits @ vocabulary.kernel
 
     # A scan, so that only one chunk has logits at a time.
-    (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, kernel))
+    (loss, sums), dx = lax.scan(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, vocabulary))
     # The last chunk's padding is cut off.
     return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
 
@@ -105,29 +102,18 @@ def cross_entropy_backward(
 # when the statistics of all devices are there.
 
 
-def softmax_of_part(
-    x: jax.Array,
-    kernel: jax.Array,
-    targets: jax.Array,
-    tensor: TensorAxis,
-    *,
-    bias: jax.Array | None = None,
-    vocab_size: int | None = None,
-) -> tuple[jax.Array, Statistics]:
+def softmax_of_part(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, Statistics]:
     """Exponentials of this device's logits, and the statistics of the logits of all devices of `tensor`.
-
-    Args:
-        x, kernel, targets, tensor, bias, vocab_size: as in `cross_entropy_sum`.
 
     Returns:
         "chunk tokens local_vocab" in the dtype of `x`; "chunk tokens" each.
     """
 
     def chunk(tokens: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Statistics]:
-        exponentials, _, statistics = _softmax(*tokens, kernel, bias, tensor, vocab_size)
+        exponentials, _, statistics = _softmax(*tokens, vocabulary)
         return exponentials.astype(x.dtype), statistics
 
-    return lax.map(chunk, _chunks(x, targets, kernel))
+    return lax.map(chunk, _chunks(x, targets, vocabulary))
 
 
 def loss_of_parts(parts: Statistics, targets: jax.Array) -> jax.Array:
@@ -140,9 +126,8 @@ def loss_of_parts(parts: Statistics, targets: jax.Array) -> jax.Array:
 
 def backward_of_part(
     x: jax.Array,
-    kernel: jax.Array,
     targets: jax.Array,
-    tensor: TensorAxis,
+    vocabulary: Vocabulary,
     *,
     exponentials: jax.Array,
     parts: Statistics,
@@ -152,8 +137,6 @@ def backward_of_part(
     """The gradients that `cross_entropy_backward` returns; the one for `x` is this device's term.
 
     Args:
-        x, kernel, targets, tensor, scale, sums: as in `cross_entropy_backward`.
-        exponentials: from `softmax_of_part`.
         parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
     """
     # The exponentials here are relative to the largest logit of this device of `pipe`; the factor makes them relative
@@ -161,7 +144,7 @@ def backward_of_part(
     largest_here = parts.largest[lax.axis_index("pipe")]
     whole = _whole(parts)
     factor = jnp.exp(largest_here - whole.largest) / whole.total
-    rows = jnp.arange(kernel.shape[0]) + tensor.vocab_index() * kernel.shape[0]
+    rows = vocabulary.rows
 
     def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
         (x, targets), exponentials, factor = tokens
@@ -169,9 +152,9 @@ def backward_of_part(
         probabilities = exponentials.astype(jnp.float32) * factor[:, None]
         is_target = targets[:, None] == rows
         d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
-        return _with_gradients(sums, d_logits, x), d_logits @ kernel
+        return _with_gradients(sums, d_logits, x), d_logits @ vocabulary.kernel
 
-    sums, dx = lax.scan(chunk, sums, (_chunks(x, targets, kernel), exponentials, factor))
+    sums, dx = lax.scan(chunk, sums, (_chunks(x, targets, vocabulary), exponentials, factor))
     return dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
 
 
@@ -183,43 +166,22 @@ def _whole(parts: Statistics) -> Statistics:
     return Statistics(largest, total, parts.chosen.sum(axis=0))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _sum(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    targets: jax.Array,
-    tensor: TensorAxis,
-    vocab_size: int | None,
-) -> jax.Array:
-    def loss(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return _of_chunk(tokens[0], tokens[1], kernel, bias, tensor, vocab_size, 1.0)[0]
-
-    return lax.map(loss, _chunks(x, targets, kernel)).sum()
-
-
-def _forward(
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    targets: jax.Array,
-    tensor: TensorAxis,
-    vocab_size: int | None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
+def _forward(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, Any]:
     # The kernel's gradient is a sum over all chunks, which loses small terms in bfloat16; rounded once, at the end.
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), KernelSums(kernel, bias))
-    loss, dx, sums = cross_entropy_backward(
-        x, kernel, targets, tensor, scale=1.0, sums=zeros, bias=bias, vocab_size=vocab_size
-    )
-    return loss, jax.tree.map(lambda d, like: d.astype(like.dtype), (dx, sums.kernel, sums.bias), (x, kernel, bias))
+    sums = KernelSums(vocabulary.kernel, vocabulary.bias)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums)
+    loss, dx, sums = cross_entropy_backward(x, targets, vocabulary, scale=1.0, sums=zeros)
+    gradients = dx, replace(vocabulary, kernel=sums.kernel, bias=sums.bias)
+    return loss, jax.tree.map(lambda d, like: d.astype(like.dtype), gradients, (x, vocabulary))
 
 
-def _backward(tensor: TensorAxis, vocab_size: int | None, gradients: Any, d_loss: jax.Array) -> tuple[Any, ...]:
+def _backward(gradients: Any, d_loss: jax.Array) -> tuple[jax.Array, None, Vocabulary]:
     # The gradients were made for a gradient 1 of the loss; the integers of `targets` have none.
-    return *jax.tree.map(lambda gradient: (d_loss * gradient).astype(gradient.dtype), gradients), None
+    dx, d_vocabulary = jax.tree.map(lambda gradient: (d_loss * gradient).astype(gradient.dtype), gradients)
+    return dx, None, d_vocabulary
 
 
-_sum.defvjp(_forward, _backward)
+cross_entropy_sum.defvjp(_forward, _backward)
 
 
 def logits(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -230,16 +192,10 @@ def logits(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> ja
 
 
 def _of_chunk(
-    x: jax.Array,
-    targets: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    tensor: TensorAxis,
-    vocab_size: int | None,
-    scale: jax.Array | float,
+    x: jax.Array, targets: jax.Array, vocabulary: Vocabulary, scale: jax.Array | float
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
-    exponentials, is_target, statistics = _softmax(x, targets, kernel, bias, tensor, vocab_size)
+    exponentials, is_target, statistics = _softmax(x, targets, vocabulary)
     loss = _loss(statistics, targets)
     total = statistics.total
     # In the dtype of `x`, as the two matmuls back read it.
@@ -254,20 +210,14 @@ def _with_gradients(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> Kern
     return KernelSums(sums.kernel + d_kernel, d_bias)
 
 
-def _softmax(
-    x: jax.Array,
-    targets: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    tensor: TensorAxis,
-    vocab_size: int | None,
-) -> tuple[jax.Array, jax.Array, Statistics]:
+def _softmax(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array, Statistics]:
     """Exponentials of logits "tokens local_vocab", less the largest of `tensor`; where the targets are; statistics."""
-    of_rows = logits(x, kernel, bias)
-    rows = jnp.arange(kernel.shape[0]) + tensor.vocab_index() * kernel.shape[0]
-    if vocab_size is not None and vocab_size < kernel.shape[0] * tensor.num_vocab_parts:
+    tensor = vocabulary.tensor
+    of_rows = logits(x, vocabulary.kernel, vocabulary.bias)
+    rows = vocabulary.rows
+    if vocabulary.size is not None and vocabulary.size < len(vocabulary.kernel) * tensor.num_vocab_parts:
         # Rows that are no tokens: exp(-inf) adds 0 to the sum.
-        of_rows = jnp.where(rows < vocab_size, of_rows, -jnp.inf)
+        of_rows = jnp.where(rows < vocabulary.size, of_rows, -jnp.inf)
     is_target = targets[:, None] == rows  # nowhere for a target below 0
     largest = tensor.max(of_rows.max(axis=-1))
     if tensor.num_pipe > 1:  # All rows here may be no tokens; -inf - -inf is NaN.
@@ -284,9 +234,9 @@ def _loss(statistics: Statistics, targets: jax.Array) -> jax.Array:
     return jnp.where(targets >= 0, jnp.log(total) + largest - chosen, 0.0).sum()
 
 
-def _chunks(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _chunks(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array]:
     """Returns `x` and `targets` as "chunk tokens hidden" and "chunk tokens", padded with targets that are not valid."""
-    num_chunks, size = chunks_of(targets.size, kernel.shape[0])
+    num_chunks, size = chunks_of(targets.size, len(vocabulary.kernel))
     padding = num_chunks * size - targets.size
     x = jnp.pad(x.reshape(targets.size, -1), ((0, padding), (0, 0)))
     # -1 is a target that counts nothing, so padding adds neither loss nor gradient.
@@ -296,10 +246,6 @@ def _chunks(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> tuple[jax.Ar
 
 def chunks_of(num_tokens: int, num_rows: int) -> tuple[int, int]:
     """The number of chunks, as few as are allowed, and the tokens of each; the last one may be padded.
-
-    Args:
-        num_tokens: tokens of a microbatch.
-        num_rows: rows of the kernel on this device.
 
     Example:
         >>> chunks_of(8192, 128256), chunks_of(8192, 256000), chunks_of(80, 30522), chunks_of(4099, 32000)

@@ -44,17 +44,12 @@ def tile_size(num_rows: int, num_experts: int) -> int:
 @partial(jax.tree_util.register_dataclass, data_fields=["choice", "row", "expert"], meta_fields=[])
 @dataclass(frozen=True)
 class Tiles:
-    """Where the tokens' rows are, int32. A choice is one of the experts of one token.
+    """Where the tokens' rows are, int32. A choice is one of the experts of one token."""
 
-    Attributes:
-        choice: "tile row" the choice whose row it is; the number of choices where it is filled up.
-        row: "token k" the row of each choice, counted through all tiles; the number of rows where it has none.
-        expert: "tile" whose rows a tile has, among the experts of this device; their number where it has none. None:
-            each expert has one tile, in order.
-    """
-
-    choice: jax.Array
-    row: jax.Array
+    choice: jax.Array  # "tile row" the choice whose row it is; the number of choices where it is filled up
+    row: jax.Array  # "token k" the row of each choice, counted through all tiles; the number of rows where it has none
+    # "tile" whose rows a tile has, among the experts of this device; their number where it has none. None: each expert
+    # has one tile, in order.
     expert: jax.Array | None
 
 
@@ -63,7 +58,6 @@ def queues(key: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
         key: int32 "element", 0 to `num` - 1.
-        num: number of queues.
 
     Example:
         >>> place, length = queues(jnp.array([1, 0, 1]), 2)
@@ -89,17 +83,11 @@ def _choices_at(row: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 @dataclass(frozen=True)
 class Dropless:
-    """All choices are computed.
-
-    Attributes:
-        num_experts: experts of a layer.
-        num_chosen: experts of a token.
-        expert: the devices among which the experts are split.
-    """
+    """All choices are computed."""
 
     num_experts: int
     num_chosen: int
-    expert: Axis = ALONE
+    expert: Axis = ALONE  # the devices among which the experts are split
 
     names_experts = True  # its tiles say of which expert they are
 
@@ -184,18 +172,11 @@ class Dropless:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Each expert computes as many choices of a sequence as it has rows for.
-
-    Attributes:
-        num_experts: experts of a layer.
-        num_chosen: experts of a token.
-        factor: rows of an expert for a sequence, in terms of the choices that each would have if all had as many.
-        expert: the devices among which the experts are split.
-    """
+    """Each expert computes as many choices of a sequence as it has rows for."""
 
     num_experts: int
     num_chosen: int
-    factor: float
+    factor: float  # rows of an expert for a sequence, in terms of the choices that each would have if all had as many
     expert: Axis = ALONE
 
     num_sources = 1

@@ -50,7 +50,6 @@ def keep_mask(
 
     Args:
         key: uint32[2].
-        site: the site of this draw.
         rows: integers of any shape; equal modulo 2**32 means equal bits.
         num_columns: columns first_column .. first_column + num_columns - 1.
         rate: the probability to drop, 0 <= rate < 1, to within 2**-32.
@@ -138,9 +137,6 @@ def drop(x: jax.Array, random: Randomness | None, *, rate: float, site: int, fir
 
     Args:
         x: "batch seq hidden", this device's part.
-        random: None means no dropout.
-        rate: the probability to drop, 0 <= rate < 1.
-        site: the site of this draw.
         first_position: the global position of `x[:, 0]`; positions are less than 2**20.
     """
 

@@ -16,6 +16,7 @@ from flax import nnx
 from jax import lax
 
 from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.cross_entropy import logits
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import LayerNorm, RMSNorm, add, initial_deviation
@@ -27,32 +28,29 @@ class Embedding(nnx.Module):
     """A learned table of tokens and, if their number is not 0, of positions and of token types.
 
     Args:
-        vocab_size: tokens are 0 .. vocab_size - 1.
-        num_rows: rows of the token table; rows from `vocab_size` on are zeros and never looked up.
         num_positions: the longest sequence; 0: positions are not learned.
         num_token_types: "token_types" are 0 .. num_token_types - 1; 0: there are none.
-        dropout_rate: dropout rate of the sum.
     """
 
     def __init__(
         self,
+        anatomy: Anatomy,
         *,
-        vocab_size: int,
-        num_rows: int,
         num_positions: int = 0,
         num_token_types: int = 0,
-        hidden: int,
-        dropout_rate: float,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        deviation = initial_deviation(hidden)
-        self.token = new_token_table(vocab_size, num_rows, hidden, rngs)
+        def table(num_rows: int) -> nnx.Param:
+            rows = jax.random.normal(rngs.params(), (num_rows, anatomy.hidden))
+            return nnx.Param(initial_deviation(anatomy.hidden) * rows)
+
+        self.token = new_token_table(anatomy, rngs)
         if num_positions:
-            self.position = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_positions, hidden)))
+            self.position = table(num_positions)
         if num_token_types:
-            self.token_type = nnx.Param(deviation * jax.random.normal(rngs.params(), (num_token_types, hidden)))
-        self.dropout_rate = dropout_rate
+            self.token_type = table(num_token_types)
+        self.dropout_rate = anatomy.embedding_dropout
         self.tensor = tensor
 
     def __call__(self, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
@@ -61,7 +59,6 @@ class Embedding(nnx.Module):
         Args:
             microbatch: "tokens"; "positions" if they are not 0, 1, ...; "token_types" if the model has such types; each
                 int32 "batch seq".
-            random: None means no dropout.
         """
         return self.with_rows(self.rows(microbatch), microbatch, random)
 
@@ -112,27 +109,20 @@ class Head(nnx.Module):
     def __init__(
         self,
         norm: LayerNorm | RMSNorm,
+        anatomy: Anatomy,
         *,
-        vocab_size: int,
-        num_rows: int,
-        hidden: int,
         tie_embeddings: bool,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
         self.norm = norm
-        self.vocab_size = vocab_size
+        self.vocab_size = anatomy.vocab_size
         self.tensor = tensor
         if not tie_embeddings:
-            self.kernel = new_token_table(vocab_size, num_rows, hidden, rngs)
+            self.kernel = new_token_table(anatomy, rngs)
 
     def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, Any]]:
-        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses.
-
-        Args:
-            x: "batch local_seq hidden".
-            microbatch: not read.
-        """
+        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses."""
         del microbatch
         return self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1), {}
 
@@ -148,11 +138,13 @@ class Head(nnx.Module):
         return logits(self.norm.apply(x, self.norm.arrays()), kernel)[..., : self.vocab_size]
 
 
-def new_token_table(vocab_size: int, num_rows: int, hidden: int, rngs: nnx.Rngs) -> nnx.Param:
+def new_token_table(anatomy: Anatomy, rngs: nnx.Rngs) -> nnx.Param:
     """Table "num_rows hidden" with a random row for each token, the same for any `num_rows`, and zeros below."""
+    hidden = anatomy.hidden
+    vocab_size = anatomy.vocab_size
     # Drawn for the tokens alone and padded after: the same numbers for every split of the table.
     rows = initial_deviation(hidden) * jax.random.normal(rngs.params(), (vocab_size, hidden))
-    return nnx.Param(jnp.pad(rows, ((0, num_rows - vocab_size), (0, 0))), split=0)
+    return nnx.Param(jnp.pad(rows, ((0, anatomy.num_rows - vocab_size), (0, 0))), split=0)
 
 
 @jax.custom_vjp

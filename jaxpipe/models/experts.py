@@ -20,9 +20,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.mesh import MEASURED, TensorAxis
 from jaxpipe.mesh.collectives import Axis, gather_over
-from jaxpipe.models.anatomy import LOAD_BIAS
+from jaxpipe.models.anatomy import LOAD_BIAS, Anatomy
 from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, spread, spread_weights
-from jaxpipe.models.linear import Linear, RMSNorm
+from jaxpipe.models.linear import Linear, RMSNorm, initial_deviation
 
 CHOSEN = "chosen"  # the name of what even a layer that is computed again in backward saves
 
@@ -31,28 +31,21 @@ CHOSEN = "chosen"  # the name of what even a layer that is computed again in bac
 class Routing:
     """How a router chooses.
 
-    Attributes:
-        num_experts: experts of a layer.
-        num_chosen: experts of a token; of equal ones the lower number.
-        normalized: whether the weights of a token's experts are divided by their sum.
-        balance_loss: factor of num_experts x sum over experts of (choices of the expert per token) x (mean of its
-            probability), over a microbatch on all devices: num_chosen where all are used alike. Mean over layers.
-        z_loss: factor of the mean square of log(sum of exp(logits)). Mean over layers.
-        capacity_factor: see `jaxpipe.models.dispatch.Capacity`; None: no choice is dropped.
-        has_bias: whether a bias of each expert is added to its probability where experts are chosen, and nowhere else.
-            Its gradient is the load above the mean, where 1 is the mean, so that a step in the direction of its sign
-            balances the loads without a loss.
-
     Source: Fedus et al., Switch Transformers, JMLR 2022, equations 4 to 6; Zoph et al., ST-MoE, 2022, equation 5; Wang
     et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, 2024 (arXiv 2408.15664), algorithm 1.
     """
 
     num_experts: int
-    num_chosen: int
-    normalized: bool
+    num_chosen: int  # experts of a token; of equal ones the lower number
+    normalized: bool  # whether the weights of a token's experts are divided by their sum
+    # Factor of num_experts x sum over experts of (choices of the expert per token) x (mean of its probability), over a
+    # microbatch on all devices: num_chosen where all are used alike. Mean over layers.
     balance_loss: float
-    z_loss: float
-    capacity_factor: float | None = None
+    z_loss: float  # factor of the mean square of log(sum of exp(logits)). Mean over layers.
+    capacity_factor: float | None = None  # see `jaxpipe.models.dispatch.Capacity`; None: no choice is dropped
+    # Whether a bias of each expert is added to its probability where experts are chosen, and nowhere else. Its gradient
+    # is the load above the mean, where 1 is the mean, so that a step in the direction of its sign balances the loads
+    # without a loss.
     has_bias: bool = False
 
     def dispatch(self, expert: Axis) -> Dispatch:
@@ -166,32 +159,26 @@ class Experts(nnx.Module):
 
     Over `tensor`, each device has a part of every expert's width, as of a dense feed forward's; the router reads the
     device's own part of the sequence. Over `expert`, each device has some of the experts.
-
-    Args:
-        norm: norm of the stream.
-        width: size between the matmuls of an expert.
-        routing: see `Routing`.
-        activation: function of gate and up.
-        num_layers: layers of the model.
     """
 
     def __init__(
         self,
         norm: RMSNorm,
+        anatomy: Anatomy,
         *,
-        hidden: int,
-        width: int,
         routing: Routing,
         activation: Callable,
         num_layers: int,
-        deviation: float,
         output_deviation: float,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
-        self.norm = norm
-        self.router = Linear(hidden, routing.num_experts, split=None, bias=False, deviation=deviation, rngs=rngs)
         num = routing.num_experts
+        hidden = anatomy.hidden
+        width = anatomy.width
+        deviation = initial_deviation(hidden)
+        self.norm = norm
+        self.router = Linear(hidden, num, split=None, bias=False, deviation=deviation, rngs=rngs)
         self.gate = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
         self.up = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
         self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, rngs=rngs)

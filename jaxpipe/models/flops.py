@@ -27,7 +27,6 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
     Without a window, with a d = h, g = a, k = 2 and f = 4 h that is 72 s L h^2 (1 + s / (6 h) + v / (12 h L)).
 
     Args:
-        config: config of the model.
         seq_len: tokens of the sequence, padding included.
         num_predicted: predicted tokens of a masked model; None: every token is predicted.
 
@@ -47,9 +46,6 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
 
 def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> float:
     """The work of a model's head, in layers, matrix products alone.
-
-    Args:
-        config, seq_len, num_predicted: as in `model_flops`.
 
     Example:
         >>> from jaxpipe.models import GPTConfig

@@ -7,14 +7,14 @@ Source: Brown et al. 2020 (GPT-3), Megatron-LM.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
-from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
+from jaxpipe.models.block import Block, FeedForward, SelfAttention
 from jaxpipe.models.choices import (
     ACTIVATIONS,
     CHOICES,
@@ -29,7 +29,7 @@ from jaxpipe.models.choices import (
 )
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family, Fields
-from jaxpipe.models.linear import LayerNorm, initial_deviation
+from jaxpipe.models.linear import LayerNorm, output_deviation
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class LayerNormSizes:
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
+    # Last, where the field stands that BERT has in its place.
+    num_token_types: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the sizes and choices do not fit together."""
@@ -79,7 +81,9 @@ class LayerNormSizes:
         check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
 
-    def _anatomy(self, *, causal: bool, **head: Any) -> Anatomy:
+    @property
+    def anatomy(self) -> Anatomy:
+        """Anatomy of a causal model."""
         return Anatomy(
             hidden=self.hidden,
             num_heads=self.num_heads,
@@ -89,60 +93,39 @@ class LayerNormSizes:
             num_up=1,
             vocab_size=self.vocab_size,
             num_rows=num_token_rows(self.vocab_size, self.vocab_multiple),
-            causal=causal,
             centered_norms=True,
             embedding_dropout=self.embedding_dropout,
             attention_dropout=self.attention_dropout,
             hidden_dropout=self.hidden_dropout,
-            **head,
         )
 
-    def _embedding(
-        self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs, *, num_token_types: int = 0
-    ) -> Embedding:
+    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token and position tables and, if `num_token_types` is not 0, one of token types."""
-        return Embedding(
-            vocab_size=self.vocab_size,
-            num_rows=anatomy.num_rows,
-            num_positions=self.num_positions,
-            num_token_types=num_token_types,
-            hidden=self.hidden,
-            dropout_rate=self.embedding_dropout,
-            tensor=tensor,
-            rngs=rngs,
-        )
+        numbers = {"num_positions": self.num_positions, "num_token_types": self.num_token_types}
+        return Embedding(self.anatomy, **numbers, tensor=tensor, rngs=rngs)
 
-    def _block(self, anatomy: Anatomy, tensor: TensorAxis, rngs: nnx.Rngs) -> Block:
-        """One layer; the matmuls back to the stream start smaller by sqrt(2 * num_layers), as GPT-2's, Megatron's."""
-        hidden = self.hidden
-        deviation = initial_deviation(self.hidden)
-        # Each layer adds to the stream twice: scaled so, all additions together have the variance of one.
-        to_stream = deviation / (2 * self.num_layers) ** 0.5
+    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """One layer."""
+        anatomy = self.anatomy
+        deviation = output_deviation(self.hidden, self.num_layers)
         attention = SelfAttention(
-            LayerNorm(hidden, epsilon=self.norm_epsilon),
-            hidden=hidden,
-            heads=Heads(self.num_heads, self.num_heads, anatomy.head_size),
+            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
+            anatomy,
             bias=True,
             output_bias=True,
             attend=attend_of(self.attention, self.recompute),
-            causal=anatomy.causal,
-            window=None,
             rotate=None,
-            dropout_rate=self.attention_dropout,
-            deviation=deviation,
-            output_deviation=to_stream,
+            output_deviation=deviation,
             tensor=tensor,
             rngs=rngs,
         )
         feed_forward = FeedForward(
-            LayerNorm(hidden, epsilon=self.norm_epsilon),
-            hidden=hidden,
-            width=anatomy.width,
+            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
+            anatomy,
             names=("up",),
             activation=ACTIVATIONS[self.activation],
             bias=True,
-            deviation=deviation,
-            output_deviation=to_stream,
+            output_deviation=deviation,
             tensor=tensor,
             rngs=rngs,
         )
@@ -157,34 +140,14 @@ class GPTConfig(LayerNormSizes):
         ConfigError: the sizes and choices do not fit together.
     """
 
-    @property
-    def anatomy(self) -> Anatomy:
-        """Anatomy of the model."""
-        return self._anatomy(causal=True)
-
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32."""
         return num_valid(batch["targets"])
 
-    def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """Token and position tables."""
-        return self._embedding(self.anatomy, tensor, rngs)
-
-    def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
-        """One layer, with causal attention."""
-        return self._block(self.anatomy, tensor, rngs)
-
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
-        return Head(
-            LayerNorm(self.hidden, epsilon=self.norm_epsilon),
-            vocab_size=self.vocab_size,
-            num_rows=self.anatomy.num_rows,
-            hidden=self.hidden,
-            tie_embeddings=self.tie_embeddings,
-            tensor=tensor,
-            rngs=rngs,
-        )
+        norm = LayerNorm(self.hidden, epsilon=self.norm_epsilon)
+        return Head(norm, self.anatomy, tie_embeddings=self.tie_embeddings, tensor=tensor, rngs=rngs)
 
 
 def check_positions(fields: Fields, seq_len: int) -> None:

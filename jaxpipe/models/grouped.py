@@ -18,6 +18,7 @@ from jax import lax
 from jaxpipe.models import grouped_kernels
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_tiles: bool) -> jax.Array:
     """Products "tile row out" of tiles with their experts' kernels.
 
@@ -27,11 +28,6 @@ def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_til
         expert: int32 "tile", in order; the number of experts for a tile of none.
         has_idle_tiles: whether most tiles may have no expert, as over `mesh.expert`: then loops skip them.
     """
-    return _grouped(has_idle_tiles, rows, kernels, expert)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
     return _by_platform(
         grouped_kernels.products, partial(_products, has_idle_tiles), grouped_kernels.fit(rows, kernels)
     )(rows, kernels, expert)
@@ -49,8 +45,11 @@ def _grouped_backward(
     return d_rows, _by_platform(kernel, partial(loop, has_idle_tiles), fits)(rows, d, expert), None
 
 
-_grouped.defvjp(
-    lambda has_idle_tiles, *arrays: (_grouped(has_idle_tiles, *arrays), arrays),
+grouped.defvjp(
+    lambda rows, kernels, expert, has_idle_tiles: (
+        grouped(rows, kernels, expert, has_idle_tiles),
+        (rows, kernels, expert),
+    ),
     _grouped_backward,
 )
 

@@ -89,10 +89,8 @@ def products(
     """Products "tile row out" of rows "tile row in"; zeros in tiles of no expert.
 
     Args:
-        rows: "tile row in".
         kernels: "expert in out"; `transposed`: "expert out in".
         expert: int32 "tile", in order; the number of experts for a tile of none.
-        transposed: see `kernels`.
         interpret: runs on any device, slowly.
     """
     num_tiles, size, depth = rows.shape
@@ -143,10 +141,7 @@ def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, 
     """Sums "expert in out" of the products of each expert's rows "tile row in" with their gradients "tile row out".
 
     Args:
-        rows: "tile row in".
-        d: "tile row out".
         expert: int32 "tile", in order; `num_experts` for a tile of none.
-        num_experts: experts.
         interpret: runs on any device, slowly.
     """
     num_tiles, size, depth = rows.shape

@@ -17,19 +17,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxpipe.mesh import Randomness, TensorAxis, added, with_losses
+from jaxpipe.mesh import Randomness, TensorAxis, added, only_on_the_first, with_losses
+from jaxpipe.models import cross_entropy
 from jaxpipe.models.attention import Cache
-from jaxpipe.models.cross_entropy import KernelSums, cross_entropy_backward, cross_entropy_sum
+from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
-from jaxpipe.models.over_pipe import EndsOverPipe, only_on_the_first
 from jaxpipe.models.parameters import Params, specs_of, values_of
-
-Microbatch = dict[str, jax.Array]
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
 TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
+# What all devices need of one device's S: of its logits; and the head's other losses, which all compute alike.
+HeadStatistics = tuple[cross_entropy.Statistics, Params]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ class LanguageModel:
         num_predicted = batch["predicted"].shape[-1] if "predicted" in batch else None
         return math.prod(num_sequences) * model_flops(self.config, seq_len=seq_len, num_predicted=num_predicted)
 
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""
+        return self.config.num_losses(batch)
+
     @cached_property
     def specs(self) -> Params:
         """PartitionSpecs of the shared parameters and of the parameters of one layer.
@@ -92,12 +96,9 @@ class LanguageModel:
         """Residual stream "batch local_seq hidden" after one layer; with experts also sums of its losses, by name.
 
         Args:
-            layer: the parameters of one layer.
-            x: the stream before it.
             microbatch: the batch's arrays, of which those of TOKEN_ARRAYS are read, int32 "batch seq": "padding_mask"
                 is 0 for padding, which no token sees; "positions" are those in documents that stand back to back, and a
                 token sees its own document alone; "is_token" is 0 for padding that no expert gets.
-            random: None means no dropout.
         """
 
         def apply(layer: Params, x: jax.Array, token_arrays: Microbatch, random: Randomness | None) -> Any:
@@ -115,7 +116,7 @@ class LanguageModel:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
         head = self._module("head", shared["head"])
         features, others = head.features(x, microbatch)
-        words = cross_entropy_sum(features, targets=microbatch["targets"], tensor=self.tensor, **self._words(shared))
+        words = cross_entropy.cross_entropy_sum(features, microbatch["targets"], self._vocabulary(shared))
         return head.losses(words, others)
 
     def embed_backward(
@@ -124,7 +125,6 @@ class LanguageModel:
         """Running sums of the shared parameters' gradients, with those of `embed` added; the token table's in place.
 
         Args:
-            shared, microbatch, random: arguments of `embed`.
             dx: the gradient of its result.
             sums: float32, like `shared`.
         """
@@ -137,7 +137,7 @@ class LanguageModel:
         d_params, d_rows = vjp(dx)
         token = embedding.add_at_rows(sums["embedding"]["token"], microbatch, d_rows)
         if self.tensor.num_pipe > 1:  # all devices add to their rows; the rest is the same on all and counts once
-            d_params = only_on_the_first(d_params)
+            d_params = only_on_the_first(d_params, "pipe")
         return {**sums, "embedding": {**added(sums["embedding"], d_params), "token": token}}
 
     def head_backward(
@@ -146,39 +146,88 @@ class LanguageModel:
         """Result of `head`, and gradients of its losses times `scale`: that of `x`, and `sums` with the others added.
 
         Args:
-            shared, x, microbatch: arguments of `head`.
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
         head = self._module("head", shared["head"])
         (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
         words_scale, others_scale = self._scales(head, others, scale)
-        words, d_features, of_words = cross_entropy_backward(
+        words, d_features, of_words = cross_entropy.cross_entropy_backward(
             features,
-            targets=microbatch["targets"],
-            tensor=self.tensor,
+            microbatch["targets"],
+            self._vocabulary(shared),
             scale=words_scale,
             sums=self._words_sums(sums),
-            **self._words(shared),
         )
         d_params, dx = vjp((d_features, others_scale))
         return head.losses(words, others), dx, self._with_head(sums, d_params, of_words)
 
-    @property
-    def over_pipe(self) -> EndsOverPipe | None:
-        """Embedding and head by parts, if their rows are split over `pipe`."""
-        return None if self.tensor.num_pipe == 1 else EndsOverPipe(self)
+    # ---- Embedding and head whose vocabulary is split by rows over `pipe`, as `jaxpipe.program.SplitEnds` has them.
+    # Every device looks up the rows that it has and computes the logits of its part of the vocabulary; the program adds
+    # up or gathers in between what needs all parts. The layers before the logits are not split: a final norm, BERT's
+    # transform and sentence order. Every device computes them, in S and again in T, where the gradient of its own
+    # logits gives its term of all gradients before them. Devices so stay equally long.
 
-    def num_losses(self, batch: dict[str, Any]) -> Any:
-        """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""
-        return self.config.num_losses(batch)
+    @property
+    def over_pipe(self) -> LanguageModel | None:
+        """Embedding and head by parts, if their rows are split over `pipe`."""
+        return None if self.tensor.num_pipe == 1 else self
+
+    def rows(self, shared: Params, microbatch: Microbatch) -> jax.Array:
+        """This device's term of the rows of the tokens, "batch local_seq hidden"."""
+        return self.tensor.scatter_sum(self._module("embedding", shared["embedding"]).rows(microbatch), 1)
+
+    def embed_rows(
+        self, shared: Params, rows: jax.Array, microbatch: Microbatch, random: Randomness | None
+    ) -> jax.Array:
+        """The residual stream from the sum of all devices' `rows`."""
+        return self._module("embedding", shared["embedding"]).with_own_rows(rows, microbatch, random)
+
+    def head_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
+        """The exponentials of this device's logits, kept for `head_gradients`, and their statistics."""
+        features, others = self._features(microbatch)(shared["head"], x)
+        kept, words = cross_entropy.softmax_of_part(features, microbatch["targets"], self._vocabulary(shared))
+        return kept, (words, others)
+
+    def head_losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
+        """The result of `head` from the statistics of all devices, "device ..." each."""
+        of_words, of_others = statistics
+        # Alike on all devices, so the first one's is the loss.
+        others = jax.tree.map(lambda of_devices: of_devices[0], of_others)
+        words = cross_entropy.loss_of_parts(of_words, microbatch["targets"])
+        return self._module("head", shared["head"]).losses(words, others)
+
+    def head_gradients(
+        self,
+        shared: Params,
+        x: jax.Array,
+        kept: jax.Array,
+        statistics: HeadStatistics,
+        microbatch: Microbatch,
+        scale: Any,
+        sums: Params,
+    ) -> tuple[jax.Array, Params]:
+        """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
+        # Computed again, not kept from S: residuals of all microbatches between S and T would stay in memory.
+        (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
+        words_scale, others_scale = self._scales(self._module("head", shared["head"]), others, scale)
+        d_features, of_words = cross_entropy.backward_of_part(
+            features,
+            microbatch["targets"],
+            self._vocabulary(shared),
+            exponentials=kept,
+            parts=statistics[0],
+            scale=words_scale,
+            sums=self._words_sums(sums),
+        )
+        # The others' gradient from one device, since `pipe` sums the terms of all.
+        d_params, dx = vjp((d_features, only_on_the_first(others_scale, "pipe")))
+        return dx, self._with_head(sums, d_params, of_words)
+
+    # ---- Without a pipeline
 
     def logits(self, params: Params, microbatch: Microbatch) -> Any:
         """Logits of every position: the model without a pipeline, on one device, without dropout.
-
-        Args:
-            params: `{"shared", "layers"}`.
-            microbatch: the arrays that `embed` and `layer` read.
 
         Returns:
             Float32 "batch seq vocab"; BERT: {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2".
@@ -187,13 +236,7 @@ class LanguageModel:
         return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
 
     def new_cache(self, params: Params, *, batch: int, size: int) -> Cache | None:
-        """A cache of no tokens, for at most `size`; None if blocks have no `following`.
-
-        Args:
-            params: `{"shared", "layers"}`; give the dtype.
-            batch: rows.
-            size: the most tokens of a row.
-        """
+        """A cache of no tokens, for at most `size`; None if blocks have no `following`."""
         if not hasattr(self._abstract("block"), "following"):
             return None
         sizes = self.config.anatomy
@@ -206,9 +249,7 @@ class LanguageModel:
         """Logits after the last of `num_new` further tokens, and the cache with them: on one device, causal.
 
         Args:
-            params: `{"shared", "layers"}`.
             tokens: int32 "batch token", those after the tokens of the cache; the first `num_new` of each row count.
-            cache: from `new_cache`, or of an earlier call.
             num_new: int32, 1 or more.
 
         Returns:
@@ -233,10 +274,7 @@ class LanguageModel:
         """Result of `head` after a scan over the layers, and the layers' losses: the model without a pipeline.
 
         Args:
-            params: `{"shared", "layers"}`.
-            microbatch: the arrays that `embed`, `layer` and `head` read.
             random: random state of the step, or None for no dropout.
-            index: index of the microbatch in its step.
         """
         x, losses = self._stream(params, microbatch, random, index)
         words = self.head(params["shared"], x, microbatch)
@@ -269,14 +307,10 @@ class LanguageModel:
         """Where the logits' kernel is among the shared parameters."""
         return ("embedding", "token") if self.config.tie_embeddings else ("head", "kernel")
 
-    def _words(self, shared: Params) -> dict[str, Any]:
-        """The arguments of the words' loss besides features and targets."""
+    def _vocabulary(self, shared: Params) -> cross_entropy.Vocabulary:
         owner, kernel = self._kernel_path
-        return {
-            "kernel": shared[owner][kernel],
-            "bias": shared["head"].get("bias"),
-            "vocab_size": self.config.anatomy.vocab_size,
-        }
+        size = self.config.anatomy.vocab_size
+        return cross_entropy.Vocabulary(shared[owner][kernel], self.tensor, shared["head"].get("bias"), size)
 
     def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
         """The head up to its logits: (its parameters, the stream) -> (features, other losses)."""
@@ -288,12 +322,12 @@ class LanguageModel:
         _, vjp = jax.vjp(head.losses, jnp.zeros((), jnp.float32), others)
         return vjp(scale)
 
-    def _words_sums(self, sums: Params) -> KernelSums:
+    def _words_sums(self, sums: Params) -> cross_entropy.KernelSums:
         """The running sums of the gradients of the logits' kernel and bias, among those of the shared parameters."""
         owner, kernel = self._kernel_path
-        return KernelSums(sums[owner][kernel], sums["head"].get("bias"))
+        return cross_entropy.KernelSums(sums[owner][kernel], sums["head"].get("bias"))
 
-    def _with_head(self, sums: Params, d_params: Params, of_words: KernelSums) -> Params:
+    def _with_head(self, sums: Params, d_params: Params, of_words: cross_entropy.KernelSums) -> Params:
         """`sums` with the gradients of the head's parameters before the logits added, and with those of the logits."""
         owner, kernel = self._kernel_path
         sums = {**sums, "head": added(sums["head"], d_params)}

@@ -23,15 +23,10 @@ from jaxpipe.mesh import TensorAxis
 
 @dataclass(frozen=True)
 class Normalize:
-    """The pure function of a norm.
+    """The pure function of a norm."""
 
-    Attributes:
-        epsilon: added to the variance.
-        centered: whether the mean is subtracted first.
-    """
-
-    epsilon: float
-    centered: bool
+    epsilon: float  # added to the variance
+    centered: bool  # whether the mean is subtracted first
 
     def __call__(self, x: jax.Array, arrays: dict[str, jax.Array]) -> jax.Array:
         """`x` normalized over its last dim, times `arrays["scale"]`, plus `arrays["bias"]` if there is one."""
@@ -76,6 +71,12 @@ def initial_deviation(hidden: int) -> float:
     Source: Nguyen and Salazar, Transformers without Tears, IWSLT 2019, section 2.2 (SmallNorm).
     """
     return (2 / (5 * hidden)) ** 0.5
+
+
+def output_deviation(hidden: int, num_layers: int) -> float:
+    """The same of kernels back to the stream, as GPT-2's and Megatron's: smaller by sqrt(2 * num_layers)."""
+    # Each layer adds to the stream twice: scaled so, all additions together have the variance of one.
+    return initial_deviation(hidden) / (2 * num_layers) ** 0.5
 
 
 class Linear(nnx.Module):

@@ -18,7 +18,7 @@ from flax import nnx
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
-from jaxpipe.models.block import Block, FeedForward, Heads, SelfAttention
+from jaxpipe.models.block import Block, FeedForward, SelfAttention
 from jaxpipe.models.choices import (
     CHOICES,
     TOKENS,
@@ -31,7 +31,7 @@ from jaxpipe.models.choices import (
 )
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family
-from jaxpipe.models.linear import RMSNorm, initial_deviation
+from jaxpipe.models.linear import RMSNorm, output_deviation
 from jaxpipe.models.rotary import (
     ROTARY_FIELDS,
     ROTARY_SCALINGS,
@@ -143,36 +143,23 @@ class LlamaConfig:
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Token table."""
-        return Embedding(
-            vocab_size=self.vocab_size,
-            num_rows=self.anatomy.num_rows,
-            hidden=self.hidden,
-            dropout_rate=0.0,
-            tensor=tensor,
-            rngs=rngs,
-        )
+        return Embedding(self.anatomy, tensor=tensor, rngs=rngs)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer; initial kernels as GPT's."""
-        deviation = initial_deviation(self.hidden)
         head_size = self.anatomy.head_size
         attention = SelfAttention(
             self._new_norm(),
-            hidden=self.hidden,
-            heads=Heads(self.num_heads, self.num_kv_heads, head_size),
+            self.anatomy,
             bias=self.query_key_value_bias,
             output_bias=self.output_bias,
             # With norms, the prepared queries and keys would be saved besides the raw ones; that attention prepares
             # them again.
             attend=(attend_normed_of if self.query_key_norm else attend_of)(self.attention, self.recompute),
-            causal=True,
-            window=self.sliding_window,
             # A function and not a module, since queries and keys each get a norm of their own.
             head_norm=partial(RMSNorm, head_size, epsilon=self.norm_epsilon) if self.query_key_norm else None,
             rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
-            dropout_rate=0.0,
-            deviation=deviation,
-            output_deviation=self._to_stream(deviation),
+            output_deviation=output_deviation(self.hidden, self.num_layers),
             tensor=tensor,
             rngs=rngs,
         )
@@ -180,36 +167,20 @@ class LlamaConfig:
 
     def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """A layer's part after attention."""
-        deviation = initial_deviation(self.hidden)
         return FeedForward(
             self._new_norm(),
-            hidden=self.hidden,
-            width=self.feed_forward,
+            self.anatomy,
             names=("gate", "up"),
             activation=swiglu,
             bias=self.feed_forward_bias,
-            deviation=deviation,
-            output_deviation=self._to_stream(deviation),
+            output_deviation=output_deviation(self.hidden, self.num_layers),
             tensor=tensor,
             rngs=rngs,
         )
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
-        return Head(
-            self._new_norm(),
-            vocab_size=self.vocab_size,
-            num_rows=self.anatomy.num_rows,
-            hidden=self.hidden,
-            tie_embeddings=self.tie_embeddings,
-            tensor=tensor,
-            rngs=rngs,
-        )
-
-    def _to_stream(self, deviation: float) -> float:
-        """Deviation of initial kernels back to the stream."""
-        # As GPT-2's: two additions to the stream in each layer.
-        return deviation / (2 * self.num_layers) ** 0.5
+        return Head(self._new_norm(), self.anatomy, tie_embeddings=self.tie_embeddings, tensor=tensor, rngs=rngs)
 
     def _new_norm(self) -> RMSNorm:
         return RMSNorm(self.hidden, epsilon=self.norm_epsilon)

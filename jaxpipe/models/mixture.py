@@ -17,7 +17,7 @@ from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.experts import Experts, Routing
 from jaxpipe.models.family import Family
-from jaxpipe.models.linear import initial_deviation
+from jaxpipe.models.linear import output_deviation
 from jaxpipe.models.llama import LLAMA, LlamaConfig, swiglu
 from jaxpipe.models.rotary import check_rotary_scaling, with_rotary_scaling
 
@@ -96,16 +96,13 @@ class MixtureConfig(LlamaConfig):
 
     def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Router and experts."""
-        deviation = initial_deviation(self.hidden)
         return Experts(
             self._new_norm(),
-            hidden=self.hidden,
-            width=self.feed_forward,
+            self.anatomy,
             routing=self.routing,
             activation=swiglu,
             num_layers=self.num_layers,
-            deviation=deviation,
-            output_deviation=self._to_stream(deviation),
+            output_deviation=output_deviation(self.hidden, self.num_layers),
             tensor=tensor,
             rngs=rngs,
         )

@@ -24,12 +24,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class ParameterShapes:
-    """Shapes of a model's parameters.
-
-    Attributes:
-        layer: shapes of one layer's parameters.
-        shared: shapes of the parameters of embedding and head.
-    """
+    """Shapes of the parameters of one layer, and of embedding and head."""
 
     layer: tuple[ParameterShape, ...]
     shared: tuple[ParameterShape, ...]

@@ -32,31 +32,22 @@ ROTARY_FIELDS = {
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Scaling of the rotary frequencies, for sequences longer than those of the first training.
+    """Scaling of the rotary frequencies, for sequences longer than those of the first training."""
 
-    Attributes:
-        kind: "linear": all frequencies are divided by `factor`, and the rest has no effect; "llama3", as Llama 3.1:
-            only the low ones, and those between low and high by less.
-        factor: low frequencies are divided by it.
-        low_freq_factor: a frequency that turns fewer times than this in `original_max_position` is low.
-        high_freq_factor: one that turns more times is high and stays; between the two it is interpolated.
-        original_max_position: the longest sequence of the first training, in tokens.
-    """
-
+    # "linear": all frequencies are divided by `factor`, and the rest has no effect; "llama3", as Llama 3.1: only the
+    # low ones, and those between low and high by less.
     kind: str = "llama3"
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    factor: float = 8.0  # low frequencies are divided by it
+    low_freq_factor: float = 1.0  # a frequency that turns fewer times than this in `original_max_position` is low
+    high_freq_factor: float = 4.0  # one that turns more times is high and stays; between the two it is interpolated
+    original_max_position: int = 8192  # the longest sequence of the first training, in tokens
 
 
 def frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None = None) -> tuple[float, ...]:
     """Angle per position of each of the `head_dim / 2` planes, in radians.
 
     Args:
-        head_dim: even.
         theta: base of the geometric sequence of frequencies: 1e4 for LLaMA, 5e5 for Llama 3.
-        scaling: None leaves the frequencies as they are.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, section 3.2.2; scaling "llama3" as in Meta's llama-models,
     `apply_scaling`; "linear" as in Chen et al., Position Interpolation, arXiv 2306.15595, equation 4.

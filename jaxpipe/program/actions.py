@@ -8,7 +8,6 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 
@@ -20,8 +19,6 @@ from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
-
-PyTree = Any
 
 
 def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.storage import Pools
 
-PyTree = Any
 Integers = Any  # numpy arrays in the table, jax arrays in the program
 
 

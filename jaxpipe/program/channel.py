@@ -37,30 +37,26 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.device import Action, DeviceStep, LayerChannel
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.storage import Page, Pool, empty_pages
 from jaxpipe.schedules.schedule import Kind
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One kind of traffic of a step on one device; a subclass overrides what it has.
-
-    Attributes:
-        table: the round table of the step.
-        shapes: shapes of the step.
-        step: the step on this device.
-    """
+    """One kind of traffic of a step on one device; a subclass overrides what it has."""
 
     table: RoundTable
     shapes: StepShapes
     step: DeviceStep
 
     name: ClassVar[str]
+    line: ClassVar[Any]  # the NamedTuple of its grids
+    in_program: ClassVar[str] = ""  # what a lane of it is called in the compiled program
     has_buffers: ClassVar[bool] = False  # whether a round sends what the one before has read into buffers
     actions: ClassVar[Mapping[Kind, Action]] = {}  # kinds of action that come with the channel
 
@@ -71,8 +67,8 @@ class Channel:
 
     @classmethod
     def rows(cls, table: RoundTable) -> PyTree:
-        """What a device reads in its row: a NamedTuple of grids [R, D, ...]."""
-        raise NotImplementedError
+        """What a device reads in its row: a NamedTuple of grids [R, D, ...], those of the transfer with its names."""
+        return cls.line(*(getattr(table.grids[cls.name], name) for name in cls.line._fields))
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:
@@ -113,6 +109,11 @@ class Channel:
         """The parts of the channel that hang on the loops over layers."""
         return ()
 
+    @classmethod
+    def scope(cls, round_type: int, lane: int) -> str:
+        """The name of a lane's permute in the compiled program, where tests compare its pairs with the table's."""
+        return f"type{round_type}_{cls.in_program or cls.name}{lane}"
+
     def lanes(self, round_type: int) -> Sequence[Sequence[tuple[int, int]]]:
         """[lane] -> (source, target) pairs of a type of rounds."""
         return self.table.permutes[self.name][round_type]
@@ -123,7 +124,7 @@ class Channel:
         for lane, pairs in enumerate(self.lanes(round_type)):
             # On a GPU `p2p` is a separate resource, so that several permutes overlap one action.
             with (
-                jax.named_scope(scope(self.name, round_type, lane)),
+                jax.named_scope(self.scope(round_type, lane)),
                 set_xla_metadata(_xla_gpu_collective_stream="p2p"),
             ):
                 # `pairs=pairs`: a lambda would look the name up when it runs, and all lanes had the pairs of the last
@@ -139,55 +140,65 @@ def with_part(carry: Carry, name: str, part: PyTree, state: State) -> Carry:
     return carry._replace(state=state, of={**carry.of, name: part})
 
 
-def store_lanes(
-    num_wanted: jax.Array,
-    payloads: Sequence[PyTree],
-    store_lane: Callable[[int, PyTree, PyTree, jax.Array], PyTree],
-    target: PyTree,
-    num_done: jax.Array,
-) -> tuple[PyTree, jax.Array]:
-    """Returns `target` with the first `num_wanted` of `payloads` stored, and the new `num_done`.
+class BufferedChannel(Channel):
+    """A channel whose payloads wait in buffers, one a lane: what a round has read, the next one sends."""
 
-    Args:
-        num_wanted: number of payloads that this device stores in this round.
-        payloads: [lane] arrived payloads.
-        store_lane: (lane, payload, target, num_done) -> target.
-        target: the storage or sums to store into.
-        num_done: number of accesses to storage so far.
-    """
-    for lane, payload in enumerate(payloads):
-        # Lanes are filled from the first on, so a number says which are used. In sequence, since all write into one
-        # storage.
-        target, num_done = sequenced(num_wanted > lane, partial(store_lane, lane, payload), target, num_done)
-    return target, num_done
+    has_buffers = True
 
+    @classmethod
+    def pool(cls, shapes: StepShapes) -> Pool:
+        """The form of a buffer, which is one page."""
+        raise NotImplementedError
 
-def read_lanes(
-    num_lanes: int,
-    num_wanted: jax.Array,
-    send_buffer: Sequence[PyTree],
-    read_lane: Callable[[int, PyTree, jax.Array], PyTree],
-    num_done: jax.Array,
-) -> tuple[list[PyTree], jax.Array]:
-    """Returns `send_buffer` with the payloads of the next round, and the new `num_done`.
+    @classmethod
+    def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> list[Page]:
+        """[lane] empty buffers."""
+        return [empty_pages(cls.pool(shapes), 1, empty) for _ in range(shapes.table.num_lanes(cls.name))]
 
-    Args:
-        num_lanes: number of lanes that any device reads in a round of this type.
-        num_wanted: number of lanes that this device reads in this round.
-        send_buffer: [lane] payloads read before.
-        read_lane: (lane, its buffer, num_done) -> payload.
-        num_done: number of accesses to storage so far.
-    """
-    buffers = list(send_buffer)
-    for lane in range(num_lanes):
-        # A device that sends less keeps what the buffer had: it travels too, and nobody stores it.
-        buffers[lane], num_done = sequenced(num_wanted > lane, partial(read_lane, lane), buffers[lane], num_done)
-    return buffers, num_done
+    def target(self, state: State) -> PyTree:
+        """The storage or sums that arrivals are stored into, in place."""
+        raise NotImplementedError
 
+    def with_target(self, state: State, target: PyTree) -> State:
+        """Returns `state` with the target after stores."""
+        raise NotImplementedError
 
-_IN_PROGRAM = {"messages": "permute", "parked_pages": "transfer", "replica_gradients": "exchange"}
+    def store_lane(self, line: Any, lane: int, page: Page, target: PyTree) -> PyTree:
+        """Returns `target` with an arrived payload, which the device's line of the table names."""
+        raise NotImplementedError
 
+    def read_lane(self, line: Any, lane: int, state: State, page: Page, num_done: jax.Array) -> Page:
+        """The payload of a lane for the next round, in the buffer `page`; `num_done` guards its index."""
+        raise NotImplementedError
 
-def scope(name: str, round_type: int, lane: int) -> str:
-    """The name of a lane's permute in the compiled program, where tests compare its pairs with the table's."""
-    return f"type{round_type}_{_IN_PROGRAM.get(name, name)}{lane}"
+    def begin(self, round_type: int, row: Row, carry: Carry) -> list[Page]:
+        """Sends the buffers; returns what arrives, [lane]."""
+        return self.send(round_type, carry.of[self.name])
+
+    def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
+        """Stores the payloads that are for this device."""
+        line = row.of[self.name]
+        target = self.target(carry.state)
+        num_done = carry.state.num_done
+        for lane, page in enumerate(arrived):
+            # Lanes are filled from the first on, so a number says which are used. In sequence, since all write into one
+            # storage.
+            target, num_done = sequenced(
+                line.num_recvs > lane,
+                lambda target, _, lane=lane, page=page: self.store_lane(line, lane, page, target),
+                target,
+                num_done,
+            )
+        return carry._replace(state=self.with_target(carry.state, target)._replace(num_done=num_done))
+
+    def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
+        """Reads the payloads that travel in the next round."""
+        line = row.of[self.name]
+        buffers = list(carry.of[self.name])
+        num_done = carry.state.num_done
+        # The most of any device: all trace the same lanes, and a device with fewer leaves the last ones out.
+        for lane in range(self.table.grids[self.name].num_sends[self.table.round_type == round_type].max()):
+            # A device that sends less keeps what the buffer had: it travels too, and nobody stores it.
+            read_lane = partial(self.read_lane, line, lane, carry.state)
+            buffers[lane], num_done = sequenced(line.num_sends > lane, read_lane, buffers[lane], num_done)
+        return with_part(carry, self.name, buffers, carry.state._replace(num_done=num_done))

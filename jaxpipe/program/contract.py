@@ -8,7 +8,7 @@ knows nothing else of the model. A stage that is not a stack of layers is one la
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,11 +17,40 @@ import jax.numpy as jnp
 
 from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import AXES, MEASURED, Randomness
-from jaxpipe.program.split_ends import SplitEnds
+from jaxpipe.mesh import AXES, MEASURED, PyTree, Randomness
 from jaxpipe.schedules.schedule import Kind, Schedule
 
-PyTree = Any
+
+@dataclass(frozen=True)
+class SplitEnds:
+    """Embedding and head whose parameters are split over `pipe` too: every device has a part of each.
+
+    The specs of their parameters name `pipe` beside the axis that splits kernels. All devices call these functions with
+    the same microbatch, between collectives:
+
+    Attributes:
+        rows: (shared, microbatch) -> this device's term of an array of the shape and dtype of x; it may use that axis.
+        embed_rows: (shared, rows, microbatch, random) -> x, from the sum of all terms. Runs inside the first stage's F.
+        embed_backward: as in `StageFunctions`, on every device, with the gradient of x.
+        head_statistics: (shared, x, microbatch) -> (kept, statistics): what `head_gradients` needs again, and small
+            arrays that it needs of all devices. Runs inside S.
+        head_losses: (shared, statistics, microbatch) -> result of `head`, the same on all devices; the statistics are
+            those of all devices, in a first axis. Runs inside T.
+        head_gradients: (shared, x, kept, statistics, microbatch, scale, sums) -> (this device's term of the gradient of
+            x, sums with its terms of the others added). Runs inside T.
+    """
+
+    rows: Callable[[PyTree, PyTree], Any]
+    embed_rows: Callable[[PyTree, Any, PyTree, Randomness | None], Any]
+    embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree]
+    head_statistics: Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]]
+    head_losses: Callable[[PyTree, PyTree, PyTree], PyTree]
+    head_gradients: Callable[..., tuple[Any, PyTree]]
+
+    @classmethod
+    def of(cls, ends: Any) -> SplitEnds | None:
+        """The functions of an object that has them as attributes; None of None."""
+        return ends and cls(**{field.name: getattr(ends, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -89,17 +118,13 @@ WORDS = "words"  # the name of a head's only loss beside those of layers
 class Losses:
     """The losses of a step: those of the head, and those that every layer adds to.
 
-    Attributes:
-        head: result of the head, or values for each leaf of it.
-        layers: by name, of one layer; empty if layers return x alone.
-
     Example:
         >>> Losses(1.0, {}).joined, Losses(1.0, {"balance": 2.0}).joined
         (1.0, {'words': 1.0, 'balance': 2.0})
     """
 
-    head: PyTree
-    layers: dict[str, Any]
+    head: PyTree  # result of the head, or values for each leaf of it
+    layers: dict[str, Any]  # by name, of one layer; empty if layers return x alone
 
     @property
     def joined(self) -> PyTree:

@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.mesh import BATCH_AXES, Randomness
+from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
-from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules.schedule import Kind
 
-PyTree = Any
 EMBEDDING = -1  # its index among the layers, for random numbers
 
 
@@ -39,14 +37,10 @@ class LayerChannel(Protocol):
     Asynchronous collectives cannot cross the border of a loop's body, so one that is to hide behind a layer begins and
     ends in that layer's turn. It carries from turn to turn what the next one sends. All devices that take part have the
     same row: those of any axis but `pipe`.
-
-    Attributes:
-        name: of the channel, and of its transfer.
-        kinds: the actions on whose loops it hangs.
     """
 
-    name: str
-    kinds: frozenset[Kind]
+    name: str  # of the channel, and of its transfer
+    kinds: frozenset[Kind]  # the actions on whose loops it hangs
 
     def first(self, row: Row, walk: Walk, state: State) -> PyTree:
         """What the first turn sends, before any layer."""
@@ -75,13 +69,7 @@ class Boundary(Protocol):
     def end_forward(
         self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
     ) -> tuple[PyTree, State]:
-        """The losses of the head, and the state after the layers of an F.
-
-        Args:
-            step, row, microbatch, state: of the action.
-            y: output of the stage.
-            head: losses of the head so far.
-        """
+        """The losses of the head, and the state after the layers of an F."""
         ...
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
@@ -95,80 +83,25 @@ class Boundary(Protocol):
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """One step on one device, traced inside `shard_map`.
-
-    Attributes:
-        functions: the model.
-        shapes: shapes of the step.
-        params: compute copies {"shared", "layers": [chunk, layer, ...]}.
-        batch: leaves [num_microbatches, ...].
-        scale: float32, a factor for each kind of loss.
-        random: of this step, on this device.
-        first_layer: [chunk] index in the model of its first layer.
-        num_layers: [chunk].
-        static_num_layers: layers of every stage if equal and several, which XLA then knows; else None.
-        deterministic: whether sums over devices are added in mesh order.
-        in_turn: whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`.
-        boundary: embedding and head.
-        wrap: changes an action of one microbatch where a device works on several batches; then batch, scale and random
-            are those of all, in a first axis.
-        of: name of a channel -> what the step gives it.
-        layer_channels: channels that hang on the loops over layers.
-    """
+    """One step on one device, traced inside `shard_map`."""
 
     functions: StageFunctions
     shapes: StepShapes
-    params: PyTree
-    batch: PyTree
-    scale: Losses
+    params: PyTree  # compute copies {"shared", "layers": [chunk, layer, ...]}
+    batch: PyTree  # leaves [num_microbatches, ...]
+    scale: Losses  # float32, a factor for each kind of loss
     random: Randomness | None
-    first_layer: jax.Array
-    num_layers: jax.Array
-    static_num_layers: int | None
-    deterministic: bool
-    in_turn: bool
+    first_layer: jax.Array  # [chunk] index in the model of its first layer
+    num_layers: jax.Array  # [chunk]
+    static_num_layers: int | None  # layers of every stage if equal and several, which XLA then knows; else None
+    deterministic: bool  # whether sums over devices are added in mesh order
+    in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
     boundary: Boundary
+    # Changes an action of one microbatch where a device works on several batches; then batch, scale and random are
+    # those of all, in a first axis.
     wrap: Callable[[Action], Action] | None = None
-    of: Mapping[str, Any] = field(default_factory=dict)
-    layer_channels: tuple[LayerChannel, ...] = ()
-
-    @classmethod
-    def on_this_device(
-        cls,
-        functions: StageFunctions,
-        shapes: StepShapes,
-        layout: StagedLayout,
-        *,
-        params: PyTree,
-        batch: PyTree,
-        scale: PyTree,
-        key: jax.Array | None,
-        deterministic: bool,
-        in_turn: bool,
-        boundary: Boundary,
-    ) -> DeviceStep:
-        """The step of the device that traces this inside `shard_map`."""
-        layers_per_stage = shapes.table.layers_per_stage
-        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
-        # every element that needs it; so the length is known to it only for several layers.
-        is_known = len(set(layers_per_stage)) == 1 and layers_per_stage[0] > 1
-        device = lax.axis_index("pipe")
-        microbatch_size = jax.tree.leaves(batch)[0].shape[1]
-        return cls(
-            functions=functions,
-            shapes=shapes,
-            params=params,
-            batch=batch,
-            scale=shapes.losses.apart(scale),
-            # Sequences are numbered over all devices, so that masks do not depend on how the batch is split.
-            random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
-            first_layer=jnp.asarray(layout.first_layer)[device],
-            num_layers=jnp.asarray(layout.num_held)[device],
-            static_num_layers=layers_per_stage[0] if is_known else None,
-            deterministic=deterministic,
-            in_turn=in_turn,
-            boundary=boundary,
-        )
+    of: Mapping[str, Any] = field(default_factory=dict)  # name of a channel -> what the step gives it
+    layer_channels: tuple[LayerChannel, ...] = ()  # channels that hang on the loops over layers
 
     @property
     def layer_scale(self) -> PyTree:
@@ -201,13 +134,7 @@ class DeviceStep:
     def over_layers(
         self, kind: Kind, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
     ) -> tuple[Walk, State]:
-        """The walk over the layers of a stage, and the state with what channels on the loop have brought.
-
-        Args:
-            kind, row, state: of the action.
-            layer: (turn, walk) -> walk, for one layer.
-            walk: before the first layer.
-        """
+        """The walk over the layers of a stage, and the state with what channels on the loop have brought."""
         channels = [channel for channel in self.layer_channels if kind in channel.kinds]
         # Nothing hangs on most loops: the walk is all that they carry.
         if not channels:
@@ -275,7 +202,6 @@ def add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequenc
 
     Args:
         totals: running sums, leaves [chunk, layer, ...].
-        chunk, layer: indices of the layer.
         grads: [leaf] gradients of the layer; None adds nothing.
     """
     # I leaves the gradients of products to W, and W finds those of biases and norms done: None in either.

@@ -6,8 +6,7 @@ summed behind the last round (`sums_over_devices`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES
-from jaxpipe.mesh import on_devices
+from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import Part
 from jaxpipe.program.stacked import slice_at, with_slice
-
-PyTree = Any
 
 
 def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
@@ -33,27 +30,20 @@ def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministi
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
-        parts: the Part of every layer parameter.
-        chunk: index of the chunk.
-        deterministic: whether terms are added in mesh order.
     """
     leaves, structure = jax.tree.flatten(grads)
     parts = jax.tree.leaves(parts)
 
     def layer(i: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
-        return [
-            _reduce_layer(leaf, part, chunk, i, deterministic=deterministic) if part.is_summed else leaf
-            for leaf, part in zip(leaves, parts, strict=True)
-        ]
+        def reduced(leaf: jax.Array, part: Part) -> jax.Array:
+            # The indexed axes are of size one; a Part knows nothing of them.
+            own = part.reduce(slice_at(leaf, chunk, i)[0, 0], deterministic=deterministic)
+            return with_slice(leaf, own[None, None], chunk, i)
+
+        return [reduced(leaf, part) if part.is_summed else leaf for leaf, part in zip(leaves, parts, strict=True)]
 
     # Over all rows, those that a shorter stage does not use included: their sums are zeros.
     return jax.tree.unflatten(structure, lax.fori_loop(0, leaves[0].shape[1], layer, leaves))
-
-
-def _reduce_layer(leaf: jax.Array, part: Part, chunk: jax.Array, i: jax.Array, *, deterministic: bool) -> jax.Array:
-    # The indexed axes are of size one; a Part knows nothing of them.
-    own = part.reduce(slice_at(leaf, chunk, i)[0, 0], deterministic=deterministic)
-    return with_slice(leaf, own[None, None], chunk, i)
 
 
 def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
@@ -74,46 +64,25 @@ def sums_over_devices(
     """Loss and gradients of the step from each device's running sums; without gradients if there are none.
 
     Args:
-        loss: this device's running sums.
         grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
-        parts: the Part of every parameter.
         num_done: accesses to storage so far, which the last loop counts on.
         num_owned: chunks whose gradients the device returns; with two replicas the others are its partner's.
-        deterministic: whether terms are added in mesh order.
     """
-
-    def sums(terms: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        loss, shared = terms
-        return (
-            jax.tree.map(lambda leaf: sum_over(leaf, (*BATCH_AXES, "pipe"), deterministic=deterministic), loss),
-            jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, of_shared),
-        )
-
-    has_grads = bool(jax.tree.leaves(grads))
-    of_shared = parts["shared"] if has_grads else ()
-    loss, shared = after_rounds(sums, (loss, grads["shared"]), num_done)
-    if not has_grads:
+    # All sums wait for the last loop of rounds. Else XLA would see that no round of that loop changes some of them, and
+    # on CPUs a device that began with these would wait for one that is still sending its messages. The condition is
+    # always true, which the compiler cannot know; in a loop they would not be ordered against other collectives.
+    loss, shared = jax.tree.map(
+        lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), (loss, grads["shared"])
+    )
+    loss = jax.tree.map(lambda leaf: sum_over(leaf, (*BATCH_AXES, "pipe"), deterministic=deterministic), loss)
+    if not jax.tree.leaves(grads):
         return loss, grads
+    shared = jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, parts["shared"])
     # What a device has summed for its partner has been sent there, and returns from there.
     owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
     # The device axis, which `out_specs` splits over `pipe`.
     layers = jax.tree.map(lambda leaf: leaf[None], _reduced_parts(owned, parts["layers"]))
     return loss, {"shared": shared, "layers": layers}
-
-
-def after_rounds(sums: Callable[[PyTree], PyTree], terms: PyTree, num_done: jax.Array) -> PyTree:
-    """Returns `sums(terms)`, sums over devices, which wait for the last loop of rounds.
-
-    Else XLA would see that no round of that loop changes some of them, and on CPUs a device that began with these would
-    wait for one that is still sending its messages.
-
-    Args:
-        sums: sums over devices.
-        terms: this device's.
-        num_done: accesses to storage so far, which the last loop counts on.
-    """
-    # Always true, but the compiler cannot know. In a loop they would not be ordered against other collectives.
-    return sums(jax.tree.map(lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), terms))
 
 
 def sum_of_parts(
@@ -125,9 +94,7 @@ def sum_of_parts(
 
     Args:
         values: [leaf] scalars of this device's part.
-        parts: [leaf] the Part of each parameter.
         beside: axes over which nothing is summed.
-        deterministic: whether terms are added in mesh order.
 
     Returns:
         "leaf".
@@ -159,9 +126,6 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
 
     Args:
         grads: gradients, staged and sharded as the parameters.
-        parts: the Part of every parameter.
-        mesh: the mesh.
-        deterministic: whether terms are added in mesh order.
 
     Returns:
         Float32 "leaf", in the order of `jax.tree.leaves`.

@@ -7,17 +7,13 @@ computed. Else `jax.vjp` makes the gradients, which are added afterwards.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
-from jaxpipe.mesh import Randomness, added
+from jaxpipe.mesh import PyTree, Randomness, added
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
 from jaxpipe.program.in_place import cond_in_place
-
-PyTree = Any
 
 
 class WholeBoundary(Boundary):
@@ -71,14 +67,7 @@ def embed_backward(
     dx: jax.Array,
     sums: PyTree,
 ) -> PyTree:
-    """Running sums of the shared parameters' gradients, with those of `embed` added.
-
-    Args:
-        functions: functions of the model.
-        shared, microbatch, random: arguments of `embed`.
-        dx: the gradient of its result.
-        sums: float32, like `shared`.
-    """
+    """Running sums of the shared parameters' gradients, with those of `embed` added."""
     if functions.embed_backward:
         return functions.embed_backward(shared, microbatch, random, dx, sums)
     # The forward runs again: it is a lookup, and its residuals would wait for the whole of the pipeline.
@@ -89,14 +78,7 @@ def embed_backward(
 def head_backward(
     functions: StageFunctions, shared: PyTree, x: jax.Array, microbatch: PyTree, scale: PyTree, sums: PyTree
 ) -> tuple[PyTree, jax.Array, PyTree]:
-    """Result of `head`, and gradients of its losses times `scale`: that of `x`, and `sums` with the others added.
-
-    Args:
-        functions: functions of the model.
-        shared, x, microbatch: arguments of `head`.
-        scale: float32, a factor for each loss.
-        sums: float32 running sums, like `shared`.
-    """
+    """Result of `head`, and gradients of its losses times `scale`: that of `x`, and `sums` with the others added."""
     if functions.head_backward:
         return functions.head_backward(shared, x, microbatch, scale, sums)
     losses, vjp = jax.vjp(lambda shared, x: functions.head(shared, x, microbatch), shared, x)

@@ -14,12 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import BATCH_AXES, MEASURED, num_batch_parts, on_devices, with_losses
+from jaxpipe.mesh import BATCH_AXES, MEASURED, PyTree, num_batch_parts, on_devices, with_losses
 from jaxpipe.program.contract import WORDS, Losses, StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.schedules.schedule import Schedule
-
-PyTree = Any
 
 
 def check_inputs(
@@ -28,11 +26,7 @@ def check_inputs(
     """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
 
     Args:
-        schedule: schedule of the program.
-        mesh: mesh of the program.
         staged_shape: [device, chunk, layer], the first dims of every layer parameter.
-        params: staged parameters, or their shapes.
-        batch: the batch, or its shapes.
     """
     if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
         raise CompileError(
@@ -69,7 +63,7 @@ def head_shapes(
     """What S leaves for T, and tells all devices; both empty if the head is not split over `pipe`."""
     if not functions.over_pipe:
         return (), ()
-    return shapes_on_a_device(mesh, functions.over_pipe.statistics, shared, x, microbatch)
+    return shapes_on_a_device(mesh, functions.over_pipe.head_statistics, shared, x, microbatch)
 
 
 def check_functions(
@@ -78,8 +72,6 @@ def check_functions(
     """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
 
     Args:
-        functions: functions of the model.
-        mesh: the mesh, whose axes they may use.
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
 
@@ -167,8 +159,6 @@ def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ())
     """A float32 factor for each of `losses`: `scale` has one for each, or is one factor for all.
 
     Args:
-        losses: their shapes.
-        scale: the factors.
         shape: of each factor; [batch age] where a call has several batches.
 
     Raises:

@@ -20,13 +20,14 @@ whose every turn a permute or a gather so moved would run, and all devices would
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-PyTree = Any
+from jaxpipe.mesh import PyTree
+
 Carry = TypeVar("Carry")
 
 
@@ -53,9 +54,6 @@ def sequenced(
     The order is a data dependency: every access waits for the counter of the accesses before it and passes it on.
 
     Args:
-        wanted: bool, whether this device runs the action.
-        action: (carry, num_done) -> carry.
-        carry: values that the action changes in place.
         num_done: int32, number of earlier accesses; never negative.
 
     Returns:

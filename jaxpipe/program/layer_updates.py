@@ -7,20 +7,18 @@ of the next version in the place of the one that is no longer used, and sets the
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.device_sums import sum_of_parts
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.program.optimizer_step import NAME, DeviceOptimizer, NewValues, UpdateState, squares_of
 from jaxpipe.program.stacked import slice_at, with_slice
-
-PyTree = Any
 
 
 def update_layers(optimizer: DeviceOptimizer, step: DeviceStep, row: Row, state: State) -> State:
@@ -56,7 +54,14 @@ def _update_layer(
             parts,
         )
         squares = squares_of(grads)
-        is_finite = _is_finite(optimizer, squares)
+        totals = sum_of_parts(
+            jax.tree.leaves(squares),
+            jax.tree.leaves(parts),
+            # Other stages are at other layers: over `pipe` nobody would answer.
+            beside=("pipe",),
+            deterministic=deterministic,
+        )
+        is_finite = jnp.isfinite(totals.sum())  # on all devices of the layer
         choose = partial(_layer_of, at=at)
         nodes = optimizer.nodes_of(update, choose)
         new = optimizer.stepped(update, {"shared": {}, "layers": grads}, is_finite, choose(update.masters), nodes)
@@ -83,18 +88,6 @@ def _update_layer(
     zero = jnp.minimum(update.num_left_out, 0)
     zeros = jax.tree.map(lambda leaf: jnp.full((1, 1, *leaf.shape[2:]), zero, leaf.dtype), sums)
     return update, _written(sums, zeros, at), new
-
-
-def _is_finite(optimizer: DeviceOptimizer, squares: PyTree) -> jax.Array:
-    """Whether a layer's gradients are finite on all its devices, from the squares of this device's parts."""
-    totals = sum_of_parts(
-        jax.tree.leaves(squares),
-        jax.tree.leaves(optimizer.parts["layers"]),
-        # Other stages are at other layers: over `pipe` nobody would answer.
-        beside=("pipe",),
-        deterministic=optimizer.deterministic,
-    )
-    return jnp.isfinite(totals.sum())
 
 
 def _layer_of(tree: PyTree, at: tuple[jax.Array | int, jax.Array | int]) -> PyTree:

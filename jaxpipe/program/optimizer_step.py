@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.partition import Part
 
-PyTree = Any
 NAME = "shared_sums"  # of the channel whose state is `UpdateState`
 OLDER = 1  # age of the batch that a call ends
 
@@ -54,21 +54,15 @@ class NewValues(NamedTuple):
 
 @dataclass(frozen=True)
 class StagedOptimizer:
-    """An optimizer, and where the parameters are in its state.
-
-    Attributes:
-        transform: the optimizer, of gradients, state and parameters.
-        is_staged: whether a node of its state is a tree like the parameters.
-        specs: the PartitionSpecs of its state.
-        is_unclipped: a tree like the parameters -> whether clipping leaves each gradient as it is.
-        reads_matrices: whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are
-            gathered, and every device computes the update of its stage's whole layer. Else the update is elementwise.
-    """
+    """An optimizer, and where the parameters are in its state."""
 
     transform: optax.GradientTransformation
-    is_staged: Callable[[Any], bool]
-    specs: PyTree
+    is_staged: Callable[[Any], bool]  # whether a node of its state is a tree like the parameters
+    specs: PyTree  # the PartitionSpecs of its state
+    # A tree like the parameters -> whether clipping leaves each gradient as it is.
     is_unclipped: Callable[[PyTree], PyTree]
+    # Whether its update of a layer's parameter reads the whole matrix, as Muon's; then parts are gathered, and every
+    # device computes the update of its stage's whole layer. Else the update is elementwise.
     reads_matrices: bool = False
 
     def map_layers(self, function: Callable[[jax.Array], jax.Array], state: PyTree) -> PyTree:
@@ -84,20 +78,12 @@ class StagedOptimizer:
 
 @dataclass(frozen=True)
 class DeviceOptimizer:
-    """The optimizer of one device in one call.
-
-    Attributes:
-        optimizer: the optimizer.
-        shrink: float32, the factor of gradients: clipping.
-        parts: the Part of every parameter.
-        dtype: of compute copies; None keeps that of the masters.
-        deterministic: whether sums over devices are added in mesh order.
-    """
+    """The optimizer of one device in one call."""
 
     optimizer: StagedOptimizer
-    shrink: jax.Array
+    shrink: jax.Array  # float32, the factor of gradients: clipping
     parts: PyTree
-    dtype: Any
+    dtype: Any  # of compute copies; None keeps that of the masters
     deterministic: bool
 
     def stepped(
@@ -112,10 +98,7 @@ class DeviceOptimizer:
         """Some parameters after the optimizer's step; without a finite gradient they stay as they are.
 
         Args:
-            update: where the optimizer's state is.
             grads: gradients of these parameters, this device's parts.
-            is_finite: whether they are finite.
-            masters: these of the masters.
             nodes: what the nodes of the optimizer's state have of them.
             changed: the masters after the step, if they are known.
         """
@@ -130,14 +113,7 @@ class DeviceOptimizer:
         return keep(new_masters if changed is None else changed, masters), after
 
     def apply(self, grads: PyTree, masters: PyTree, nodes: list[PyTree], structure: Any) -> tuple[PyTree, list[PyTree]]:
-        """Masters and nodes of the optimizer's state after its update by `grads`, which it clips.
-
-        Args:
-            grads: gradients of some parameters.
-            masters: these of the masters.
-            nodes: what the nodes of the optimizer's state have of them.
-            structure: how the nodes stand in the state.
-        """
+        """Masters and nodes of the optimizer's state after its update by `grads`, which it clips."""
         is_unclipped = self.optimizer.is_unclipped(grads)
         # Chosen in Python: `is_whole` is known when the program is traced, and then nothing is multiplied.
         grads = jax.tree.map(lambda leaf, is_whole: leaf if is_whole else self.shrink * leaf, grads, is_unclipped)
@@ -155,8 +131,6 @@ class DeviceOptimizer:
         """`update` with what a step has made; without compute copies and squares.
 
         Args:
-            update: what the step changes.
-            new: masters and nodes of the state.
             put: a tree like the parameters, and some of it changed -> the whole.
             is_last: whether the step is the last one of a batch, with which the optimizer's counts advance.
         """

@@ -21,34 +21,26 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError
+from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
-PyTree = Any
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one.
+    """The part of one parameter that a device holds; dims are those of one layer's parameter, or of a shared one."""
 
-    Attributes:
-        split_dims: (axis, dim) that the model splits over `PARAMETER_AXES`, or rows of a vocabulary over `pipe`,
-            where these have several devices.
-        master_dim: the dim of a device's compute copy along which master copies are split, or None.
-        copy_axes: mesh axes of more than one device along which compute copies are equal.
-        partial_axes: mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
-        num_copies: devices along `copy_axes`.
-        compute_shape: shape of the compute copy.
-        stacked: whether the parameter belongs to layers, with [device, chunk, layer] before these dims.
-    """
-
+    # (axis, dim) that the model splits over `PARAMETER_AXES`, or rows of a vocabulary over `pipe`, where these have
+    # several devices.
     split_dims: tuple[tuple[str, int], ...]
-    master_dim: int | None
-    copy_axes: tuple[str, ...]
+    master_dim: int | None  # the dim of a device's compute copy along which master copies are split, or None
+    copy_axes: tuple[str, ...]  # mesh axes of more than one device along which compute copies are equal
+    # Mesh axes of more than one device, besides `copy_axes`, over which gradients are summed.
     partial_axes: tuple[str, ...]
-    num_copies: int
-    compute_shape: tuple[int, ...]
-    stacked: bool
+    num_copies: int  # devices along `copy_axes`
+    compute_shape: tuple[int, ...]  # shape of the compute copy
+    stacked: bool  # whether the parameter belongs to layers, with [device, chunk, layer] before these dims
 
     @property
     def is_summed(self) -> bool:
@@ -129,7 +121,6 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     Else, as the sums of rows and columns of Adafactor, it is on all devices of the layer's stage, or of the mesh.
 
     Args:
-        part: the Part of the parameter.
         param, leaf: the staged parameter and the array, or their shapes.
     """
     if leaf.shape == param.shape:
@@ -146,7 +137,6 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
         params: staged parameters {"shared", "layers"}, or their shapes.
         specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `PARAMETER_AXES`;
             None if no parameter is split.
-        mesh: the mesh.
         split_masters: whether master copies are split over devices; False keeps them whole on each.
 
     Raises:
@@ -203,11 +193,7 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
 def _split_dims(
     name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, allowed: Sequence[str]
 ) -> tuple[tuple[str, int], ...]:
-    """The (axis, dim) of `spec` whose axes, all of them `allowed`, have several devices.
-
-    Raises:
-        CompileError: `spec` has another form, or a dim does not divide.
-    """
+    """The (axis, dim) of `spec` whose axes, all of them `allowed`, have several devices."""
     entries = [(axes if isinstance(axes, tuple) else (axes,), dim) for dim, axes in enumerate(spec) if axes is not None]
     named = [(axis, dim) for axes, dim in entries for axis in axes]
     axes = [axis for axis, _ in named]

@@ -13,12 +13,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.mesh import BATCH_AXES, collectives_in_turn, on_devices, permutes_block, slices_in_place
+from jaxpipe.mesh import (
+    BATCH_AXES,
+    PyTree,
+    Randomness,
+    collectives_in_turn,
+    on_devices,
+    permutes_block,
+    slices_in_place,
+)
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
@@ -46,7 +55,6 @@ from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 
-PyTree = Any
 MOST_ACTIONS = 32  # in a program, if each chunk has its own: ZB-V of two chunks has 26, and compiles in twice the time
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
 
@@ -185,32 +193,22 @@ class Pipeline:
         """Sharding of batch leaves [num_microbatches, microbatch size, ...]: the second over `BATCH_AXES`."""
         return NamedSharding(self.mesh, _BATCH)
 
-    def shapes(self, params: PyTree, batch: PyTree, *, random: bool = True) -> StepShapes:
+    def shapes(
+        self, params: PyTree, batch: PyTree, *, random: bool = True, table: RoundTable | None = None
+    ) -> StepShapes:
         """Every shape of the training step on one device: messages, losses, saved residuals and their storage.
 
         Args:
             params: staged parameters, or their shapes.
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
             random: whether the step has a key.
+            table: another table than the training step's.
 
         Raises:
             CompileError: functions, parameters and batch do not fit together.
         """
-        return self._shapes(self.table, params, batch, random=random)
-
-    def square_sums(self, grads: PyTree) -> jax.Array:
-        """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
-
-        The root of their sum is the global norm.
-
-        Returns:
-            Float32 "leaf", in the order of `jax.tree.leaves`; not finite if a gradient or its square is not.
-        """
-        return square_sums(grads, self.parts(grads), self.mesh, deterministic=self.deterministic)
-
-    def _shapes(self, table: RoundTable, params: PyTree, batch: PyTree, *, random: bool) -> StepShapes:
         return step_shapes(
-            table,
+            self.table if table is None else table,
             self.functions,
             self.mesh,
             self.layout,
@@ -223,18 +221,36 @@ class Pipeline:
             wide=self.wide,
         )
 
+    def square_sums(self, grads: PyTree) -> jax.Array:
+        """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
+
+        The root of their sum is the global norm.
+
+        Returns:
+            Float32 "leaf", in the order of `jax.tree.leaves`; not finite if a gradient or its square is not.
+        """
+        return square_sums(grads, self.parts(grads), self.mesh, deterministic=self.deterministic)
+
     def on_this_device(
         self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
     ) -> DeviceStep:
         """The step on the device that traces this inside `shard_map`."""
-        return DeviceStep.on_this_device(
-            self.functions,
-            shapes,
-            self.layout,
+        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
+        # every element that needs it; so the length is known to it only for several layers.
+        is_known = len(set(self.layers_per_stage)) == 1 and self.layers_per_stage[0] > 1
+        device = lax.axis_index("pipe")
+        microbatch_size = jax.tree.leaves(batch)[0].shape[1]
+        return DeviceStep(
+            functions=self.functions,
+            shapes=shapes,
             params=params,
             batch=batch,
-            scale=scale,
-            key=key,
+            scale=shapes.losses.apart(scale),
+            # Sequences are numbered over all devices, so that masks do not depend on how the batch is split.
+            random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
+            first_layer=jnp.asarray(self.layout.first_layer)[device],
+            num_layers=jnp.asarray(self.layout.num_held)[device],
+            static_num_layers=self.layers_per_stage[0] if is_known else None,
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),
@@ -253,7 +269,7 @@ class Pipeline:
         check_jax()
         # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
-        shapes = self._shapes(table, params, batch, random=key is not None)
+        shapes = self.shapes(params, batch, random=key is not None, table=table)
         rows = table_operands(shapes)
         if is_run is not None:
             # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
@@ -287,11 +303,7 @@ class Pipeline:
 
 
 def _key_data(key: jax.Array | None) -> jax.Array | None:
-    """The words of the step's key.
-
-    Raises:
-        CompileError: it is no single threefry key.
-    """
+    """The words of the step's key."""
     if key is None:
         return None
     # Both forms of a key are in use: a typed one, and its two words.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial, reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
 from jaxpipe.schedules.schedule import Kind
 
-PyTree = Any
 # Behind the loop of the last round, where no loop goes on and the one around them stops.
 END = -1  # stands behind the loop of the last round
 
@@ -41,10 +39,7 @@ def run_rounds(
     round is left.
 
     Args:
-        table: round table of the step.
-        step: the step on this device.
         rows: this device's line of the table for every round, leaves [R, ...].
-        carry: the carry before the first round.
         round_type: types of these rounds, if they are some of the table's.
     """
     channels = channels_of(step)
@@ -73,23 +68,18 @@ def run_rounds(
 
         return lax.while_loop(lambda walk: loop_of[walk[0]] == loop, body, walk)
 
-    def run_loops(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-        return reduce(run_loop, range(len(loops)), walk)
-
-    _, carry = lax.while_loop(lambda walk: loop_of[walk[0]] != END, run_loops, (jnp.int32(0), carry))
+    _, carry = lax.while_loop(
+        lambda walk: loop_of[walk[0]] != END,
+        lambda walk: reduce(run_loop, range(len(loops)), walk),
+        (jnp.int32(0), carry),
+    )
     for channel in channels:
         carry = channel.end(carry)
     return carry
 
 
 def has_messages_alone(table: RoundTable, round_type: int, others: Iterable[str]) -> bool:
-    """Whether no device does anything in rounds of this type but send and receive messages.
-
-    Args:
-        table: round table of the step.
-        round_type: type of the rounds.
-        others: names of the channels of the step beside messages.
-    """
+    """Whether no device does anything in rounds of this type but send and receive messages."""
     return not (table.kinds[round_type] or any(table.is_at_work(name, round_type) for name in others))
 
 

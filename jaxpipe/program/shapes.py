@@ -17,55 +17,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.mesh import Randomness, num_batch_parts
+from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
 from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
 from jaxpipe.program.partition import Part, partition
+from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.program.weight_copies import layer_form
 
-PyTree = Any
-
 
 @dataclass(frozen=True, eq=False)
 class StepShapes:
-    """The shapes of one training step on each device.
-
-    Attributes:
-        table: the round table that the step executes.
-        masters: staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in.
-        parts: the Part of each parameter.
-        copies: compute copies {"shared", "layer"} on one device, the latter of one layer.
-        microbatch: one microbatch on one device.
-        message: the array that one stage sends to the next.
-        losses: the results of head and layers that are summed.
-        storage: storage of saved residuals; empty for forwards alone.
-        vjp: forward and backward of a layer; None for forwards alone.
-        split: I and W of a layer's backward, if the table has any.
-        by_chunk: whether each chunk of a device has actions of its own in the program.
-        kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
-        shared_use: what embedding and head read of the shared parameters, `shared_updates.SharedUse`, without flush;
-            else None.
-    """
+    """The shapes of one training step on each device."""
 
     table: RoundTable
-    masters: PyTree
+    masters: PyTree  # staged parameters, {"shared", "layers": [device, chunk, layer, ...]}, as they come in
     parts: PyTree
-    copies: PyTree
-    microbatch: PyTree
-    message: jax.ShapeDtypeStruct
-    losses: Losses
-    storage: Storage
-    vjp: LayerVjp | None
-    split: SplitBackward | None
-    by_chunk: bool
-    kept: PyTree
-    statistics: PyTree
-    shared_use: Any = None
+    copies: PyTree  # compute copies {"shared", "layer"} on one device, the latter of one layer
+    microbatch: PyTree  # one microbatch on one device
+    message: jax.ShapeDtypeStruct  # the array that one stage sends to the next
+    losses: Losses  # the results of head and layers that are summed
+    storage: Storage  # of saved residuals; empty for forwards alone
+    vjp: LayerVjp | None  # forward and backward of a layer; None for forwards alone
+    split: SplitBackward | None  # I and W of a layer's backward, if the table has any
+    by_chunk: bool  # whether each chunk of a device has actions of its own in the program
+    kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
+    statistics: PyTree  # what S tells all devices; likewise
+    shared_use: SharedUse | None = None  # what embedding and head read of the shared parameters, without flush
 
     @property
     def num_chunks(self) -> int:
@@ -106,11 +88,6 @@ def step_shapes(
     """The shapes of a step.
 
     Args:
-        table: the table that the step executes.
-        functions: functions of the model.
-        mesh: the mesh.
-        layout: layout of the staged parameters.
-        params: staged parameters, or their shapes.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         dtype: dtype of the compute copies; None keeps that of the masters.
         split_masters: whether master copies are split over devices that compute with equal copies.
@@ -184,12 +161,6 @@ def residual_shapes(
     """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
 
     Args:
-        functions: functions of the model.
-        mesh: the mesh, whose axes they may use.
-        params: parameters of one layer.
-        x: input of the layer.
-        given: the microbatch and the random state.
-        split_backward: whether any backward is split into I and W.
         wide: whether products make gradients in the dtypes of their sums. It pays where actions know their chunk: else
             only the device knows the sum's place, and a kernel of its own adds the product.
     """

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.mesh import BATCH_AXES
+from jaxpipe.mesh import BATCH_AXES, PyTree
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device_sums import sum_of_parts
@@ -49,8 +49,6 @@ from jaxpipe.program.optimizer_step import (
 from jaxpipe.program.partition import Part
 from jaxpipe.program.shared_use import SharedUse, shared_of, some_of, with_some
 
-PyTree = Any
-
 
 class Arrived(NamedTuple):
     """What a meeting brings: one that collects has `collected` alone, one that updates has all else."""
@@ -64,12 +62,7 @@ class Arrived(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedUpdates:
-    """The updates of what all stages share, on one device.
-
-    Attributes:
-        optimizer: the optimizer of the call.
-        use: what embedding and head read.
-    """
+    """The updates of what all stages share, on one device."""
 
     optimizer: DeviceOptimizer
     use: SharedUse
@@ -165,7 +158,6 @@ class SharedUpdates:
         Args:
             chosen: the parameters that one of embedding and head reads.
             others: those that the other one reads.
-            sums: this device's sums of gradients.
             gives: whether this device gives up sums of parameters of both, which may have other terms elsewhere.
         """
         deterministic = self.optimizer.deterministic

@@ -7,12 +7,11 @@ place, and copies the slice.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from jax import lax
 
-PyTree = Any
+from jaxpipe.mesh import PyTree
+
 Index = jax.Array | int
 
 

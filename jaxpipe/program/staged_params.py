@@ -26,11 +26,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import on_devices
+from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.schedules.placement import Placement
-
-PyTree = Any
 
 
 def balanced_split(
@@ -109,15 +107,6 @@ def is_count(value: Any) -> bool:
 class StagedLayout:
     """The row of every layer in the staged parameters, for one placement and one division into stages.
 
-    Attributes:
-        num_layers: layers of the model.
-        num_owned: chunks that a device owns; with two replicas it also computes with its partner's.
-        num_held: [device, chunk] layers of every chunk that a device computes with.
-        first_layer: [device, chunk] index in the model of its first layer.
-        canonical: [device, owned chunk, layer of the chunk] index in the model; -1 for unused rows.
-        row_of_layer: [num_layers] the row, among those of all devices, that holds the layer.
-        pairs: (owner, other holder) devices of each stage; empty for a single replica.
-
     Example:
         Three layers on two devices, the first of which holds one. The last row of device 0 is unused.
 
@@ -134,18 +123,22 @@ class StagedLayout:
         # One entry more than stages: the last is the number of layers.
         first = np.cumsum([0, *layers_per_stage])
         self.num_layers = sum(layers_per_stage)
+        # Chunks that a device owns; with two replicas it also computes with its partner's.
         self.num_owned = placement.num_chunks
         held = placement.stages_of
+        # [device, chunk] layers of every chunk that a device computes with, and index in the model of the first.
         self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
         self.first_layer = np.array([[first[stage] for _, stage in chunks] for chunks in held], np.int32)
         row = np.arange(max(layers_per_stage))
         owned = self.num_held[:, : self.num_owned, None], self.first_layer[:, : self.num_owned, None]
+        # [device, owned chunk, layer of the chunk] index in the model; -1 for unused rows.
         self.canonical = np.where(row < owned[0], owned[1] + row, -1)
-        # Without a second replica no stage has another holder.
+        # (owner, other holder) devices of each stage; without a second replica no stage has another holder.
         devices = range(placement.num_devices if placement.num_replicas > 1 else 0)
         self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
         used = np.flatnonzero(self.canonical.ravel() >= 0)
         _, where = np.unique(self.canonical.ravel()[used], return_index=True)
+        # [num_layers] the row, among those of all devices, that holds the layer.
         self.row_of_layer = used[where]
 
     def to_stages(self, params: PyTree) -> PyTree:
@@ -190,10 +183,6 @@ class Canonical:
     parameters are canonical already. The split over other axes is unchanged.
 
     Its methods take lists of arrays, which are copied at the same time: the caller decides how many.
-
-    Attributes:
-        layout: layout of the staged arrays.
-        mesh: the mesh.
     """
 
     layout: StagedLayout

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, needed
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import empty_pages
-
-PyTree = Any
 
 
 def table_operands(shapes: StepShapes) -> Row:
@@ -38,7 +37,6 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     """The carry of a device before the first round.
 
     Args:
-        shapes: shapes of the step.
         params: the device's compute copies; gradient sums have their shapes.
         num_done: int32, which waits for what made `params`.
     """

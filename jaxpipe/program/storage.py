@@ -37,17 +37,11 @@ Page = list[jax.Array]  # [dtype] -> [1, width]
 
 @dataclass(frozen=True)
 class SavedResiduals:
-    """The arrays that one layer saves for one microbatch, on one device.
+    """The arrays that one layer saves for one microbatch, on one device."""
 
-    Attributes:
-        residuals: shape and dtype of each array that F saves.
-        shared_with_w: indices of the residuals that W reads; I may read them too.
-        deferred: shape and dtype of each array that I defers to its W.
-    """
-
-    residuals: Shapes
-    shared_with_w: tuple[int, ...] = ()
-    deferred: Shapes = ()
+    residuals: Shapes  # shape and dtype of each array that F saves
+    shared_with_w: tuple[int, ...] = ()  # indices of the residuals that W reads; I may read them too
+    deferred: Shapes = ()  # shape and dtype of each array that I defers to its W
 
     @property
     def only_for_i(self) -> tuple[int, ...]:
@@ -60,15 +54,10 @@ class SavedResiduals:
 
 @dataclass(frozen=True)
 class Pool:
-    """The shape of a pool of pages, all of one size.
-
-    Attributes:
-        num_pages: number of pages on every device.
-        rows: (dtype, width): how many elements of each dtype a page has.
-    """
+    """The shape of a pool of pages, all of one size."""
 
     num_pages: int
-    rows: tuple[tuple[Any, int], ...]
+    rows: tuple[tuple[Any, int], ...]  # (dtype, width): how many elements of each dtype a page has
 
     @property
     def page_bytes(self) -> int:
@@ -90,10 +79,6 @@ class Pool:
 class PageForm:
     """The place of each array in a page.
 
-    Attributes:
-        arrays: shape and dtype of each array.
-        preceding: the arrays before them in the same page.
-
     Example:
         A float32 [2, 3] follows a float32 [5], so its elements are 5 to 10 of the page's float32 row.
 
@@ -107,8 +92,8 @@ class PageForm:
         [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
 
-    arrays: Shapes
-    preceding: Shapes = ()
+    arrays: Shapes  # shape and dtype of each array
+    preceding: Shapes = ()  # the arrays before them in the same page
 
     @cached_property
     def num_elements(self) -> dict[Any, int]:
@@ -164,39 +149,24 @@ def empty_pages(pool: Pool, num_pages: int, empty: Callable[..., jax.Array]) -> 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of some of the saved arrays.
+    """The place of some of the saved arrays."""
 
-    Attributes:
-        chosen: indices of the arrays among the residuals, or among the deferred arrays.
-        pool: index of the pool.
-        form: form of their part of a page.
-    """
-
-    chosen: tuple[int, ...]
+    chosen: tuple[int, ...]  # indices of the arrays among the residuals, or among the deferred arrays
     pool: int
     form: PageForm
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """The pools of a step, and the places of all arrays in their pages.
-
-    Attributes:
-        saved: the saved arrays.
-        pools: one of slots; and one for the deferred arrays that do not fit there, if any.
-        grids: [pool] the page of each layer in each round.
-        pages_per_slot: layers of the longest stage.
-        shared_with_w, only_for_i: places of the residuals.
-        deferred: places of each part of the deferred arrays.
-    """
+    """The pools of a step, and the places of all arrays in their pages."""
 
     saved: SavedResiduals
-    pools: tuple[Pool, ...]
-    grids: tuple[Pages, ...]
-    pages_per_slot: int
-    shared_with_w: Place
-    only_for_i: Place
-    deferred: tuple[Place, ...]
+    pools: tuple[Pool, ...]  # one of slots; and one for the deferred arrays that do not fit there, if any
+    grids: tuple[Pages, ...]  # [pool] the page of each layer in each round
+    pages_per_slot: int  # layers of the longest stage
+    shared_with_w: Place  # of the residuals
+    only_for_i: Place  # of the residuals
+    deferred: tuple[Place, ...]  # of each part of the deferred arrays
 
     @property
     def page_bytes(self) -> int:
@@ -217,7 +187,6 @@ class Storage:
         """Returns `pools` with the residuals of one layer, which F saves.
 
         Args:
-            pools: the arrays of all pools.
             pages: [pool] the page of the layer.
             residuals: arrays in the order of `saved.residuals`.
         """

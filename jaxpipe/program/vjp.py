@@ -15,9 +15,8 @@ import jax
 import jax.extend.core as core
 import jax.numpy as jnp
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.wide_products import with_wide_products
-
-PyTree = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,34 +25,21 @@ class LayerVjp:
 
     Two traces may have residuals of one shape in another order, those of the branches of a `cond`, or merge more or
     fewer of them; then backward would read what forward has not saved.
-
-    Attributes:
-        params, x, given: shapes of the arguments.
-        y: shapes of the result: an array, or an array and a dict of losses.
-        traced: jaxpr of the leaves of (params, x, given) to those of y, the residuals, and what is not read.
-        residuals: shapes of the arrays that forward saves.
-        vjp: the vjp object, with shapes in place of arrays.
-        wide: jaxpr of the leaves of (params, residuals, dy, given) to those of the gradients, in the dtypes of their
-            sums where `wide_products` finds a product, and dx; None if gradients are in the dtypes of their parameters.
     """
 
-    params: PyTree
+    params: PyTree  # shapes, as those of all arguments
     x: jax.ShapeDtypeStruct
     given: tuple[PyTree, ...]
-    y: PyTree
-    traced: core.ClosedJaxpr
-    residuals: tuple[jax.ShapeDtypeStruct, ...]
-    vjp: Any
+    y: PyTree  # shapes of the result: an array, or an array and a dict of losses
+    traced: core.ClosedJaxpr  # of the leaves of (params, x, given) to those of y, the residuals, and what is not read
+    residuals: tuple[jax.ShapeDtypeStruct, ...]  # shapes of the arrays that forward saves
+    vjp: Any  # the vjp object, with shapes in place of arrays
+    # Of the leaves of (params, residuals, dy, given) to those of the gradients, in the dtypes of their sums where
+    # `wide_products` can have them so, and dx; None if gradients are in the dtypes of their parameters.
     wide: core.ClosedJaxpr | None = None
 
     def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
-        """The result of the layer, and its residuals, which backward needs besides `params` and `given`.
-
-        Args:
-            params: parameters of the layer.
-            x: input of the layer.
-            given: the microbatch and the random state, which need no gradients.
-        """
+        """The result of the layer, and its residuals, which backward needs besides `params` and `given`."""
         results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
         structure = jax.tree.structure(self.y)
         # The traced results are y, the residuals, and what of the vjp object is no array.
@@ -67,10 +53,7 @@ class LayerVjp:
         """Gradients of `params`, zeros for those that are no floats, and of the input.
 
         Args:
-            params: parameters of the layer, as in forward.
-            residuals: residuals from `forward`.
             dy: the gradient of the layer's result, with its structure.
-            given: the same as in forward.
         """
         if self.wide is not None:
             *d_params, dx = core.jaxpr_as_fun(self.wide)(*jax.tree.leaves((params, residuals, dy, given)))
@@ -85,7 +68,9 @@ class LayerVjp:
         # All arguments, even those that backward does not need.
         filled.args_res = [tuple(jax.tree.leaves(params)), of_x, *(tuple(jax.tree.leaves(value)) for value in given)]
         d_params, dx, *_ = filled(dy)
-        return jax.tree.map(_as_float, d_params), dx
+        # Zeros for float0, the dtype of gradients of integers, with which nothing can be computed.
+        float0 = jax.dtypes.float0
+        return jax.tree.map(lambda d: jnp.zeros(d.shape) if d.dtype == float0 else d, d_params), dx
 
 
 def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree, wide: bool = False) -> LayerVjp:
@@ -120,11 +105,6 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree, wide: boo
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:
     """Leaves and structure of the residuals that are not parameters: saved activations, and the input."""
     return jax.tree.flatten((vjp.opaque_residuals, vjp.args_res[1]))
-
-
-def _as_float(gradient: jax.Array) -> jax.Array:
-    """Zeros for a gradient of float0, the dtype of those of integers, with which nothing can be computed."""
-    return jnp.zeros(gradient.shape) if gradient.dtype == jax.dtypes.float0 else gradient
 
 
 def _is_array(leaf: Any) -> bool:

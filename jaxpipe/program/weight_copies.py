@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import Part
 from jaxpipe.program.stacked import slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
-
-PyTree = Any
 
 
 def compute_copies(
@@ -25,7 +24,6 @@ def compute_copies(
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
-        parts: the Part of every parameter.
         dtype: dtype of the copies of floating-point numbers; None keeps that of the masters.
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.table import FILL
-from jaxpipe.mesh import AXES, BATCH_AXES, on_devices
+from jaxpipe.mesh import AXES, BATCH_AXES, PyTree, on_devices
 from jaxpipe.program.call_rows import Numbering, first_numbering, placed, renumbered, rows_of_call
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channels.shared_sums import in_its_batch
@@ -31,16 +31,14 @@ from jaxpipe.program.pipeline import Pipeline
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.shared_updates import SharedUpdates
-from jaxpipe.program.shared_use import check_embedding, trace_shared_use, with_some
+from jaxpipe.program.shared_use import with_some
 from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_not_empty
+from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_embedding, check_not_empty, trace_shared_use
 from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
-
-PyTree = Any
 
 
 class Flight(NamedTuple):
@@ -130,11 +128,11 @@ class Stream:
             older: W(t-1), staged and sharded like `params`, in their dtype or that of compute copies.
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
             call_index: t, int32.
-            random: whether calls have keys.
         """
         shapes = self.shapes(params, batch, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
         use = shapes.shared_use
+        assert use  # by `shapes`
 
         def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
@@ -204,9 +202,7 @@ class Stream:
         """Call t: the newest batch t, and the rest of batch t-1 with its updates; traceable.
 
         Args:
-            optimizer: changes the parameters.
             params, moments: staged parameters, W(t-1), and the optimizer's state.
-            flight: what is in flight.
             batches: leaves [2, num_microbatches, microbatch size, ...]: batch t, and batch t-1.
             scale: factors of losses, leaves [2].
             keys: [2] keys of the batches; None if nothing is random.
@@ -232,6 +228,7 @@ class Stream:
                 lambda leaf: leaf[0], (flight, rows, params["layers"], numbers_before)
             )
             device_optimizer = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
+            assert shapes.shared_use  # by `shapes`
             updates = SharedUpdates(device_optimizer, shapes.shared_use)
             update = UpdateState(
                 masters={**params, "layers": layers},

@@ -16,25 +16,15 @@ _DELAY = re.compile(r"[0-9]{1,3}")
 
 
 class FileField(NamedTuple):
-    """A field of `Schedule` with one entry for each stage, as files write it.
+    """A field of `Schedule` with one entry for each stage, as files write it."""
 
-    Attributes:
-        name: the field, which is its key in JSON and, behind `# `, the head of its line in a CSV.
-        entries: what errors call the entries.
-        line: what a line of a CSV may have.
-        example: entries of two stages, as in a CSV.
-        pattern: the text of an entry in a CSV.
-        parse: text of an entry -> its value.
-        json_type: the type of an entry in JSON; of texts each is as in a CSV.
-    """
-
-    name: str
-    entries: str
-    line: str
-    example: str
-    pattern: re.Pattern[str]
-    parse: Callable[[str], Any]
-    json_type: type
+    name: str  # the field, which is its key in JSON and, behind `# `, the head of its line in a CSV
+    entries: str  # what errors call the entries
+    line: str  # what a line of a CSV may have
+    example: str  # entries of two stages, as in a CSV
+    pattern: re.Pattern[str]  # the text of an entry in a CSV
+    parse: Callable[[str], Any]  # text of an entry -> its value
+    json_type: type  # the type of an entry in JSON; of texts each is as in a CSV
 
     @property
     def head(self) -> str:

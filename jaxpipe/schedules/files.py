@@ -38,7 +38,6 @@ def to_json(schedule: Schedule, *, numbers: str = "") -> str:
     r"""The text of `schedule`, one line for each device's row.
 
     Args:
-        schedule: the schedule.
         numbers: JSON of what is known about it, under the key "numbers"; a reader of schedules passes over it.
 
     Example:

@@ -48,29 +48,19 @@ class Kind(enum.IntEnum):
 
 
 class Traits(NamedTuple):
-    """The properties that all actions of a kind share.
+    """The properties that all actions of a kind share."""
 
-    Attributes:
-        computes: whether it takes the device, and not only a link.
-        layers: whether it computes with the layers of its stage.
-        leaves: the transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
-        backward: whether it takes the gradient of its stage's output.
-        gradients: whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
-        head: whether it belongs to the split head: one of each microbatch in every device's row.
-        moves: whether it moves activations between the two devices of a pair.
-        whole_batch: whether it is of a batch, whose number is its microbatch.
-        numbered: whether its text has a microbatch.
-    """
-
-    computes: bool = True
-    layers: bool = False
+    computes: bool = True  # whether it takes the device, and not only a link
+    layers: bool = False  # whether it computes with the layers of its stage
+    # The transfer that carries what it leaves for another stage, as `messages`; empty if it leaves nothing.
     leaves: str = ""
-    backward: bool = False
+    backward: bool = False  # whether it takes the gradient of its stage's output
+    # Whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
     gradients: bool = False
-    head: bool = False
-    moves: bool = False
-    whole_batch: bool = False
-    numbered: bool = True
+    head: bool = False  # whether it belongs to the split head: one of each microbatch in every device's row
+    moves: bool = False  # whether it moves activations between the two devices of a pair
+    whole_batch: bool = False  # whether it is of a batch, whose number is its microbatch
+    numbered: bool = True  # whether its text has a microbatch
 
 
 TRAITS = {
@@ -283,18 +273,18 @@ class Schedule:
 
     def _no_action(self) -> ScheduleError:
         """The error for the first entry of the rows that is no Action."""
-        places = ((d, p, entry) for d, row in enumerate(self.rows) for p, entry in enumerate(row))
-        device, position, entry = next(place for place in places if not _is_action(place[2]))
+        device, position, entry = next(
+            (device, position, entry)
+            for device, row in enumerate(self.rows)
+            for position, entry in enumerate(row)
+            # A plain tuple would compare equal to an Action, but has no names.
+            if not (isinstance(entry, Action) and all(isinstance(field, int) for field in entry))
+        )
         return ScheduleError(
             f"{self.name!r}: device {device}, position {position}: {entry!r} is no Action",
             rule="action: the rows of a schedule hold Actions",
             repair="write parse_action('2F0') for a text, or read all rows with from_csv or from_json",
         )
-
-
-def _is_action(entry: object) -> bool:
-    # A plain tuple would compare equal to an Action, but has no names.
-    return isinstance(entry, Action) and all(isinstance(field, int) for field in entry)
 
 
 Found = TypeVar("Found")

@@ -18,7 +18,7 @@ from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.models import Anatomy, Family
-from jaxpipe.models.block import FeedForward, Heads, SelfAttention
+from jaxpipe.models.block import FeedForward, SelfAttention
 from jaxpipe.models.choices import CHOICES, TOKENS, attend_of, check_choices, check_heads, num_token_rows, num_valid
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.linear import RMSNorm, initial_deviation
@@ -66,41 +66,27 @@ class SideBySideConfig:
 
     def new_embedding(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """A token table."""
-        sizes = {"vocab_size": self.vocab_size, "num_rows": self.anatomy.num_rows, "hidden": self.hidden}
-        return Embedding(**sizes, dropout_rate=0.0, tensor=tensor, rngs=rngs)
+        return Embedding(self.anatomy, tensor=tensor, rngs=rngs)
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer."""
-        anatomy, deviation = self.anatomy, initial_deviation(self.hidden)
-        alike = {"hidden": self.hidden, "deviation": deviation, "output_deviation": deviation, "bias": False}
+        anatomy = self.anatomy
+        alike = {"output_deviation": initial_deviation(self.hidden), "bias": False, "tensor": tensor, "rngs": rngs}
         attention = SelfAttention(
             RMSNorm(self.hidden),
-            heads=Heads(self.num_heads, self.num_groups, anatomy.head_size),
+            anatomy,
             output_bias=False,
             attend=attend_of(self.attention, self.recompute),
-            causal=True,
-            window=None,
             rotate=partial(rotate, frequencies=frequencies(anatomy.head_size, 10000.0)),
-            dropout_rate=0.0,
-            tensor=tensor,
-            rngs=rngs,
             **alike,
         )
-        feed_forward = FeedForward(
-            RMSNorm(self.hidden),
-            width=anatomy.width,
-            names=("gate", "up"),
-            activation=geglu,
-            tensor=tensor,
-            rngs=rngs,
-            **alike,
-        )
+        norm = RMSNorm(self.hidden)
+        feed_forward = FeedForward(norm, anatomy, names=("gate", "up"), activation=geglu, **alike)
         return SideBySide(attention, feed_forward)
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss."""
-        sizes = {"vocab_size": self.vocab_size, "num_rows": self.anatomy.num_rows, "hidden": self.hidden}
-        return Head(RMSNorm(self.hidden), **sizes, tie_embeddings=self.tie_embeddings, tensor=tensor, rngs=rngs)
+        return Head(RMSNorm(self.hidden), self.anatomy, tie_embeddings=self.tie_embeddings, tensor=tensor, rngs=rngs)
 
 
 def geglu(gate: jax.Array, up: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from small_models import (
 )
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models import LanguageModel
+from jaxpipe.models import Anatomy, LanguageModel
 from jaxpipe.models.block import FeedForward
 from jaxpipe.models.choices import gelu_tanh
 from jaxpipe.models.linear import LayerNorm, RMSNorm
@@ -101,14 +101,13 @@ HALVES = {
 @pytest.mark.parametrize("name", HALVES)
 def test_a_feed_forward_and_its_gradients_are_those_of_the_textbook(name):
     norm, names, activation, bias, formula_of_norm, formula = HALVES[name]
+    heads = {"num_heads": 1, "num_kv_heads": 1, "head_size": HIDDEN}
     module = FeedForward(
         norm(HIDDEN),
-        hidden=HIDDEN,
-        width=40,
+        Anatomy(hidden=HIDDEN, width=40, num_up=len(names), vocab_size=1, num_rows=1, **heads),
         names=names,
         activation=activation,
         bias=bias,
-        deviation=1.0,
         output_deviation=1.0,
         tensor=TensorAxis(),
         rngs=nnx.Rngs(0),

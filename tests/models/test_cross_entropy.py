@@ -15,11 +15,21 @@ from small_models import BATCH, HIDDEN, SEQ, VOCAB_SIZE, assert_near, in_tiers, 
 
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import cross_entropy
-from jaxpipe.models.cross_entropy import KernelSums, chunks_of, cross_entropy_backward, cross_entropy_sum
+from jaxpipe.models.cross_entropy import (
+    KernelSums,
+    Vocabulary,
+    chunks_of,
+    cross_entropy_backward,
+    cross_entropy_sum,
+)
 
 NUM_TOKENS = BATCH * SEQ
 WEIGHT = 0.3  # of the loss, in what is differentiated
 ONE_DEVICE = TensorAxis()
+
+
+def summed(x, kernel, targets, tensor=ONE_DEVICE, **options):
+    return cross_entropy_sum(x, targets, Vocabulary(kernel, tensor, **options))
 
 
 def _kernel() -> np.ndarray:
@@ -55,7 +65,7 @@ def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
     assert chunks_of(NUM_TOKENS, VOCAB_SIZE)[0] == num_chunks
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
     assert 0 < (targets < 0).sum() < targets.size
-    ours = partial(cross_entropy_sum, tensor=ONE_DEVICE)
+    ours = summed
     expected = _value_and_gradients(textbook.cross_entropy_sum, x, kernel, targets)
     assert_near(_value_and_gradients(ours, x, kernel, targets), expected)
     # What a device computes without gradients is a function of its own.
@@ -66,7 +76,7 @@ def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
 def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks):
     monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
-    ours = partial(cross_entropy_sum, tensor=TensorAxis(num_devices))
+    ours = partial(summed, tensor=TensorAxis(num_devices))
     losses, gradients = _split(ours, num_devices, x, kernel, targets)
     np.testing.assert_array_equal(losses, losses[0])
     assert_near((losses[0], gradients), _value_and_gradients(textbook.cross_entropy_sum, x, kernel, targets))
@@ -81,8 +91,8 @@ def test_a_bias_and_rows_that_are_no_words(monkeypatch, num_devices, num_chunks)
     targets = np.minimum(tokens_and_targets()["targets"], vocab_size - 1)
 
     def ours(x, both, targets):
-        options = {"bias": both["bias"], "vocab_size": vocab_size}
-        return cross_entropy_sum(x, both["kernel"], targets, TensorAxis(num_devices), **options)
+        options = {"bias": both["bias"], "size": vocab_size}
+        return summed(x, both["kernel"], targets, TensorAxis(num_devices), **options)
 
     def plain(x, both, targets):
         return textbook.loss_of_logits((x @ both["kernel"].T + both["bias"])[..., :vocab_size], targets)
@@ -95,7 +105,7 @@ def test_a_bias_and_rows_that_are_no_words(monkeypatch, num_devices, num_chunks)
 
 def test_targets_that_are_not_valid_count_nothing_at_all():
     none = np.full((BATCH, SEQ), -1, np.int32)
-    loss, gradients = _value_and_gradients(partial(cross_entropy_sum, tensor=ONE_DEVICE), stream(), _kernel(), none)
+    loss, gradients = _value_and_gradients(summed, stream(), _kernel(), none)
     assert loss == 0
     assert all((gradient == 0).all() for gradient in gradients)
 
@@ -104,7 +114,7 @@ def test_three_words_by_hand():
     # Two tokens whose logits are (0, 1, 2) and (3, 0, 0); their words 2 and 0.
     x, kernel = jnp.array([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]]), jnp.eye(3)
     expected = -math.log(math.e**2 / (1 + math.e + math.e**2)) - math.log(math.e**3 / (math.e**3 + 2))
-    loss: Any = cross_entropy_sum(x, kernel, jnp.array([[2, 0]]), ONE_DEVICE)
+    loss: Any = summed(x, kernel, jnp.array([[2, 0]]))
     assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
@@ -113,7 +123,7 @@ def test_logits_beyond_the_range_of_exp_stay_finite(offset):
     x = np.concatenate([stream(), np.ones((BATCH, SEQ, 1), np.float32)], axis=-1)
     kernel = np.concatenate([_kernel(), np.full((VOCAB_SIZE, 1), offset, np.float32)], axis=-1)
     targets = tokens_and_targets()["targets"]
-    loss, gradients = _value_and_gradients(partial(cross_entropy_sum, tensor=ONE_DEVICE), x, kernel, targets)
+    loss, gradients = _value_and_gradients(summed, x, kernel, targets)
     # The same constant on all logits changes nothing; float32 keeps three digits after the point of 1e4.
     np.testing.assert_allclose(loss, WEIGHT * textbook.cross_entropy_sum(stream(), _kernel(), targets), rtol=1e-3)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
@@ -122,7 +132,7 @@ def test_logits_beyond_the_range_of_exp_stay_finite(offset):
 def test_low_precision_is_near_and_gradients_keep_their_dtypes():
     x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in (stream(), _kernel()))
     targets = tokens_and_targets()["targets"]
-    loss, gradients = _value_and_gradients(partial(cross_entropy_sum, tensor=ONE_DEVICE), x, kernel, targets)
+    loss, gradients = _value_and_gradients(summed, x, kernel, targets)
     assert loss.dtype == jnp.float32
     assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16, jnp.bfloat16]
     exact = _value_and_gradients(textbook.cross_entropy_sum, x.astype(jnp.float32), kernel.astype(jnp.float32), targets)
@@ -134,7 +144,7 @@ def test_logits_are_those_of_one_chunk(monkeypatch):
     largest = {}
     for num_chunks in (1, 6):
         monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
-        ours = jax.jit(jax.value_and_grad(lambda x, k, t: cross_entropy_sum(x, k, t, ONE_DEVICE), (0, 1)))
+        ours = jax.jit(jax.value_and_grad(lambda x, k, t: summed(x, k, t), (0, 1)))
         text = ours.lower(stream(), _kernel(), tokens_and_targets()["targets"]).compile().as_text() or ""
         shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
         # The vocabulary's size is no other dim of these arrays; without its dim, what is left are tokens.
@@ -166,9 +176,8 @@ def test_gradients_are_scaled_and_added_to_running_sums(monkeypatch, num_chunks)
     )  # the last is padded
     x, kernel, bias, targets = stream(), _kernel(), normal(VOCAB_SIZE, seed=6), tokens_and_targets()["targets"]
     before = KernelSums(normal(*kernel.shape, seed=7), normal(VOCAB_SIZE, seed=8))
-    found = jax.jit(partial(cross_entropy_backward, tensor=ONE_DEVICE))(
-        x, kernel, targets, scale=WEIGHT, sums=before, bias=bias
-    )
+    vocabulary = Vocabulary(kernel, ONE_DEVICE, bias)
+    found = jax.jit(cross_entropy_backward)(x, targets, vocabulary, scale=WEIGHT, sums=before)
 
     def plain(x, kernel, bias):
         return textbook.loss_of_logits(x @ kernel.T + bias, targets)

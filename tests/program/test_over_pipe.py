@@ -16,7 +16,7 @@ from tiny_training import mean_loss_and_grads
 
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import LanguageModel, cross_entropy, over_pipe
+from jaxpipe.models import LanguageModel, cross_entropy, language_model
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
 from jaxpipe.schedules.passes.vocabulary import vocabulary
@@ -179,7 +179,7 @@ def with_a_loss_of_its_own(monkeypatch) -> None:
 
 
 def with_the_order_on_every_device(monkeypatch) -> None:
-    monkeypatch.setattr(over_pipe, "only_on_the_first", lambda scale: scale)
+    monkeypatch.setattr(language_model, "only_on_the_first", lambda scale, axis: scale)
 
 
 def without_the_gradient_of_bias(monkeypatch) -> None:

@@ -31,7 +31,7 @@ from jaxpipe.compile.hlo import (
 )
 from jaxpipe.lowering import lower
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
-from jaxpipe.program.channel import scope
+from jaxpipe.program.channels import CHANNELS
 from jaxpipe.program.shapes import link_bytes
 from jaxpipe.schedules import build
 
@@ -97,7 +97,7 @@ def pairs_by_scope(pipeline, name: str) -> dict[str, set[tuple[int, int]]]:
     """Of a transfer's pairs of `pipe` devices, by scope the pairs of ids on a data x pipe x tensor mesh."""
     ids = np.vectorize(lambda device: device.id)(pipeline.mesh.devices)
     return {
-        scope(name, round_type, k): {
+        CHANNELS[name].scope(round_type, k): {
             (source, target)
             for a, b in pairs
             for source, target in zip(ids[:, a].ravel().tolist(), ids[:, b].ravel().tolist(), strict=True)
@@ -216,7 +216,7 @@ def test_all_of_a_layer_travels_in_one_permute_to_the_other_holder(spec):
         if instruction.opcode == "collective-permute"
     )
     lanes = [
-        scope("replica_gradients", round_type, lane)
+        CHANNELS["replica_gradients"].scope(round_type, lane)
         for round_type, lanes in enumerate(found.pipeline.table.permutes_of("replica_gradients"))
         for lane in range(len(lanes))
     ]

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxpipe.drawing.html.panels import Panel
 from jaxpipe.drawing.pictures import HUES, NAMES, STORED, ink, styles
+from jaxpipe.lowering.chunks import chunk_of_action
 from jaxpipe.schedules import Kind
 from jaxpipe.schedules.analysis.bubbles import ROUNDING, Bubbles, bubbles
 from jaxpipe.units import GIB
@@ -38,20 +39,14 @@ _LABELLED = 0.03  # fraction of the longest makespan from which a part of a bar 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One schedule of the page.
+    """One schedule of the page."""
 
-    Attributes:
-        panels: the schedule on each clock, in the same order for all schedules of a page; the first clock's times
-            say where time goes.
-        summary: the numbers as text, by name; the same names for all schedules of a page.
-        bound: slots that a device may store; drawn as a line.
-        slot_bytes: bytes of a slot; if given, the page shows GiB beside Ma.
-    """
-
+    # The schedule on each clock, in the same order for all schedules of a page; the first clock's times say where time
+    # goes.
     panels: Sequence[Panel]
-    summary: Mapping[str, str]
-    bound: float | None = None
-    slot_bytes: float | None = None
+    summary: Mapping[str, str]  # the numbers as text, by name; the same names for all schedules of a page
+    bound: float | None = None  # slots that a device may store; drawn as a line
+    slot_bytes: float | None = None  # bytes of a slot; if given, the page shows GiB beside Ma
 
 
 def page_text(entries: Sequence[Entry], *, note: str = "") -> str:
@@ -199,10 +194,6 @@ def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
     style = np.zeros(len(columns.kind), dtype=int)
     for i, look in enumerate(looks):
         style[look.actions] = i
-    chunk = np.zeros((schedule.num_replicas, schedule.num_stages), dtype=int)
-    for stages in schedule.placement.stages_of:
-        for of_device, (replica, stage) in enumerate(stages):
-            chunk[replica, stage] = of_device
     return {
         "styles": [{"label": look.label, "fill": look.fill, "ink": look.ink, "isThin": look.is_thin} for look in looks],
         "first": arrays.add(columns.first),
@@ -210,7 +201,7 @@ def _action_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
         "stage": arrays.add(columns.stage),
         "microbatch": arrays.add(columns.microbatch),
         "replica": arrays.add(columns.replica),
-        "chunk": arrays.add(chunk[columns.replica, columns.stage]),
+        "chunk": arrays.add(chunk_of_action(schedule)),
         "start": arrays.add(timeline.start, "float32"),
         "end": arrays.add(timeline.end, "float32"),
         "message": arrays.add(panel.message),

@@ -17,36 +17,26 @@ import numpy as np
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
 from jaxpipe.schedules import Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
+from jaxpipe.schedules.analysis.activations import OWN, PARKED, Changes
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.schedule import GRADIENT_KINDS
 
 ASYNCHRONOUS = "asynchronous"
 PROGRAM = "program"
-_OWN, _PARKED, _IN_TRANSIT = range(3)  # parts of what a device stores, as in Stored
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A timeline with its messages, stored activations and rounds; A actions, D devices.
+    """A timeline with its messages, stored activations and rounds; A actions, D devices."""
 
-    Attributes:
-        clock: ASYNCHRONOUS or PROGRAM.
-        timeline: the timeline of actions and of transfers between paired devices.
-        message: [A] the action whose message each one reads, from its own device too; -1 where there is none.
-        critical_predecessor: [A] the action whose end let each one start, -1 where it started at 0.
-        stored: [D] what each device stores, in slots.
-        rounds: [A] the round of each action; None on a clock without rounds.
-        round_start: [R, D] when each device begins each round; None on a clock without rounds.
-    """
-
-    clock: str
+    clock: str  # ASYNCHRONOUS or PROGRAM
     timeline: Timeline
-    message: np.ndarray
-    critical_predecessor: np.ndarray
-    stored: Sequence[Stored]
-    rounds: np.ndarray | None = None
-    round_start: np.ndarray | None = None
+    message: np.ndarray  # [A] the action whose message each one reads, from its own device too; -1 where there is none
+    critical_predecessor: np.ndarray  # [A] the action whose end let each one start, -1 where it started at 0
+    stored: Sequence[Stored]  # [D] what each device stores, in slots
+    rounds: np.ndarray | None = None  # [A] the round of each action; None on a clock without rounds
+    round_start: np.ndarray | None = None  # [R, D] when each device begins each round; None on a clock without rounds
 
 
 def asynchronous_panel(schedule: Schedule, costs: Costs) -> Panel:
@@ -81,19 +71,14 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
 
 @dataclass(frozen=True, eq=False)
 class ProgramTimeline:
-    """The A actions and transfers of the program, C of which compute.
+    """The A actions and transfers of the program, C of which compute."""
 
-    Attributes:
-        timeline: the timeline of a schedule whose rows hold each device's actions, then what travels between it and the
-            paired device: an action for each microbatch or stage and each round in which a part of it travels, from the
-            start of that round to its end.
-        rounds: [A] the round of each action and transfer.
-        place: [C] index of each action of the table's schedule among those of the timeline.
-    """
-
+    # Of a schedule whose rows hold each device's actions, then what travels between it and the paired device: an action
+    # for each microbatch or stage and each round in which a part of it travels, from the start of that round to its
+    # end.
     timeline: Timeline
-    rounds: np.ndarray
-    place: np.ndarray
+    rounds: np.ndarray  # [A] the round of each action and transfer
+    place: np.ndarray  # [C] index of each action of the table's schedule among those of the timeline
 
     def with_index(self, of_actions: np.ndarray) -> np.ndarray:
         """Translates `[C]` indices of the table's actions to `[A]` indices of the timeline's; NOTHING stays NOTHING."""
@@ -174,36 +159,18 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     schedule = table.schedule
     columns = schedule.columns
     moves = table.page_moves
-    num_layers = np.array(table.layers_per_stage)
-    # A slot in so many parts that a page of any stage is a whole number of them, and sums are exact.
-    parts_per_slot = math.lcm(*table.layers_per_stage)
-    page = (parts_per_slot // num_layers)[columns.stage[moves.backward]]
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    changes: list[np.ndarray] = []  # [..., (device, time, which, parts)]
-
-    def add(device: np.ndarray, time: np.ndarray, which: int, parts: np.ndarray | int) -> None:
-        changes.append(np.column_stack(np.broadcast_arrays(device, time, which, parts)))
-
-    for kinds, time, sign in (((Kind.F,), start, 1), (GRADIENT_KINDS, end, -1)):
+    changes = Changes()
+    for kinds, time, slots in (((Kind.F,), start, 1.0), (GRADIENT_KINDS, end, -1.0)):
         chosen = columns.is_kind(*kinds)
-        add(columns.device[chosen], time[chosen], _OWN, sign * parts_per_slot)
-    for rounds, source, target, at_source, at_target in (
-        (moves.leaves, moves.home, moves.host, _OWN, _PARKED),
-        (moves.returns, moves.host, moves.home, _PARKED, _OWN),
+        changes.add(columns.device[chosen], time[chosen], OWN, slots)
+    page = 1 / np.array(table.layers_per_stage)[columns.stage[moves.backward]]
+    for rounds, source, target, parts in (
+        (moves.leaves, moves.home, moves.host, (OWN, PARKED)),
+        (moves.returns, moves.host, moves.home, (PARKED, OWN)),
     ):
-        add(source, times.start[rounds, source], at_source, -page)
-        add(target, times.end[rounds, target], at_target, page)
-        for device in (source, target):
-            add(device, times.start[rounds, device], _IN_TRANSIT, page)
-            add(device, times.end[rounds, device], _IN_TRANSIT, -page)
-    return tuple(_steps(np.concatenate(changes), device, parts_per_slot) for device in range(schedule.num_devices))
-
-
-def _steps(changes: np.ndarray, device: int, parts_per_slot: int) -> Stored:
-    """The step functions of one device: the sum of its changes up to each time."""
-    here = changes[changes[:, 0] == device]
-    time, at = np.unique(here[:, 1], return_inverse=True)
-    steps = np.zeros((len(time), 3), dtype=np.int64)
-    np.add.at(steps, (at, here[:, 2].astype(int)), here[:, 3].astype(np.int64))
-    return Stored(time, *(np.cumsum(steps, axis=0).T / parts_per_slot))
+        of_both = [(times.start[rounds, device], times.end[rounds, device]) for device in (source, target)]
+        changes.move((source, target), of_both, parts, page)
+    # A slot in so many parts that a page of any stage is a whole number of them.
+    return changes.stored([math.lcm(*table.layers_per_stage)] * schedule.num_devices)

@@ -17,12 +17,10 @@ from jax import lax
 
 from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
-from jaxpipe.program.carry import Carry, Row
+from jaxpipe.program.carry import Carry, Integers, Row
 from jaxpipe.program.channel import Channel, with_part
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.schedules.schedule import MESSAGE_KINDS, Kind
-
-Integers = Any  # numpy arrays in the table, jax arrays in the program
 
 
 class MessageRow(NamedTuple):
@@ -45,6 +43,7 @@ class Messages(Channel):
     """The channel of messages."""
 
     name = "messages"
+    in_program = "permute"
 
     @classmethod
     def rows(cls, table: RoundTable) -> MessageRow:
@@ -95,8 +94,6 @@ class Messages(Channel):
         """The message of the next action, and what waits after the round.
 
         Args:
-            round_type: type of the round.
-            row: row of this device in this round.
             arrived: [permute] arrived messages.
             own: output of this device's action; of an idle device, the message that it holds.
             waiting: what has waited, with the latest output that another device reads.

@@ -6,20 +6,16 @@ end of that one: it is held twice meanwhile, at its source and at its target. Po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from jaxpipe.lowering import RoundTable
-from jaxpipe.program.carry import Carry, Row
-from jaxpipe.program.channel import Channel, read_lanes, store_lanes, with_part
+from jaxpipe.program.carry import Integers, State
+from jaxpipe.program.channel import BufferedChannel
 from jaxpipe.program.in_place import guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import slice_at, with_slice
-from jaxpipe.program.storage import Page, empty_pages
-
-Integers = Any
+from jaxpipe.program.storage import Page, Pool
 
 
 class PageRow(NamedTuple):
@@ -31,49 +27,32 @@ class PageRow(NamedTuple):
     num_recvs: Integers
 
 
-class ParkedPages(Channel):
+class ParkedPages(BufferedChannel):
     """The channel of parked pages; they are those of the first pool, of slots."""
 
     name = "parked_pages"
-    has_buffers = True
+    line = PageRow
+    in_program = "transfer"
 
     @classmethod
-    def rows(cls, table: RoundTable) -> PageRow:
-        """Pages to send and to receive."""
-        grids = table.grids[cls.name]
-        return PageRow(grids.send_page, grids.num_sends, grids.recv_page, grids.num_recvs)
+    def pool(cls, shapes: StepShapes) -> Pool:
+        """Of the slots."""
+        return shapes.storage.pools[0]
 
-    @classmethod
-    def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> list[Page]:
-        """[lane] empty buffers."""
-        return [empty_pages(shapes.storage.pools[0], 1, empty) for _ in range(shapes.table.num_lanes(cls.name))]
+    def target(self, state: State) -> list[jax.Array]:
+        """The slots."""
+        return state.pools[0]
 
-    def begin(self, round_type: int, row: Row, carry: Carry) -> list[Page]:
-        """Sends the pages read at the end of the round before; returns the arrived pages, [lane]."""
-        return self.send(round_type, carry.of[self.name])
+    def with_target(self, state: State, target: list[jax.Array]) -> State:
+        """See `BufferedChannel`."""
+        return state._replace(pools=[target, *state.pools[1:]])
 
-    def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
-        """Stores the arrived pages in the slots that the table gives them."""
-        state = carry.state
-        line = row.of[self.name]
+    def store_lane(self, line: PageRow, lane: int, page: Page, target: list[jax.Array]) -> list[jax.Array]:
+        """Stores a page in the slot that the table gives it."""
+        return [with_slice(leaf, part, line.recv_page[lane]) for leaf, part in zip(target, page, strict=True)]
 
-        def store_page(lane: int, page: Page, slots: list[jax.Array], _: jax.Array) -> list[jax.Array]:
-            return [with_slice(leaf, part, line.recv_page[lane]) for leaf, part in zip(slots, page, strict=True)]
-
-        slots, num_done = store_lanes(line.num_recvs, arrived, store_page, state.pools[0], state.num_done)
-        return carry._replace(state=state._replace(pools=[slots, *state.pools[1:]], num_done=num_done))
-
-    def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
-        """Reads the pages that travel in the next round."""
-        state = carry.state
-        line = row.of[self.name]
-
-        def read_page(lane: int, _: Page, num_done: jax.Array) -> Page:
-            # Else XLA reads the pool outside of the guard, and copies it to keep that state while it is written.
-            index = guarded_index(line.send_page[lane], num_done)
-            return [slice_at(leaf, index) for leaf in state.pools[0]]
-
-        # The most of any device: all trace the same lanes, and a device with fewer leaves the last ones out.
-        num_sends = self.table.grids[self.name].num_sends[self.table.round_type == round_type]
-        pages, num_done = read_lanes(num_sends.max(), line.num_sends, carry.of[self.name], read_page, state.num_done)
-        return with_part(carry, self.name, pages, state._replace(num_done=num_done))
+    def read_lane(self, line: PageRow, lane: int, state: State, page: Page, num_done: jax.Array) -> Page:
+        """Reads a page."""
+        # Else XLA reads the pool outside of the guard, and copies it to keep that state while it is written.
+        index = guarded_index(line.send_page[lane], num_done)
+        return [slice_at(leaf, index) for leaf in state.pools[0]]

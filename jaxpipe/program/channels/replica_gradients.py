@@ -6,21 +6,17 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from jaxpipe.lowering import RoundTable
-from jaxpipe.program.carry import Carry, Row
-from jaxpipe.program.channel import Channel, read_lanes, store_lanes, with_part
+from jaxpipe.mesh import PyTree
+from jaxpipe.program.carry import Integers, State
+from jaxpipe.program.channel import BufferedChannel
 from jaxpipe.program.in_place import guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import slice_at, with_added
-from jaxpipe.program.storage import Page, empty_pages, pool_for
-
-PyTree = Any
-Integers = Any
+from jaxpipe.program.storage import Page, Pool, pool_for
 
 
 class GradientRow(NamedTuple):
@@ -32,62 +28,43 @@ class GradientRow(NamedTuple):
     num_recvs: Integers
 
 
-class ReplicaGradients(Channel):
+class ReplicaGradients(BufferedChannel):
     """The channel of gradients of layers that two devices hold."""
 
     name = "replica_gradients"
-    has_buffers = True
+    line = GradientRow
+    in_program = "exchange"
 
     @classmethod
-    def rows(cls, table: RoundTable) -> GradientRow:
-        """Layers to send and to add."""
-        grids = table.grids[cls.name]
-        return GradientRow(grids.send_layer, grids.num_sends, grids.recv_layer, grids.num_recvs)
+    def pool(cls, shapes: StepShapes) -> Pool:
+        """Of one layer's gradients."""
+        return pool_for(1, shapes.sent_layer)
 
-    @classmethod
-    def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> list[Page]:
-        """[lane] empty buffers."""
-        pool = pool_for(1, shapes.sent_layer)
-        return [empty_pages(pool, 1, empty) for _ in range(shapes.table.num_lanes(cls.name))]
+    def target(self, state: State) -> PyTree:
+        """The running sums of layers."""
+        return state.grads["layers"]
 
-    def begin(self, round_type: int, row: Row, carry: Carry) -> list[Page]:
-        """Sends the gradients read at the end of the round before; returns the arrived ones, [lane]."""
-        return self.send(round_type, carry.of[self.name])
+    def with_target(self, state: State, target: PyTree) -> State:
+        """See `BufferedChannel`."""
+        return state._replace(grads={**state.grads, "layers": target})
 
-    def store(self, round_type: int, row: Row, arrived: Sequence[Page], carry: Carry) -> Carry:
-        """Adds the arrived gradients to the sums that the table names."""
-        state = carry.state
-        line = row.of[self.name]
+    def store_lane(self, line: GradientRow, lane: int, page: Page, target: PyTree) -> PyTree:
+        """Adds gradients to the sums that the table names."""
+        chunk = line.recv_layer[lane, 0]
+        layer = line.recv_layer[lane, 1]
+        # A reduced part is smaller than its sum and stands at its beginning, where `with_added` adds.
+        leaves = self.shapes.sent_layer.read(page, self.pool(self.shapes), 0)
+        values = jax.tree.unflatten(jax.tree.structure(target), leaves)
+        return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), target, values)
+
+    def read_lane(self, line: GradientRow, lane: int, state: State, page: Page, num_done: jax.Array) -> Page:
+        """Reads the gradients of a layer."""
         form = self.shapes.sent_layer
-
-        def add_layer(lane: int, page: Page, sums: PyTree, _: jax.Array) -> PyTree:
-            chunk = line.recv_layer[lane, 0]
-            layer = line.recv_layer[lane, 1]
-            # A reduced part is smaller than its sum and stands at its beginning, where `with_added` adds.
-            values = jax.tree.unflatten(jax.tree.structure(sums), form.read(page, pool_for(1, form), 0))
-            return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), sums, values)
-
-        layers, num_done = store_lanes(line.num_recvs, arrived, add_layer, state.grads["layers"], state.num_done)
-        state = state._replace(grads={**state.grads, "layers": layers}, num_done=num_done)
-        return carry._replace(state=state)
-
-    def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
-        """Reads the gradients that travel in the next round."""
-        state = carry.state
-        line = row.of[self.name]
-        form = self.shapes.sent_layer
+        # Else XLA reads the sums outside of the guard, and copies them. One index is enough: both are of one read.
+        chunk = guarded_index(line.send_layer[lane, 0], num_done)
+        layer = line.send_layer[lane, 1]
         sums = jax.tree.leaves(state.grads["layers"])
-
-        def read_layer(lane: int, page: Page, num_done: jax.Array) -> Page:
-            # Else XLA reads the sums outside of the guard, and copies them. One index is enough: both are of one read.
-            chunk = guarded_index(line.send_layer[lane, 0], num_done)
-            layer = line.send_layer[lane, 1]
-            values = [
-                slice_at(total, chunk, layer, shape=like.shape) for total, like in zip(sums, form.arrays, strict=True)
-            ]
-            return form.write(page, pool_for(1, form), 0, values)
-
-        # The most of any device: all trace the same lanes.
-        num_sends = self.table.grids[self.name].num_sends[self.table.round_type == round_type]
-        grads, num_done = read_lanes(num_sends.max(), line.num_sends, carry.of[self.name], read_layer, state.num_done)
-        return with_part(carry, self.name, grads, state._replace(num_done=num_done))
+        values = [
+            slice_at(total, chunk, layer, shape=like.shape) for total, like in zip(sums, form.arrays, strict=True)
+        ]
+        return form.write(page, self.pool(self.shapes), 0, values)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import shared_sums as lowered
 from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.program.carry import Carry, Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import Action, DeviceStep
 from jaxpipe.program.layer_updates import update_layers
@@ -17,9 +16,6 @@ from jaxpipe.program.optimizer_step import NAME
 from jaxpipe.program.shared_updates import Arrived, SharedUpdates
 from jaxpipe.program.stacked import at_index, with_index
 from jaxpipe.schedules.schedule import Kind
-
-PyTree = Any
-Integers = Any
 
 
 class SumRow(NamedTuple):
@@ -53,13 +49,8 @@ class SharedSums(Channel):
     """The channel of shared sums: the step gives it `SharedUpdates`, and puts an `UpdateState` into the state."""
 
     name = NAME
+    line = SumRow
     actions: ClassVar[Mapping[Kind, Action]] = {Kind.UPDATE: update}
-
-    @classmethod
-    def rows(cls, table: RoundTable) -> SumRow:
-        """Batches and meetings."""
-        grids = table.grids[cls.name]
-        return SumRow(grids.batch_age, grids.event)
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> Arrived | None:
         """What all devices tell each other in a round of this type."""

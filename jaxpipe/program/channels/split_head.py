@@ -19,6 +19,7 @@ from jax import lax
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import split_head as lowered
 from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective, HeadGrids
+from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
@@ -29,7 +30,6 @@ from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
 from jaxpipe.schedules.schedule import Kind
 
-PyTree = Any
 Of = tuple[int, Collective]  # a collective for the microbatches of a replica
 NAME = "split_head"
 
@@ -77,7 +77,7 @@ class SplitBoundary(Boundary):
         assert step.functions.over_pipe
         random = step.random_at(row, EMBEDDING)
         rows = at_index(state.of[NAME].entries, row.of[NAME].entry_in)
-        return step.functions.over_pipe.embed(step.params["shared"], rows, microbatch, random)
+        return step.functions.over_pipe.embed_rows(step.params["shared"], rows, microbatch, random)
 
     def end_forward(
         self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
@@ -115,7 +115,7 @@ def head_statistics(step: DeviceStep, row: Row, state: State) -> State:
     kept = state.of[NAME]
     line = row.of[NAME]
     x = at_index(kept.entries, line.entry_in)
-    factors, own = step.functions.over_pipe.statistics(step.params["shared"], x, step.microbatch(row))
+    factors, own = step.functions.over_pipe.head_statistics(step.params["shared"], x, step.microbatch(row))
     kept = kept._replace(own=with_index(kept.own, line.slot, own))
     if step.shapes.table.has_backward:
         kept = kept._replace(kept=with_index(kept.kept, line.slot, factors))
@@ -134,13 +134,13 @@ def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     # All devices know the loss; one counts it.
     counted = jax.tree.map(lambda factor: jnp.where(lax.axis_index("pipe") == 0, factor, 0.0), step.scale.head)
     losses = step.shapes.losses.apart(state.loss)
-    of_head = add_scaled(losses.head, counted, head.losses(shared, statistics, microbatch))
+    of_head = add_scaled(losses.head, counted, head.head_losses(shared, statistics, microbatch))
     state = state._replace(loss=Losses(of_head, losses.layers).joined)
     if not step.shapes.table.has_backward:
         return state
     x = at_index(kept.entries, line.entry_in)
     factors = at_index(kept.kept, line.slot)
-    dx, sums = head.gradients(shared, x, factors, statistics, microbatch, step.scale.head, state.grads["shared"])
+    dx, sums = head.head_gradients(shared, x, factors, statistics, microbatch, step.scale.head, state.grads["shared"])
     kept = kept._replace(entries=with_index(kept.entries, line.entry_out, dx))
     return _with(state._replace(grads={**state.grads, "shared": sums}), kept)
 

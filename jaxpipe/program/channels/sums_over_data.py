@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.lowering import IDLE, RoundTable
-from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.lowering import IDLE
+from jaxpipe.mesh import PyTree
+from jaxpipe.program.carry import Carry, Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device_sums import reduce_chunk
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
-
-PyTree = Any
-Integers = Any
 
 
 class CompletionRow(NamedTuple):
@@ -31,16 +29,12 @@ class SumsOverData(Channel):
     # Carries are sorted by name. With a name that comes first XLA rounds the sums of a BPipe and of a 1F1B on a CPU
     # differently in the last bit, which tests compare.
     name = "sums_over_data"
+    line = CompletionRow
 
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether gradients of layers have terms on several devices."""
         return any(part.is_summed for part in jax.tree.leaves(shapes.parts["layers"]))
-
-    @classmethod
-    def rows(cls, table: RoundTable) -> CompletionRow:
-        """Completions."""
-        return CompletionRow(table.grids[cls.name].completes)
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> jax.Array:

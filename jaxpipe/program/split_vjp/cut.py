@@ -37,18 +37,12 @@ _FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_k
 
 @dataclass(frozen=True)
 class Cut:
-    """A jaxpr cut in two.
+    """A jaxpr cut in two."""
 
-    Attributes:
-        now, later: equations in their order; those that only change the form of a value may be in both.
-        saved: values that `later` reads and `now` has: its results, or inputs of the jaxpr.
-        is_early: [output] whether `now` computes it.
-    """
-
-    now: list[core.JaxprEqn]
-    later: list[core.JaxprEqn]
-    saved: list[core.Var]
-    is_early: list[bool]
+    now: list[core.JaxprEqn]  # equations in their order
+    later: list[core.JaxprEqn]  # the same; those that only change the form of a value may be in both
+    saved: list[core.Var]  # values that `later` reads and `now` has: its results, or inputs of the jaxpr
+    is_early: list[bool]  # [output] whether `now` computes it
 
 
 def cut(

@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.extend.core as core
 
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.jaxprs import Values, evaluate, read, run, store, traced_as, without_calls
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
-
-PyTree = Any
 
 
 def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
@@ -27,7 +26,6 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
 
     Args:
         closed: a jaxpr without calls.
-        is_wanted: [output] whether the output is wanted now.
     """
     jaxpr = closed.jaxpr
     wanted = {v for v, w in zip(jaxpr.outvars, is_wanted, strict=True) if w and isinstance(v, core.Var)}
@@ -60,19 +58,12 @@ def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> 
 
 @dataclass(frozen=True)
 class _SplitScan:
-    """A scan, cut in two.
-
-    Attributes:
-        equation: the scan.
-        body: the scanned body, without calls and mixed scans.
-        cut: the cut of the body.
-        reads: [input of the scan] whether a wanted output depends on it.
-    """
+    """A scan, cut in two."""
 
     equation: core.JaxprEqn
-    body: core.ClosedJaxpr
+    body: core.ClosedJaxpr  # the scanned body, without calls and mixed scans
     cut: Cut
-    reads: list[bool]
+    reads: list[bool]  # [input of the scan] whether a wanted output depends on it
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the scan, by two scans."""
@@ -164,8 +155,6 @@ class SplitBackward:
     Attributes:
         backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the leaves of the
             params' gradients and dx. Here `given` begins with the factors of the layer's losses, if it has any.
-        cut: the cut of `backward`.
-        num_params: number of leaves of the params.
         num_residuals: number of arrays that F saved.
 
     Example:
@@ -208,12 +197,6 @@ class SplitBackward:
     ) -> tuple[jax.Array, list[jax.Array | None], list[jax.Array]]:
         """Computes I.
 
-        Args:
-            params: parameters of the layer.
-            residuals: all residuals of the layer.
-            dy: the gradient of the layer's output.
-            given: the arguments of forward besides `params` and x.
-
         Returns:
             dx; the gradient of each leaf of `params`, None for those of W; the arrays deferred to W.
         """
@@ -231,10 +214,7 @@ class SplitBackward:
         """Computes W.
 
         Args:
-            params: parameters of the layer.
             residuals: the residuals with the indices `self.shared_with_w`.
-            deferred: the arrays that I has deferred.
-            given: the arguments of forward besides `params` and x.
 
         Returns:
             The gradient of each leaf of `params`, None for those of I.
@@ -265,9 +245,6 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
 
     Any layer has one. Only products can be deferred: those of kernels, in the layer itself, in functions that it calls
     or recomputes, and in its scans; a `while` or `cond` of which dx needs any result is computed by I as a whole.
-
-    Args:
-        vjp: the layer's whole vjp.
     """
 
     def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:

@@ -8,6 +8,7 @@ the compiled program (`jaxpipe.lowering`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import Timeline
 from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
 
-_OWN, _PARKED, _IN_TRANSIT = range(3)
+OWN, PARKED, IN_TRANSIT = range(3)  # parts of what a device stores, as in `Stored`
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,71 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
         ([0.0, 1.0, 6.0, 9.0], [1.0, 2.0, 1.0, 0.0])
     """
     schedule = timeline.schedule
-    changes = _changes(timeline)
-    results = []
+    columns = schedule.columns
+    share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
+    changes = Changes()
+    for kinds, time, slots in (((Kind.F,), timeline.start, 1.0), (GRADIENT_KINDS, timeline.end, -1.0)):
+        chosen = columns.is_kind(*kinds)
+        changes.add(columns.device[chosen], time[chosen], OWN, slots)
+    home = columns.device
+    partner = schedule.placement.partner_of(columns.device)
+    for kind, source, target, parts in (
+        (Kind.EVICT, home, partner, (OWN, PARKED)),
+        (Kind.LOAD, partner, home, (PARKED, OWN)),
+    ):
+        moves = columns.is_kind(kind)
+        times = ((timeline.start[moves], timeline.end[moves]),) * 2
+        changes.move((source[moves], target[moves]), times, parts, share[columns.stage[moves]])
+    denominators = []
     for device in range(schedule.num_devices):
         pair = [device, schedule.placement.partner_of(device)]
         stages = {stage for d in pair for _, stage in schedule.placement.stages_of[d]}
         # A common denominator for the pair makes sums exact.
-        denominator = math.lcm(*(schedule.parked_of(stage).denominator for stage in stages))
-        here = changes[changes[:, 0] == device]
-        # Changes at one moment are summed, so that what is freed makes room for what begins.
-        time, at = np.unique(here[:, 1], return_inverse=True)
-        steps = np.zeros((len(time), 3), dtype=np.int64)
-        # Whole numbers of the common denominator: sums are exact, whatever their order.
-        np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * denominator).astype(np.int64))
-        results.append(Stored(time, *(np.cumsum(steps, axis=0).T / denominator)))
-    return tuple(results)
+        denominators.append(math.lcm(*(schedule.parked_of(stage).denominator for stage in stages)))
+    return changes.stored(denominators)
+
+
+class Changes:
+    """Changes of what devices store, each of so many slots of a part: OWN, PARKED or IN_TRANSIT."""
+
+    def __init__(self) -> None:
+        self._changes: list[np.ndarray] = []  # [change, (device, time, part, slots)]
+
+    def add(self, device: np.ndarray, time: np.ndarray, part: int, slots: np.ndarray | float) -> None:
+        """Changes of one part, on each device at its time."""
+        self._changes.append(np.column_stack(np.broadcast_arrays(device, time, part, slots)))
+
+    def move(
+        self,
+        devices: tuple[np.ndarray, np.ndarray],
+        times: Sequence[tuple[np.ndarray, np.ndarray]],
+        parts: tuple[int, int],
+        slots: np.ndarray,
+    ) -> None:
+        """Transfers from a device to another one, by the (start, end) on each of both.
+
+        A slot that moves is in transit on both devices, from its start to its end; the target's own part has it then.
+        """
+        (start, _), (_, end) = times
+        self.add(devices[0], start, parts[0], -slots)
+        self.add(devices[1], end, parts[1], slots)
+        for device, (start, end) in zip(devices, times, strict=True):
+            self.add(device, start, IN_TRANSIT, slots)
+            self.add(device, end, IN_TRANSIT, -slots)
+
+    def stored(self, denominators: Sequence[int]) -> tuple[Stored, ...]:
+        """[device] the step functions; changes of a device are whole numbers of its slots / denominator."""
+        changes = np.concatenate(self._changes)
+        results = []
+        for device, denominator in enumerate(denominators):
+            here = changes[changes[:, 0] == device]
+            # Changes at one moment are summed, so that what is freed makes room for what begins.
+            time, at = np.unique(here[:, 1], return_inverse=True)
+            steps = np.zeros((len(time), 3), dtype=np.int64)
+            # Whole numbers of the common denominator: sums are exact, whatever their order.
+            np.add.at(steps, (at, here[:, 2].astype(int)), np.rint(here[:, 3] * denominator).astype(np.int64))
+            results.append(Stored(time, *(np.cumsum(steps, axis=0).T / denominator)))
+        return tuple(results)
 
 
 def peak_activations(schedule: Schedule) -> np.ndarray:
@@ -81,35 +132,6 @@ def peak_activations(schedule: Schedule) -> np.ndarray:
     """
     most = [values.total.max(initial=0.0) for values in stored(simulate(schedule))]
     return np.array(most) / schedule.placement.num_chunks
-
-
-def _changes(timeline: Timeline) -> np.ndarray:
-    """[change, (device, time, which, slots)] every change of the stored slots."""
-    schedule = timeline.schedule
-    columns = schedule.columns
-    share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
-    changes = []
-
-    def add(actions: np.ndarray, device: np.ndarray, time: np.ndarray, which: int, slots: np.ndarray | float) -> None:
-        changes.append(np.column_stack(np.broadcast_arrays(device[actions], time[actions], which, slots)))
-
-    add(np.flatnonzero(columns.is_kind(Kind.F)), columns.device, timeline.start, _OWN, 1.0)
-    add(np.flatnonzero(columns.is_kind(*GRADIENT_KINDS)), columns.device, timeline.end, _OWN, -1.0)
-    home = columns.device
-    partner = schedule.placement.partner_of(columns.device)
-    # A slot that moves is in transit on both devices from its start, and the target's own from its end.
-    for kind, source, target, at_source, at_target in (
-        (Kind.EVICT, home, partner, _OWN, _PARKED),
-        (Kind.LOAD, partner, home, _PARKED, _OWN),
-    ):
-        moves = np.flatnonzero(columns.is_kind(kind))
-        slots = share[columns.stage[moves]]
-        add(moves, source, timeline.start, at_source, -slots)
-        add(moves, target, timeline.end, at_target, slots)
-        for device in (source, target):
-            add(moves, device, timeline.start, _IN_TRANSIT, slots)
-            add(moves, device, timeline.end, _IN_TRANSIT, -slots)
-    return np.concatenate(changes)
 
 
 # ---- Transfers

@@ -21,19 +21,12 @@ ROUNDING = 1e-9  # fraction of the makespan below which a time is rounding
 
 @dataclass(frozen=True)
 class Bubbles:
-    """Work and waiting of each device, in the unit of the costs; together they are the makespan.
+    """Work and waiting of each device, in the unit of the costs; together they are the makespan."""
 
-    Attributes:
-        work: compute kind -> [device] time in actions of this kind.
-        warm_up: [device] time until its first action starts.
-        internal: [device] waiting time between the start of its first action and the end of its last one.
-        cool_down: [device] time from the end of its last action to the makespan.
-    """
-
-    work: dict[Kind, np.ndarray]
-    warm_up: np.ndarray
-    internal: np.ndarray
-    cool_down: np.ndarray
+    work: dict[Kind, np.ndarray]  # compute kind -> [device] time in actions of this kind
+    warm_up: np.ndarray  # [device] time until its first action starts
+    internal: np.ndarray  # [device] waiting time between the start of its first action and the end of its last one
+    cool_down: np.ndarray  # [device] time from the end of its last action to the makespan
 
 
 def bubbles(timeline: Timeline) -> Bubbles:

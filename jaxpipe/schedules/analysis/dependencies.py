@@ -16,22 +16,16 @@ from jaxpipe.schedules.schedule import BACKWARD_KINDS, GRADIENT_KINDS, Kind, Sch
 
 @dataclass(frozen=True)
 class Dependencies:
-    """The actions that each action waits for besides its row, as indices into the schedule's columns; -1 for none.
+    """The actions that each action waits for besides its row, as indices into the schedule's columns; -1 for none."""
 
-    Attributes:
-        message: [A] the sender of its message: for F the F of the stage before; for B and I the B or I of the stage
-            after, at the last stage its own F.
-        local: [A] the F of the same stage (for B and I), the I of the same stage (for W).
-        load: [A] the LOAD that brings back the activations that a B, I or W reads.
-        met: [A] the SYNC of the same stage in the other replica (for SYNC).
-        all_of: [A, D] the actions that meet before it, which no single message tells: for S the F of the last stage,
-            for T the S of all devices, for the last stage's B or I the T of all devices; [A, 0] without S and T.
-    """
-
+    # [A] the sender of its message: for F the F of the stage before; for B and I the B or I of the stage after, at the
+    # last stage its own F.
     message: np.ndarray
-    local: np.ndarray
-    load: np.ndarray
-    met: np.ndarray
+    local: np.ndarray  # [A] the F of the same stage (for B and I), the I of the same stage (for W)
+    load: np.ndarray  # [A] the LOAD that brings back the activations that a B, I or W reads
+    met: np.ndarray  # [A] the SYNC of the same stage in the other replica (for SYNC)
+    # [A, D] the actions that meet before it, which no single message tells: for S the F of the last stage, for T the S
+    # of all devices, for the last stage's B or I the T of all devices; [A, 0] without S and T.
     all_of: np.ndarray
 
     def messages_between(self, device: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +88,6 @@ def _all_of(schedule: Schedule, forward: np.ndarray, of_last: np.ndarray) -> np.
     """`Dependencies.all_of`.
 
     Args:
-        schedule: the schedule.
         forward: [microbatch] the last stage's F.
         of_last: [A] whether it is a B or I of the last stage.
     """

@@ -65,7 +65,6 @@ class Clock:
                           1    2    3    4
 
     Attributes:
-        schedule: the schedule.
         transfers: [T] the EVICT, LOAD and SYNC that occupy a pair of devices; of the two SYNC of a stage the first.
     """
 
@@ -145,9 +144,6 @@ class Clock:
             duration: [A] time of each compute action and each of `transfers`.
             travel: [A] time of the message that each action waits for, 0 where there is none.
             closing: [A] how long the device is busy after the action; the action's message does not wait for it.
-
-        Returns:
-            [A], [A].
         """
         times = duration[self._sorted], travel[self._sorted], None if closing is None else closing[self._sorted]
         start = np.zeros(len(duration))

@@ -15,6 +15,11 @@ from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
 
+ZERO_BUBBLE = (
+    "zero bubble, arXiv 2401.10241, and github.com/sail-sg/zero-bubble; 0 is of a device from its first action on"
+)
+CONTROLLABLE_MEMORY = "controllable memory, arXiv 2405.15362, and the same repository; its bubbles are approximate"
+
 
 def zero_bubble(
     name: str,
@@ -27,8 +32,6 @@ def zero_bubble(
     """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
-        name: name of its schedules.
-        placement: D -> the placement of one replica.
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
         block: D -> [operation] -> time slot of F and I of one microbatch; none by default.
         staggered: devices that start first also end first, so that none has a gap, where no step is longer for it.

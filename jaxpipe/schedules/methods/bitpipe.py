@@ -64,8 +64,6 @@ def bitpipe(
     microbatches are dropped from both directions in turn.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         num_chunks: v, stages of each replica on each device.
         v_shape: chunks run up and down the devices in turn, so that the last stage of one and the first of the next
             are on one device; False starts each chunk on the replica's first device again (the paper's ablation): the
@@ -123,7 +121,6 @@ def early_forwarding(*, num_devices: int, num_chunks: int, num_microbatches: int
     Args:
         num_devices: D, even.
         num_chunks: v, stages of each replica on each device; replicas are V-shaped.
-        num_microbatches: any number.
 
     Returns:
         [device][position] -> F or B; device D-1-d does for one replica what d does for the other, at the same time.

@@ -37,13 +37,8 @@ def bpipe(
     D >= 4, any N >= 1.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         bound: slots that a device may hold, below `num_devices`; ceil((D+2)/2) if not given, the least.
         unit, policy, overlapped: options of `balance`.
-
-    Raises:
-        ScheduleError: a bound that cannot be kept.
 
     Source: Kim et al., BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models, ICML
     2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it.

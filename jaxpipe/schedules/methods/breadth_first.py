@@ -20,8 +20,6 @@ def breadth_first(*, num_devices: int, num_microbatches: int, num_chunks: int = 
     backwards of a step. Any D >= 1, N >= 1, v >= 1.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         num_chunks: v, stages on each device.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, section 3.

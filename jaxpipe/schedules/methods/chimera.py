@@ -20,17 +20,11 @@ from jaxpipe.schedules.schedule import Action, Kind, Rows, Schedule
 
 
 class Pass(NamedTuple):
-    """One traversal of all devices by a microbatch.
+    """One traversal of all devices by a microbatch."""
 
-    Attributes:
-        kind: F, with stages rising, or B, with stages falling.
-        chunk: index of a stage among those of a device and replica, in forward order.
-        members: microbatches of the chain that run it, one directly after the other.
-    """
-
-    kind: Kind
-    chunk: int
-    members: tuple[int, ...] = (0,)
+    kind: Kind  # F, with stages rising, or B, with stages falling
+    chunk: int  # index of a stage among those of a device and replica, in forward order
+    members: tuple[int, ...] = (0,)  # microbatches of the chain that run it, one directly after the other
 
 
 def round_trip(num_chunks: int) -> tuple[Pass, ...]:
@@ -59,9 +53,6 @@ def bidirectional_rows(
         early_starts: in every unit but the first, the first half of chain i's first pass comes i slots earlier:
             two starts, not one, in each gap that the end of the unit before leaves on the outer devices. Where
             actions then share a slot, forwards and lower chains go first.
-
-    Returns:
-        [device][position] -> F or B.
 
     Source: ours, for the order that BitPipe (Wu et al., arXiv 2410.19367) and Chimera (Li and Hoefler, SC 2021)
     give by figures; equal to the lists of BitPipe's published code for D=4 and D=8.
@@ -127,8 +118,6 @@ def chimera(
     microbatches are dropped from both directions in turn.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         forward_doubling: run forwards in pairs.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 

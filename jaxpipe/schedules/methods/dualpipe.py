@@ -147,8 +147,6 @@ def dualpipe(
     (`split_backward`), with no more stored at once than published.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         backward_first: whether, of an F and B that overlap in the published steps, B runs first.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.

@@ -42,8 +42,6 @@ def dualpipe_v(
     stored at once than published.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         backward_first: whether, of an F and B that overlap in the published steps, B runs first.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 

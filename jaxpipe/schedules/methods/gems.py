@@ -20,8 +20,6 @@ def gems(*, num_devices: int, num_microbatches: int, eager_sync: bool = True) ->
     activations 1 Ma on every device, two replicas of the weights. Needs even D, any N >= 1.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 
     Source: Jain et al., GEMS: GPU-Enabled Memory-Aware Model-Parallelism System for Distributed DNN Training, SC

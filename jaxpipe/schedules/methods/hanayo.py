@@ -27,8 +27,6 @@ def hanayo(*, num_devices: int, num_microbatches: int, waves: int = 1) -> Schedu
     while its device stores D Ma.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         waves: W, each a way up and a way down the devices.
 
     Source: Liu et al., Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
 from jaxpipe.schedules.methods.option import Option, Options, at_least, check_count, check_sizes, check_truth
@@ -48,8 +50,6 @@ def interleaved_1f1b(
     1F1B that runs up to D-1 more forwards ahead than it needs.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         num_chunks: v, stages on each device, 1 or more.
         group_size: microbatches that a chunk runs before the next chunk has its turn; `num_devices` or more, which is
             also the default.
@@ -127,20 +127,13 @@ def _peak_of_one_group(d: int, n: int, o: Options) -> tuple[float, float] | None
     return (min(((v - 1) * d + 1 + o["extra_warm_up"]) / v, d), d) if n == d == group else None
 
 
-def _peak_of_groups(d: int, n: int, o: Options) -> tuple[float, float] | None:
+def _peak_of_groups(d: int, n: int, o: Options, *, extra_warm_up: bool) -> tuple[float, float] | None:
     v = o["num_chunks"]
     group = o["group_size"] or d
-    if o["extra_warm_up"] or n < 2 * group:
+    if o["extra_warm_up"] != extra_warm_up or n < 2 * group:
         return None
-    return ((v - 1) * group + 1) / v, ((v - 1) * group + 2 * d - 1) / v
-
-
-def _peak_with_one_more(d: int, n: int, o: Options) -> tuple[float, float] | None:
-    v = o["num_chunks"]
-    group = o["group_size"] or d
-    if not o["extra_warm_up"] or n < 2 * group:
-        return None
-    return ((v - 1) * group + 2) / v, (2 * (d - 1) + (v - 1) * group + 2) / v
+    of_others = (v - 1) * group + int(extra_warm_up)
+    return (of_others + 1) / v, (of_others + 2 * d - 1) / v
 
 
 METHOD = Method(
@@ -170,13 +163,13 @@ METHOD = Method(
         Formula("((v-1)D+1)/v..D", _peak_of_one_group, where="N = D", source=TABLE_2),
         Formula(
             "((v-1)D+1)/v..((v+1)D-1)/v",
-            _peak_of_groups,
+            partial(_peak_of_groups, extra_warm_up=False),
             where="N >= 2D; with groups of G: ((v-1)G+1)/v..((v-1)G+2D-1)/v, N >= 2G",
             source="PipeOffload, arXiv 2503.01328",
         ),
         Formula(
             "((v-1)D+2)/v..(2(D-1)+(v-1)D+2)/v",
-            _peak_with_one_more,
+            partial(_peak_of_groups, extra_warm_up=True),
             where="extra_warm_up, N >= 2D, or with groups of G (v-1)G in place of (v-1)D, N >= 2G",
             source="Kimi K2, arXiv 2507.20534: one forward more than Megatron-LM's",
         ),

@@ -48,8 +48,6 @@ def mixpipe(
     that with the least peak. Both directions do the same at the same time.
 
     Args:
-        num_devices: devices on the `pipe` axis.
-        num_microbatches: microbatches of one step.
         injected: K, or "max" for (3D-2)/2.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
 

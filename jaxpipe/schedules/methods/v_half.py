@@ -17,12 +17,10 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (
 our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting schedule and its bubble formula are ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import every_devices, v_shape, zero_bubble
+from jaxpipe.schedules.methods._zero_bubble import CONTROLLABLE_MEMORY, every_devices, v_shape, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
 from jaxpipe.schedules.ordering.memory_bounded import v_half_block
-
-SOURCE = "controllable memory, arXiv 2405.15362, and the same repository; its bubbles are approximate"
 
 METHOD = Method(
     name="v_half",
@@ -33,7 +31,7 @@ METHOD = Method(
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("about D/(2N)", lambda d, n, o: d / (2 * n), source=SOURCE, holds=False),
+        Formula("about D/(2N)", lambda d, n, o: d / (2 * n), source=CONTROLLABLE_MEMORY, holds=False),
         Formula(
             "x/(6N+x), x=3D-7 for even D, 3D-4 for odd D",
             lambda d, n, o: idle_ratio(3 * d - (4 if d % 2 else 7), n, 2) if n >= d and 3 <= d <= 16 else None,
@@ -45,7 +43,7 @@ METHOD = Method(
             "floor((D+2)/2)",
             lambda d, n, o: ((d + 2) // 2 if n >= 2 * d else None, (d + 2) // 2 if n >= d else None),
             where="N >= D",
-            source=SOURCE,
+            source=CONTROLLABLE_MEMORY,
         ),
     ),
 )

@@ -19,10 +19,9 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (
 our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting schedule and its bubble formula are ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import every_devices, v_shape, zero_bubble
+from jaxpipe.schedules.methods._zero_bubble import CONTROLLABLE_MEMORY, every_devices, v_shape, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
-from jaxpipe.schedules.methods.v_half import SOURCE
 from jaxpipe.schedules.ordering.memory_bounded import v_min_block
 
 METHOD = Method(
@@ -34,7 +33,7 @@ METHOD = Method(
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("about 2D/(3N)", lambda d, n, o: 2 * d / (3 * n), source=SOURCE, holds=False),
+        Formula("about 2D/(3N)", lambda d, n, o: 2 * d / (3 * n), source=CONTROLLABLE_MEMORY, holds=False),
         Formula(
             "x/(6N+x), x=4D-7, 4D-5, 4D-9 for D mod 3 = 0, 1, 2",
             lambda d, n, o: idle_ratio(4 * d - (7, 5, 9)[d % 3], n, 2) if n >= d and 3 <= d <= 16 else None,
@@ -46,7 +45,7 @@ METHOD = Method(
             "floor((D+4)/3)",
             lambda d, n, o: ((d + 4) // 3 if n >= 2 * d else None, (d + 4) // 3 if n >= d else None),
             where="N >= D",
-            source=SOURCE,
+            source=CONTROLLABLE_MEMORY,
         ),
     ),
 )

@@ -18,13 +18,11 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241
 formulas as in github.com/sail-sg/zero-bubble.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import every_devices, zero_bubble
+from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, every_devices, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
 from jaxpipe.schedules.ordering.memory_bounded import line_block
 from jaxpipe.schedules.placement import linear
-
-SOURCE = "zero bubble, arXiv 2401.10241, and github.com/sail-sg/zero-bubble; 0 is of a device from its first action on"
 
 METHOD = Method(
     name="zb_h1",
@@ -39,7 +37,7 @@ METHOD = Method(
             "(D-1)/(3N+D-1)",
             lambda d, n, o: idle_ratio(d - 1, n) if n >= d else None,
             where="N >= D",
-            source=SOURCE,
+            source=ZERO_BUBBLE,
         ),
         Formula(
             "(2D-1-N)/(2N+2D-1)",
@@ -47,5 +45,5 @@ METHOD = Method(
             where="N < D",
         ),
     ),
-    peak=(Formula("min(D, N)", lambda d, n, o: (min(d, n),) * 2, source=SOURCE),),
+    peak=(Formula("min(D, N)", lambda d, n, o: (min(d, n),) * 2, source=ZERO_BUBBLE),),
 )

@@ -18,10 +18,9 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241
 is ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import every_devices, zero_bubble
+from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, every_devices, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
-from jaxpipe.schedules.methods.zb_h1 import SOURCE
 from jaxpipe.schedules.placement import linear
 
 METHOD = Method(
@@ -33,7 +32,9 @@ METHOD = Method(
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=SOURCE, holds=False),
+        Formula(
+            "0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=ZERO_BUBBLE, holds=False
+        ),
         Formula("(D-1)/(3N+D-1)", lambda d, n, o: idle_ratio(d - 1, n) if n >= d else None, where="N >= D"),
         Formula(
             "(2D-1-N)/(2N+2D-1)",
@@ -46,7 +47,7 @@ METHOD = Method(
             "about 2D-1",
             lambda d, n, o: (2 * d - 1,) * 2 if n >= 2 * d else None,
             where="N >= 2D",
-            source=SOURCE,
+            source=ZERO_BUBBLE,
             holds=False,
         ),
         Formula("min(2D-1, N)", lambda d, n, o: (min(2 * d - 1, n),) * 2),

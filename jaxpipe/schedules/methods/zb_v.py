@@ -17,10 +17,9 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (
 our I, and github.com/sail-sg/zero-bubble for bound and bubble. Block and order are ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import every_devices, v_shape, zero_bubble
+from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, every_devices, v_shape, zero_bubble
 from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
 from jaxpipe.schedules.methods.option import TIMES
-from jaxpipe.schedules.methods.zb_h1 import SOURCE
 from jaxpipe.schedules.ordering.memory_bounded import zb_v_block
 
 METHOD = Method(
@@ -32,8 +31,10 @@ METHOD = Method(
     period=every_devices,
     has_split_backward=True,
     bubble=(
-        Formula("0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=SOURCE, holds=False),
+        Formula(
+            "0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=ZERO_BUBBLE, holds=False
+        ),
         Formula("(D-1)/(6N+D-1)", lambda d, n, o: idle_ratio(d - 1, n, 2) if n >= d else None, where="N >= D"),
     ),
-    peak=(Formula("at most D", lambda d, n, o: (d if n >= 2 * d else None, min(d, n)), source=SOURCE),),
+    peak=(Formula("at most D", lambda d, n, o: (d if n >= 2 * d else None, min(d, n)), source=ZERO_BUBBLE),),
 )

@@ -89,7 +89,12 @@ def balance(
     check_options(unit=unit, policy=policy, overlapped=overlapped)
     if bound is not None:
         check_count(schedule.name, "bound", bound, least=0)
-    _check_unbalanced(check(schedule))
+    if check(schedule).has_transfers:
+        raise ScheduleError(
+            f"{schedule.name!r} has EVICT and LOAD actions already.",
+            rule="balance-once: a schedule to balance has no transfers yet",
+            repair="balance the schedule that it was made from, with the bound that you want",
+        )
     peaks = row_peaks(schedule)
 
     def plans(bound: int) -> dict[int, EvictionPlan] | None:
@@ -137,11 +142,7 @@ def bound_kept(schedule: Schedule) -> int | None:
 
 
 def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
-    """Raises ScheduleError for options of `balance` that are unknown or have no effect.
-
-    Raises:
-        ScheduleError: an option is unknown, or has no effect.
-    """
+    """Raises ScheduleError for options of `balance` that are unknown or have no effect."""
     for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
         if value not in known:
             raise ScheduleError(
@@ -182,15 +183,6 @@ def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fr
     shares = {plans[devices[stage]].share for devices in schedule.placement.devices if devices[stage] in plans}
     # All holders of a stage park the same share of it, so the larger one counts.
     return max(shares, default=Fraction(1))
-
-
-def _check_unbalanced(schedule: Schedule) -> None:
-    if schedule.has_transfers:
-        raise ScheduleError(
-            f"{schedule.name!r} has EVICT and LOAD actions already.",
-            rule="balance-once: a schedule to balance has no transfers yet",
-            repair="balance the schedule that it was made from, with the bound that you want",
-        )
 
 
 def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) -> ScheduleError:

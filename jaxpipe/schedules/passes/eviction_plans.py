@@ -17,19 +17,12 @@ from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Schedule
 
 
 class Lifetime(NamedTuple):
-    """Storage of one (stage, microbatch), in indices of its row's compute actions.
+    """Storage of one (stage, microbatch), in indices of its row's compute actions."""
 
-    Attributes:
-        forward: the F that fills it.
-        start: index of its F.
-        need: index of its B or I, which reads the activations first.
-        end: index of its B or W, which gives them back.
-    """
-
-    forward: Action
-    start: int
-    need: int
-    end: int
+    forward: Action  # the F that fills it
+    start: int  # index of its F
+    need: int  # index of its B or I, which reads the activations first
+    end: int  # index of its B or W, which gives them back
 
 
 def activation_lifetimes(schedule: Schedule) -> tuple[tuple[Lifetime, ...], ...]:
@@ -90,29 +83,19 @@ def _of_row(row: tuple[Action, ...]) -> tuple[Lifetime, ...]:
 
 
 class PlacedTransfer(NamedTuple):
-    """An EVICT or LOAD and its place in a row.
+    """An EVICT or LOAD and its place in a row."""
 
-    Attributes:
-        before: index of the compute action of the row during which it travels.
-        action: the EVICT or LOAD.
-    """
-
-    before: int
+    before: int  # index of the compute action of the row during which it travels
     action: Action
 
 
 class EvictionPlan(NamedTuple):
-    """The evictions and loads of one device.
+    """The evictions and loads of one device."""
 
-    Attributes:
-        transfers: EVICT and LOAD with their places; those during the same action are in the order of travel.
-        share: fraction of a microbatch's pages that each transfer carries.
-        most_parked: the most slots that the partner gives, transit included.
-    """
-
+    # EVICT and LOAD with their places; those during the same action are in the order of travel.
     transfers: tuple[PlacedTransfer, ...]
-    share: Fraction
-    most_parked: Fraction
+    share: Fraction  # fraction of a microbatch's pages that each transfer carries
+    most_parked: Fraction  # the most slots that the partner gives, transit included
 
 
 def with_transfers(row: Sequence[Action], transfers: Sequence[PlacedTransfer]) -> tuple[Action, ...]:
@@ -134,17 +117,11 @@ def with_transfers(row: Sequence[Action], transfers: Sequence[PlacedTransfer]) -
 
 
 class _Stay(NamedTuple):
-    """A microbatch that is evicted, in indices of its row's compute actions.
-
-    Attributes:
-        lifetime: lifetime of its activations.
-        leaves: index of the action that its EVICT precedes.
-        lands: index of the action that its LOAD precedes.
-    """
+    """A microbatch that is evicted, in indices of its row's compute actions."""
 
     lifetime: Lifetime
-    leaves: int
-    lands: int
+    leaves: int  # index of the action that its EVICT precedes
+    lands: int  # index of the action that its LOAD precedes
 
 
 def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
@@ -154,7 +131,6 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
     during one whole compute action stays.
 
     Args:
-        row: lifetimes of a device that stores more than `bound`.
         bound: slots that the device may hold, transit included.
 
     Returns:
@@ -199,8 +175,6 @@ def microbatch_plan(row: Sequence[Lifetime], bound: int, *, policy: str, overlap
     evictions.
 
     Args:
-        row: lifetimes of a device that stores more than `bound`.
-        bound: slots that the device may hold.
         policy: "latest" evicts the microbatch whose backward comes last, "oldest" the one whose backward comes first.
         overlapped: an eviction holds its slot during the compute action after it, a load during the one
             before its backward; if not, transfers take no time and hold nothing.

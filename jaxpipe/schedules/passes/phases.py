@@ -26,9 +26,6 @@ def in_phases(schedule: Schedule) -> Schedule:
 
     A device does its B after those F that its row has before it, or in the turn of the last one.
 
-    Args:
-        schedule: a schedule of F and B.
-
     Example:
         >>> from jaxpipe.schedules.methods.registry import build
         >>> for row in in_phases(build("1f1b", num_devices=2, num_microbatches=3)).rows:

@@ -75,7 +75,6 @@ def with_sync(rows: Rows, placement: Placement, *, eager: bool) -> Rows:
 
     Args:
         rows: [device][position] -> F, B, I or W.
-        placement: placement of two replicas, which holds the stages of `rows`.
         eager: whether to put each SYNC directly after the last backward of its stage and replica, not all of them at
             the end of the row. A stage whose replica runs no microbatch has its SYNC at the end in any case.
 

@@ -92,7 +92,6 @@ def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[
 
     Args:
         schedule: a legal schedule that moves no activations between devices.
-        times: times of its actions; B takes as long as I and W.
         bounds: [device] slots that it may store from F to W; by default the highest peak of `schedule`, for each.
     """
     bounds = bounds or [max(row_peaks(schedule))] * schedule.num_devices

@@ -32,7 +32,6 @@ def with_weight_gradients(
 
     Args:
         rows: [device][position] -> F, I and SYNC; W, if any, are placed anew.
-        num_stages: stages of one replica.
         bounds: [device] slots that the device may store, each from F to W.
         times: times of the actions; messages take no time; by default all times are equal.
         least_fit: fraction of a W that must fit into a wait; below 1, W may delay the next action.

@@ -10,19 +10,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies, execution_order
-from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.rules.view import Breach, View, rule
 from jaxpipe.schedules.schedule import Action, Kind
 
 
 @rule("forward-once", "every (stage, microbatch) has exactly one F; the next stage's F waits for its message")
-def forward_once(view: View) -> Iterator[Violation]:
+def forward_once(view: View) -> Iterator[Breach]:
     """Yields the (stage, microbatch) pairs that have no F or several."""
     count = view.count[Kind.F]
     for stage, microbatch in np.argwhere(count != 1).tolist():
-        if count[stage, microbatch] == 0:
-            yield _missing(view, "forward-once", Kind.F, stage, microbatch)
-        else:
-            yield _repeated(view, "forward-once", Kind.F, stage, microbatch)
+        told = _repeated if count[stage, microbatch] else _missing
+        yield told(view, Kind.F, stage, microbatch)
 
 
 @rule(
@@ -30,20 +28,19 @@ def forward_once(view: View) -> Iterator[Violation]:
     "every (stage, microbatch) has exactly one B, or one I and one W; the backward of the stage before waits for "
     "its message",
 )
-def backward_once(view: View) -> Iterator[Violation]:
+def backward_once(view: View) -> Iterator[Breach]:
     """Yields the (stage, microbatch) pairs whose backward is not one B, or one I and one W."""
-    name = "backward-once"
     b, i, w = (view.count[kind] for kind in (Kind.B, Kind.I, Kind.W))
     legal = (b == 1) & (i == 0) & (w == 0) | (b == 0) & (i == 1) & (w == 1)
     for stage, microbatch in np.argwhere(~legal).tolist():
         counts = {kind: int(view.count[kind][stage, microbatch]) for kind in (Kind.B, Kind.I, Kind.W)}
         repeated = [kind for kind, number in counts.items() if number > 1]
         if repeated:
-            yield _repeated(view, name, repeated[0], stage, microbatch)
+            yield _repeated(view, repeated[0], stage, microbatch)
         elif not any(counts.values()):
-            yield _missing(view, name, Kind.B, stage, microbatch)
+            yield _missing(view, Kind.B, stage, microbatch)
         elif not counts[Kind.B]:
-            yield _missing(view, name, Kind.W if counts[Kind.I] else Kind.I, stage, microbatch)
+            yield _missing(view, Kind.W if counts[Kind.I] else Kind.I, stage, microbatch)
         else:
             part = Kind.I if counts[Kind.I] else Kind.W
             whole, half = (int(view.index[kind][stage, microbatch]) for kind in (Kind.B, part))
@@ -51,16 +48,11 @@ def backward_once(view: View) -> Iterator[Violation]:
             if part is Kind.W and not counts[Kind.I]:
                 repair += f", or write {view.action(whole)._replace(kind=Kind.I)} for {view.action(whole)} "
                 repair += "(zero-bubble papers and old PyTorch files write B for I)"
-            yield Violation(
-                name,
-                f"{view.where(whole)}: {view.action(whole)} is the whole backward, "
-                f"but there is {view.action(half)} too ({view.where(half)})",
-                repair,
-                (view.place(whole), view.place(half)),
-            )
+            what = f"is the whole backward, but there is {view.action(half)} too ({view.where(half)})"
+            yield view.breach(whole, what, repair, half)
 
 
-def _missing(view: View, name: str, kind: Kind, stage: int, microbatch: int) -> Violation:
+def _missing(view: View, kind: Kind, stage: int, microbatch: int) -> Breach:
     columns = view.columns
     of_microbatch = np.flatnonzero(view.is_placed & (columns.microbatch == microbatch))
     # The missing action belongs to the replica of the microbatch's other actions; of none at all, to any.
@@ -69,46 +61,41 @@ def _missing(view: View, name: str, kind: Kind, stage: int, microbatch: int) -> 
     action = Action(kind, stage, microbatch, replica)
     same = [index for index in of_microbatch if columns.stage[index] == stage and columns.device[index] == device]
     position = int(columns.position[same[0]]) if same else len(view.schedule.rows[device])
-    return Violation(
-        name,
+    return Breach(
         f"device {device}, position {position}: {action} is missing",
         f"add {action} to the row of device {device}",
         ((device, position),),
     )
 
 
-def _repeated(view: View, name: str, kind: Kind, stage: int, microbatch: int) -> Violation:
+def _repeated(view: View, kind: Kind, stage: int, microbatch: int) -> Breach:
     columns = view.columns
     same = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
     first, second = np.flatnonzero(view.is_placed & same)[:2]
-    return Violation(
-        name,
-        f"{view.where(second)}: {view.action(second)} stands here again, after {view.where(first)}",
-        f"remove it from {view.where(second)}",
-        (view.place(second), view.place(first)),
-    )
+    what = f"stands here again, after {view.where(first)}"
+    return view.breach(second, what, f"remove it from {view.where(second)}", first)
 
 
 # ---- Order within a row: storage is used after it is filled and before it is given back
 
 
 @rule("forward-first", "on a device, the F of a (stage, microbatch) precedes its B or I")
-def forward_first(view: View) -> Iterator[Violation]:
+def forward_first(view: View) -> Iterator[Breach]:
     """Yields the backwards that come before their forward."""
     backward_count = view.count[Kind.B] + view.count[Kind.I]
     backward = np.maximum(view.index[Kind.B], view.index[Kind.I])
     is_single = (view.count[Kind.F] == 1) & (backward_count == 1)  # other counts break the rules before
-    yield from _in_order(view, "forward-first", view.index[Kind.F][is_single], backward[is_single])
+    yield from _in_order(view, view.index[Kind.F][is_single], backward[is_single])
 
 
 @rule("input-gradient-first", "on a device, the I of a (stage, microbatch) precedes its W")
-def halves_in_order(view: View) -> Iterator[Violation]:
+def halves_in_order(view: View) -> Iterator[Breach]:
     """Yields the weight gradients that come before their input gradient."""
     single = (view.count[Kind.I] == 1) & (view.count[Kind.W] == 1)
-    yield from _in_order(view, "input-gradient-first", view.index[Kind.I][single], view.index[Kind.W][single])
+    yield from _in_order(view, view.index[Kind.I][single], view.index[Kind.W][single])
 
 
-def _in_order(view: View, name: str, before: np.ndarray, after: np.ndarray) -> Iterator[Violation]:
+def _in_order(view: View, before: np.ndarray, after: np.ndarray) -> Iterator[Breach]:
     """Yields the places where an action of `before` does not precede that of `after` on the same device."""
     device = view.columns.device
     wrong = (device[before] == device[after]) & (before > after)
@@ -119,20 +106,16 @@ def _in_order(view: View, name: str, before: np.ndarray, after: np.ndarray) -> I
             repair = f"swap positions {first} and {second} of device {row}"
         else:
             repair = f"move {view.action(late)} from position {second} to before position {first}"
-        yield Violation(
-            name,
-            f"{view.where(early)}: {view.action(early)} comes before {view.action(late)}",
-            repair,
-            # A picture shows two positions on either side: one has room for both, unless they are farther apart.
-            (view.place(early), view.place(late))[: 1 + (second - first > 2)],
-        )
+        # A picture shows two positions on either side: one has room for both, unless they are farther apart.
+        others = [late] if second - first > 2 else []
+        yield view.breach(early, f"comes before {view.action(late)}", repair, *others)
 
 
 # ---- Deadlock
 
 
 @rule("acyclic", "rows and messages together have no circle of actions that wait for each other")
-def acyclic(view: View) -> Iterator[Violation]:
+def acyclic(view: View) -> Iterator[Breach]:
     """Yields one circle of devices that wait for each other, if there is any."""
     schedule = view.schedule
     needs = dependencies(schedule)
@@ -158,8 +141,7 @@ def acyclic(view: View) -> Iterator[Violation]:
     senders = [message[stuck[d]] for d in circle]
     sender = next((i for i in senders if view.action(i).kind is Kind.F), senders[0])
     before = view.place(stuck[view.place(sender)[0]])
-    yield Violation(
-        "acyclic",
+    yield Breach(
         waits,
         f"move {view.action(sender)} from position {view.place(sender)[1]} of device {before[0]} "
         f"to before position {before[1]}",

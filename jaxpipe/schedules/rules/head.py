@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.rules.view import Breach, View, rule
 from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind
 
 
@@ -14,23 +14,18 @@ from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind
     "head-everywhere",
     "if any row has an S or T, every row has one S and one T of the last stage for each microbatch",
 )
-def head_everywhere(view: View) -> Iterator[Violation]:
+def head_everywhere(view: View) -> Iterator[Breach]:
     """Yields head actions that are missing, repeated, or of another stage than the last."""
     schedule = view.schedule
     columns = view.columns
     if not schedule.has_head_actions:
         return
-    name = "head-everywhere"
     last = schedule.num_stages - 1
     is_head = view.in_range & columns.is_kind(*HEAD_KINDS)
     for index in np.flatnonzero(is_head & (columns.stage != last)).tolist():
         action = view.action(index)
-        yield Violation(
-            name,
-            f"{view.where(index)}: {action} is of stage {action.stage}, and the head follows stage {last}",
-            f"write {action._replace(stage=last)}",
-            (view.place(index),),
-        )
+        what = f"is of stage {action.stage}, and the head follows stage {last}"
+        yield view.breach(index, what, f"write {action._replace(stage=last)}")
     for kind in sorted(HEAD_KINDS):
         actions = np.flatnonzero(is_head & (columns.stage == last) & (columns.kind == kind))
         count = np.zeros((schedule.num_devices, schedule.num_microbatches), int)
@@ -48,14 +43,14 @@ def head_everywhere(view: View) -> Iterator[Violation]:
                 place = device, len(schedule.rows[device])
                 what = f"device {device}: {action} is missing"
                 repair = f"add {action} to the row of device {device}"
-            yield Violation(name, what, repair, (place,))
+            yield Breach(what, repair, (place,))
 
 
 @rule(
     "head-in-order",
     "on a device, the S of a microbatch precedes its T; the S of all rows are in one order, and so are the T",
 )
-def head_in_order(view: View) -> Iterator[Violation]:
+def head_in_order(view: View) -> Iterator[Breach]:
     """Yields every T that comes before the S of its microbatch, and rows with another order of S, or of T."""
     columns = view.columns
     if not view.schedule.has_head_actions:
@@ -68,8 +63,7 @@ def head_in_order(view: View) -> Iterator[Violation]:
             if of_row != of_first and sorted(of_row) == sorted(of_first):
                 pairs = zip(row, orders[0], strict=True)
                 ours, other = next((a, b) for a, b in pairs if a.microbatch != b.microbatch)
-                yield Violation(
-                    "head-in-order",
+                yield Breach(
                     f"device {device}: {ours} is where device 0 has {other}; all devices meet for each of them",
                     f"put the {kind.name} of all rows in one order",
                     ((device, view.schedule.rows[device].index(ours)),),
@@ -80,12 +74,7 @@ def head_in_order(view: View) -> Iterator[Violation]:
         key = int(columns.device[index]), int(columns.microbatch[index])
         if columns.kind[index] == Kind.S:
             if key in first:
-                yield Violation(
-                    "head-in-order",
-                    f"{view.where(index)}: {view.action(index)} comes after {view.action(first[key])} "
-                    f"({view.where(first[key])})",
-                    f"move it before position {view.place(first[key])[1]}",
-                    (view.place(index), view.place(first[key])),
-                )
+                what = f"comes after {view.action(first[key])} ({view.where(first[key])})"
+                yield view.breach(index, what, f"move it before position {view.place(first[key])[1]}", first[key])
         else:
             first[key] = index

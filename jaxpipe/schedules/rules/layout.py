@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.rules.view import Breach, View, rule
 from jaxpipe.schedules.schedule import NO_MICROBATCH, TRAITS
 
 _MOST_MISSING = 1_000_000  # microbatches without an action that later rules would still list one by one
@@ -17,44 +17,39 @@ _MOST_MISSING = 1_000_000  # microbatches without an action that later rules wou
     "a schedule has one row for each of its devices, at least one device and microbatch, an action of each "
     "microbatch, and a microbatch of each batch",
 )
-def row_per_device(view: View) -> Iterator[Violation]:
+def row_per_device(view: View) -> Iterator[Breach]:
     """Yields counts that are below one or do not agree."""
     schedule = view.schedule
     num_devices = schedule.placement.num_devices
     num_rows = len(schedule.rows)
     if num_rows != num_devices or num_devices < 1:
-        yield Violation(
-            "row-per-device",
+        yield Breach(
             f"num_devices={num_devices}, but num_rows={num_rows}",
             f"set num_devices to the number of rows, {max(num_rows, 1)}; a device that does nothing has an empty row",
         )
     if schedule.num_microbatches < 1:
-        yield Violation(
-            "row-per-device", f"num_microbatches={schedule.num_microbatches}", "set num_microbatches=1 or more"
-        )
+        yield Breach(f"num_microbatches={schedule.num_microbatches}", "set num_microbatches=1 or more")
     if schedule.num_batches > max(schedule.num_microbatches, 1):
-        yield Violation(
-            "row-per-device",
+        yield Breach(
             f"num_batches={schedule.num_batches} of num_microbatches={schedule.num_microbatches}",
             "give each batch a microbatch or more",
         )
     num_actions = sum(map(len, schedule.rows))
     # Later rules count the actions of each microbatch, and would say it of every one.
     if schedule.num_microbatches > max(num_actions, _MOST_MISSING):
-        yield Violation(
-            "row-per-device",
+        yield Breach(
             f"num_microbatches={schedule.num_microbatches}, but the rows have {num_actions} actions",
             "set num_microbatches to the number of microbatches in the rows",
         )
 
 
 @rule("placement", "each replica has the same stages, and every device holds equally many of them")
-def placement(view: View) -> Iterator[Violation]:
+def placement(view: View) -> Iterator[Breach]:
     """Yields replicas whose stages are outside the devices, unequal in number or unevenly spread."""
     num_devices = view.schedule.placement.num_devices
     replicas = view.schedule.placement.devices
     if not replicas:
-        yield Violation("placement", "the placement has num_replicas=0", "give the device of every stage")
+        yield Breach("the placement has num_replicas=0", "give the device of every stage")
     for replica, devices in enumerate(replicas):
         where = f"replica {replica}"
         outside = [stage for stage, device in enumerate(devices) if not 0 <= device < num_devices]
@@ -63,15 +58,13 @@ def placement(view: View) -> Iterator[Violation]:
             device = devices[stage]
             # Only the first stage outside: the others are usually off by the same number.
             nearest = min(max(device, 0), num_devices - 1)
-            yield Violation(
-                "placement",
+            yield Breach(
                 f"{where}: stage {stage} is on device={device}, outside 0..{num_devices - 1}",
                 f"place it on a device that exists; the nearest is device={nearest}",
             )
             continue
         if len(devices) != len(replicas[0]):
-            yield Violation(
-                "placement",
+            yield Breach(
                 f"{where} has num_stages={len(devices)}, replica 0 has num_stages={len(replicas[0])}",
                 f"give replica {replica} num_stages={len(replicas[0])}",
             )
@@ -79,8 +72,7 @@ def placement(view: View) -> Iterator[Violation]:
         counts = np.bincount(np.array(devices, dtype=int), minlength=num_devices)
         # `not len`: a replica without stages is spread evenly, and still wrong.
         if counts.min() != counts.max() or not len(devices):
-            yield Violation(
-                "placement",
+            yield Breach(
                 f"{where}: device {counts.argmin()} holds {counts.min()} of {len(devices)} stages, "
                 f"device {counts.argmax()} holds {counts.max()}",
                 f"use a multiple of num_devices={num_devices} stages and spread them evenly",
@@ -88,7 +80,7 @@ def placement(view: View) -> Iterator[Violation]:
 
 
 @rule("range", "stage, replica and microbatch of an action are among those that the schedule has")
-def range_(view: View) -> Iterator[Violation]:
+def range_(view: View) -> Iterator[Breach]:
     """Yields actions of a stage, replica or microbatch that the schedule does not have."""
     schedule = view.schedule
     limits = {
@@ -119,11 +111,11 @@ def range_(view: View) -> Iterator[Violation]:
         else:
             # `in_range` and this loop state the same limits; they must not drift apart.
             raise AssertionError(f"{action} is in range")
-        yield Violation("range", f"{view.where(index)}: {action} has {what}", repair, (view.place(index),))
+        yield view.breach(index, f"has {what}", repair)
 
 
 @rule("holder", "an action stands in the row of the device that holds its stage of its replica")
-def holder(view: View) -> Iterator[Violation]:
+def holder(view: View) -> Iterator[Breach]:
     """Yields actions in the row of a device that does not hold their stage."""
     placement = view.schedule.placement
     for index in np.flatnonzero(view.in_range & ~view.is_placed).tolist():
@@ -135,10 +127,5 @@ def holder(view: View) -> Iterator[Violation]:
             # Perhaps the row is right, and the replica is not.
             if placement.device_of(action.stage, replica) == device:
                 repair += f", or write {action._replace(replica=replica)}"
-        yield Violation(
-            "holder",
-            f"{view.where(index)}: {action} is of stage {action.stage}, replica {action.replica}, "
-            f"which device {holder} holds",
-            repair,
-            (view.place(index),),
-        )
+        what = f"is of stage {action.stage}, replica {action.replica}, which device {holder} holds"
+        yield view.breach(index, what, repair)

@@ -7,45 +7,41 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.rules.view import Breach, View, rule
 from jaxpipe.schedules.schedule import NUMBERED_KINDS, TRANSFER_KINDS, Kind
 
 
 @rule("parked-share", "there is one share of parked pages for each stage, above 0 and at most 1, or none at all")
-def parked_share(view: View) -> Iterator[Violation]:
+def parked_share(view: View) -> Iterator[Breach]:
     """Yields fractions that are not one for each stage, or not above 0 and at most 1."""
     parked = view.schedule.parked
     num_stages = view.schedule.num_stages
     # None at all is legal: whole microbatches move.
     if parked and len(parked) != num_stages:
-        yield Violation(
-            "parked-share",
+        yield Breach(
             f"there are {len(parked)} shares of parked pages for num_stages={num_stages}",
             f"give {num_stages} shares, or none if whole microbatches leave",
         )
     for stage, share in enumerate(parked):
         if not 0 < share <= 1:
-            yield Violation("parked-share", f"stage {stage} parks {share} of a microbatch", "set a share in (0, 1]")
+            yield Breach(f"stage {stage} parks {share} of a microbatch", "set a share in (0, 1]")
 
 
 @rule("paired", "EVICT and LOAD are between device d and device D-1-d; the middle device of odd D has no other")
-def paired(view: View) -> Iterator[Violation]:
+def paired(view: View) -> Iterator[Breach]:
     """Yields evictions and loads of a device that is its own partner."""
     middle = view.columns.device == view.schedule.placement.partner_of(view.columns.device)
     for index in np.flatnonzero(view.is_placed & middle & view.columns.is_kind(*TRANSFER_KINDS)).tolist():
-        yield Violation(
-            "paired",
-            f"{view.where(index)}: {view.action(index)} moves activations of device {view.place(index)[0]} to itself",
-            f"remove it and its {'LOAD' if view.action(index).kind is Kind.EVICT else 'EVICT'}",
-            (view.place(index),),
-        )
+        other = "LOAD" if view.action(index).kind is Kind.EVICT else "EVICT"
+        what = f"moves activations of device {view.place(index)[0]} to itself"
+        yield view.breach(index, what, f"remove it and its {other}")
 
 
 @rule(
     "evict-load",
     "of one (stage, microbatch), EVICT follows the F, LOAD follows its EVICT, and the backward follows the LOAD",
 )
-def evict_load(view: View) -> Iterator[Violation]:
+def evict_load(view: View) -> Iterator[Breach]:
     """Yields evictions, loads and backwards that find the activations elsewhere."""
     columns = view.columns
     is_moved = view.is_placed & columns.is_kind(*TRANSFER_KINDS)
@@ -62,7 +58,7 @@ def evict_load(view: View) -> Iterator[Violation]:
         yield from _evict_load_of_one(view, history)
 
 
-def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
+def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Breach]:
     """Violations in the actions of one (stage, microbatch), in row order."""
     # absent -> stored (F) -> parked (EVICT) -> stored (LOAD) -> given back (backward); an I gives nothing back.
     state = "absent"
@@ -75,21 +71,12 @@ def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Violation]:
             if state != needed:
                 other = "the F or LOAD" if action.kind is Kind.EVICT else "the EVICT"
                 place = "before the backward" if state == "given back" else f"after {other} that it belongs to"
-                yield Violation(
-                    "evict-load",
-                    f"{view.where(index)}: {action} finds the activations {state}, not {needed}",
-                    f"move it to {place}, or remove it",
-                    (view.place(index),),
-                )
+                what = f"finds the activations {state}, not {needed}"
+                yield view.breach(index, what, f"move it to {place}, or remove it")
             # Go on as if it had been right, so that one mistake is reported once.
             state = "parked" if action.kind is Kind.EVICT else "stored"
         elif state == "parked":
-            load = action._replace(kind=Kind.LOAD)
-            yield Violation(
-                "evict-load",
-                f"{view.where(index)}: {action} needs activations that are still parked",
-                f"put {load} before position {view.place(index)[1]}",
-                (view.place(index),),
-            )
+            repair = f"put {action._replace(kind=Kind.LOAD)} before position {view.place(index)[1]}"
+            yield view.breach(index, "needs activations that are still parked", repair)
         elif action.kind is not Kind.I:
             state = "given back"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.rules.view import Breach, View, rule
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, GRADIENT_KINDS, NUMBERED_KINDS, Action, Kind
 
 
 @rule("mirrored", "there are at most two replicas; of two, stage s is on device d and on its partner D-1-d, D even")
-def mirrored(view: View) -> Iterator[Violation]:
+def mirrored(view: View) -> Iterator[Breach]:
     """Yields replicas that are more than two, or not mirror images on an even number of devices."""
     placement = view.schedule.placement
     num_devices = placement.num_devices
@@ -23,11 +23,10 @@ def mirrored(view: View) -> Iterator[Violation]:
         return
     # With more, nothing below has a meaning: a device has one partner.
     if num_replicas > 2:
-        yield Violation("mirrored", f"the placement has num_replicas={num_replicas}", "give one replica, or two")
+        yield Breach(f"the placement has num_replicas={num_replicas}", "give one replica, or two")
         return
     if num_devices % 2:
-        yield Violation(
-            "mirrored",
+        yield Breach(
             f"num_devices={num_devices} with two replicas: device {num_devices // 2} is its own partner",
             f"give num_devices={num_devices + 1}, or one replica",
         )
@@ -35,15 +34,14 @@ def mirrored(view: View) -> Iterator[Violation]:
         other = placement.device_of(stage, 1)
         partner = placement.partner_of(device)
         if other != partner:
-            yield Violation(
-                "mirrored",
+            yield Breach(
                 f"stage {stage} of replica 0 is on device {device}, that of replica 1 on device {other}",
                 f"place stage {stage} of replica 1 on device {partner}",
             )
 
 
 @rule("one-replica", "all actions of a microbatch are of one replica")
-def one_replica(view: View) -> Iterator[Violation]:
+def one_replica(view: View) -> Iterator[Breach]:
     """Yields microbatches with actions of several replicas."""
     columns = view.columns
     if view.schedule.num_replicas == 1:
@@ -58,18 +56,18 @@ def one_replica(view: View) -> Iterator[Violation]:
         # One violation for each microbatch: all of its actions would be reported otherwise.
         if columns.replica[index] != columns.replica[other] and microbatch not in told:
             told.add(microbatch)
-            yield Violation(
-                "one-replica",
-                f"{view.where(index)}: {view.action(index)} is of replica {columns.replica[index]}, "
-                f"but {view.action(other)} ({view.where(other)}) of replica {columns.replica[other]}",
-                f"run every stage of microbatch {microbatch} in replica {columns.replica[other]}, "
-                f"or every one in replica {columns.replica[index]}",
-                (view.place(index), view.place(other)),
+            ours = columns.replica[index]
+            theirs = columns.replica[other]
+            yield view.breach(
+                index,
+                f"is of replica {ours}, but {view.action(other)} ({view.where(other)}) of replica {theirs}",
+                f"run every stage of microbatch {microbatch} in replica {theirs}, or every one in replica {ours}",
+                other,
             )
 
 
 @rule("sync-last", "a stage has at most one SYNC, after its last backward")
-def sync_last(view: View) -> Iterator[Violation]:
+def sync_last(view: View) -> Iterator[Breach]:
     """Yields SYNCs that come twice or before a backward of their stage."""
     columns = view.columns
     synced: dict[tuple[int, int], int] = {}
@@ -78,24 +76,16 @@ def sync_last(view: View) -> Iterator[Violation]:
         # (stage, replica) -> its first SYNC; a later one is reported as the repeated one.
         earlier = synced.setdefault((action.stage, action.replica), index)
         if earlier != index:
-            yield Violation(
-                "sync-last",
-                f"{view.where(index)}: {action} stands here again, after {view.where(earlier)}",
-                f"remove it from {view.where(earlier)}",
-                (view.place(index), view.place(earlier)),
-            )
+            what = f"stands here again, after {view.where(earlier)}"
+            yield view.breach(index, what, f"remove it from {view.where(earlier)}", earlier)
             continue
         same = (columns.stage == action.stage) & (columns.replica == action.replica)
         # Indices rise along a row, and all holders of a stage's replica are one device: the last index is the last in
         # time.
         backward = np.flatnonzero(view.is_placed & same & columns.is_kind(*BACKWARD_KINDS, *GRADIENT_KINDS))
         if len(backward) and (last := int(backward[-1])) > index:
-            yield Violation(
-                "sync-last",
-                f"{view.where(index)}: {action} comes before {view.action(last)} ({view.where(last)})",
-                f"move it to after position {view.place(last)[1]}",
-                (view.place(index),),
-            )
+            what = f"comes before {view.action(last)} ({view.where(last)})"
+            yield view.breach(index, what, f"move it to after position {view.place(last)[1]}")
 
 
 @rule(
@@ -103,7 +93,7 @@ def sync_last(view: View) -> Iterator[Violation]:
     "of two replicas, either both copies of a stage have a SYNC or neither: their gradients are summed with each "
     "other's",
 )
-def sync_both(view: View) -> Iterator[Violation]:
+def sync_both(view: View) -> Iterator[Breach]:
     """Yields SYNCs of one copy of a stage where the other copy has none; only with two replicas."""
     columns = view.columns
     placement = view.schedule.placement
@@ -119,8 +109,7 @@ def sync_both(view: View) -> Iterator[Violation]:
             continue
         other = Action(Kind.SYNC, stage, replica=1 - replica)
         device = placement.device_of(stage, 1 - replica)
-        yield Violation(
-            "sync-both",
+        yield Breach(
             f"{view.where(index)}: {view.action(index)} waits for {other}, which is missing",
             f"add {other} to the row of device {device}, after its last backward of that stage and replica",
             (view.place(index), (device, len(view.schedule.rows[device]))),

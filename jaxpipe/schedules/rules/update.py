@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxpipe.schedules.rules.view import View, Violation, rule
+from jaxpipe.schedules.rules.view import Breach, View, rule
 from jaxpipe.schedules.schedule import GRADIENT_KINDS, Action, Kind
 
 
@@ -14,7 +14,7 @@ from jaxpipe.schedules.schedule import GRADIENT_KINDS, Action, Kind
     "batches",
     "a schedule with UPDATE has a delay for each stage, equally many microbatches a batch, and one replica",
 )
-def batches_(view: View) -> Iterator[Violation]:
+def batches_(view: View) -> Iterator[Breach]:
     """Yields batches and delays that do not fit the other counts of the schedule."""
     schedule = view.schedule
     has_update = bool(view.columns.is_kind(Kind.UPDATE).any())
@@ -22,16 +22,16 @@ def batches_(view: View) -> Iterator[Violation]:
         return
     if len(schedule.delays) != schedule.num_stages or min(schedule.delays, default=0) < 0:
         what = f"delays={schedule.delays} for num_stages={schedule.num_stages}"
-        yield Violation("batches", what, "give a delay of 0 or more for each stage")
+        yield Breach(what, "give a delay of 0 or more for each stage")
     if schedule.num_batches < 1 or schedule.num_microbatches % max(schedule.num_batches, 1):
         what = f"num_microbatches={schedule.num_microbatches} in num_batches={schedule.num_batches}"
-        yield Violation("batches", what, "give each batch equally many microbatches")
+        yield Breach(what, "give each batch equally many microbatches")
     if schedule.num_replicas > 1:
-        yield Violation("batches", f"UPDATE with num_replicas={schedule.num_replicas}", "use one replica")
+        yield Breach(f"UPDATE with num_replicas={schedule.num_replicas}", "use one replica")
 
 
 @rule("update-once", "after each batch, each stage has one UPDATE of the batch")
-def update_once(view: View) -> Iterator[Violation]:
+def update_once(view: View) -> Iterator[Breach]:
     """Yields stages that do not update once after each batch."""
     if not _has_batches(view):
         return
@@ -45,16 +45,11 @@ def update_once(view: View) -> Iterator[Violation]:
         device = schedule.placement.device_of(stage, 0)
         if count[stage, batch]:
             second = updates[(columns.stage[updates] == stage) & (columns.microbatch[updates] == batch)][1]
-            yield Violation(
-                "update-once",
-                f"{view.where(second)}: {action} stands here again",
-                "remove it",
-                (view.place(int(second)),),
-            )
+            yield view.breach(int(second), "stands here again", "remove it")
         else:
             repair = f"add {action} to the row of device {device}, after its last backward of batch {batch}"
             what = f"device {device}: {action} is missing"
-            yield Violation("update-once", what, repair, ((device, len(schedule.rows[device])),))
+            yield Breach(what, repair, ((device, len(schedule.rows[device])),))
 
 
 @rule(
@@ -62,7 +57,7 @@ def update_once(view: View) -> Iterator[Violation]:
     "on a device, the actions of batch k precede UPDATE k of their stage and, since they use W(k-d), follow "
     "UPDATE k-d-1, which makes it; backwards of batch k follow UPDATE k-1, since a stage has one sum of gradients",
 )
-def update_in_time(view: View) -> Iterator[Violation]:
+def update_in_time(view: View) -> Iterator[Breach]:
     """Yields actions that stand on the wrong side of an UPDATE of their stage."""
     if not _has_batches(view):
         return
@@ -91,13 +86,9 @@ def update_in_time(view: View) -> Iterator[Violation]:
                     continue
                 side = "before" if is_before else "after"
                 made = view.action(int(place[update]))
-                yield Violation(
-                    "update-in-time",
-                    f"{view.where(index)}: {view.action(index)} does not stand {side} {made} "
-                    f"({view.where(int(place[update]))}): {why}",
-                    f"move {made} {'after' if is_before else 'before'} it",
-                    (view.place(index), view.place(int(place[update]))),
-                )
+                what = f"does not stand {side} {made} ({view.where(int(place[update]))}): {why}"
+                repair = f"move {made} {'after' if is_before else 'before'} it"
+                yield view.breach(index, what, repair, int(place[update]))
 
 
 def _has_batches(view: View) -> bool:

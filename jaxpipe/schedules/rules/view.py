@@ -50,33 +50,29 @@ class Violation:
     places: tuple[tuple[int, int], ...] = ()
 
 
-class Rule(NamedTuple):
-    """A rule that every legal schedule keeps.
+class Breach(NamedTuple):
+    """A `Violation` as a rule yields it: without the rule's name."""
 
-    Attributes:
-        name: its name, as messages print it.
-        statement: what holds in a legal schedule, on one line.
-        broken: view of a schedule -> the places where the rule is broken.
-    """
+    what: str
+    repair: str
+    places: tuple[tuple[int, int], ...] = ()
+
+
+class Rule(NamedTuple):
+    """A rule that every legal schedule keeps."""
 
     name: str
-    statement: str
-    broken: Callable[[View], Iterator[Violation]]
+    statement: str  # what holds in a legal schedule, on one line
+    broken: Callable[[View], Iterator[Violation]]  # view of a schedule -> the places where the rule is broken
 
 
-def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Violation]]], Rule]:
-    """The decorator that makes a function that yields violations a `Rule` of this name and statement."""
-    return lambda broken: Rule(name, statement, broken)
+def rule(name: str, statement: str) -> Callable[[Callable[[View], Iterator[Breach]]], Rule]:
+    """The decorator that makes a function that yields breaches a `Rule` of this name and statement."""
+    return lambda breaches: Rule(name, statement, lambda view: (Violation(name, *breach) for breach in breaches(view)))
 
 
 def message(schedule: Schedule, violations: Sequence[Violation], rules: Mapping[str, str]) -> str:
-    """The text of all `violations`: the first `NUM_SHOWN` in five parts each, the rest counted.
-
-    Args:
-        schedule: the schedule that has them.
-        violations: one or more violations.
-        rules: name of each rule -> its statement.
-    """
+    """The text of all `violations`: the first `NUM_SHOWN` in five parts each, the rest counted."""
     num_rules = len({violation.rule for violation in violations})
     times = f" {len(violations)} times" if len(violations) > num_rules else ""
     placement = schedule.placement
@@ -207,3 +203,8 @@ class View:
         """The device and position of an action, in words."""
         device, position = self.place(index)
         return f"device {device}, position {position}"
+
+    def breach(self, index: int, what: str, repair: str, *others: int) -> Breach:
+        """The breach by an action, which `what` goes on to tell of, and by `others`."""
+        places = tuple(map(self.place, (index, *others)))
+        return Breach(f"{self.where(index)}: {self.action(index)} {what}", repair, places)
