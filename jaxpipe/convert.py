@@ -209,10 +209,8 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         tensors = TensorMap.of_names(architecture, ours, in_files)
         # The run's record may have been changed since.
         tensors.check(in_files, where=str(original.folder))
-    with (
-        open_canonical(run_path, model=LanguageModel(ours), step=step) as saved,
-        whole_folder(path, flag=flag) as work,
-    ):
+    saved = open_canonical(run_path, model=LanguageModel(ours), step=step)
+    with whole_folder(path, flag=flag) as work:
         # A generator, so that one parameter at a time is in memory.
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:

@@ -10,17 +10,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax
+import orbax.checkpoint as ocp
 
 from jaxpipe.checkpoints import files
-from jaxpipe.checkpoints.arrays import ArrayWriter, read_arrays, shapes
+from jaxpipe.checkpoints.arrays import read_arrays, shapes, write_checkpoint
 from jaxpipe.checkpoints.checks import check_same, not_written
-from jaxpipe.checkpoints.files import About, Keep, write_sums
+from jaxpipe.checkpoints.files import Keep
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.errors import CheckpointError
@@ -63,8 +63,7 @@ class Checkpoints:
         self._read_only = read_only
         self._say = say
         self._form: StateForm | None = None
-        self._writer: ArrayWriter | None = None
-        self._in_flight: About | None = None  # about.json of the checkpoint being written
+        self._in_flight: tuple[Path, ocp.AsyncCheckpointer] | None = None  # the checkpoint being written, and by what
         self.num_failed = 0
         self._last: int | None = None  # the step that was saved or restored last
         if not read_only:
@@ -83,10 +82,6 @@ class Checkpoints:
             if error is None:
                 raise
             self._say(str(failed))
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
 
     def steps(self) -> list[int]:
         """Steps whose checkpoints are complete, ascending."""
@@ -113,15 +108,13 @@ class Checkpoints:
         if step == self._last:
             return
         self._last = step
-        # Before anything is written: the thread of `_before_commit` reads it.
-        self._in_flight = About(step, datetime.now(UTC).isoformat(timespec="seconds"), config, heldout_loss)
+        folder = self.folder / str(step)
         try:
             self._set_aside([later for later in self.steps() if later >= step], "replaced")
-            if self._writer is None:
-                self._writer = ArrayWriter(before_commit=self._before_commit)
-            self._writer.start(self.folder / str(step), self._form_of(state).to_arrays(state))
+            arrays = self._form_of(state).to_arrays(state)
+            self._in_flight = folder, write_checkpoint(folder, arrays, config=config, heldout_loss=heldout_loss)
         except Exception as error:
-            raise self._failed(step, error) from error
+            raise self._failed(folder, error) from error
 
     def check(self) -> None:
         """Returns at once, unless the checkpoint in flight has failed already.
@@ -129,7 +122,12 @@ class Checkpoints:
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        self._finish(lambda writer: writer.check())
+        if self._in_flight is not None:
+            folder, checkpointer = self._in_flight
+            try:
+                checkpointer.check_for_errors()
+            except Exception as error:
+                raise self._failed(folder, error) from error
 
     def wait(self) -> None:
         """Returns when the last checkpoint is complete and those that need not be kept are deleted.
@@ -139,7 +137,11 @@ class Checkpoints:
         """
         if self._in_flight is None:
             return
-        self._finish(lambda writer: writer.wait())
+        folder, checkpointer = self._in_flight
+        try:
+            checkpointer.close()
+        except Exception as error:
+            raise self._failed(folder, error) from error
         self._in_flight = None
         self.num_failed = 0
         # One process deletes; the others would race with it.
@@ -183,31 +185,16 @@ class Checkpoints:
         self._last, state = read_newest(self.folder, read, step=step, say=self._say)
         return self._last, state
 
-    def _finish(self, call: Callable[[ArrayWriter], None]) -> None:
-        """Calls `check` or `wait` of the writer if a checkpoint is in flight."""
-        if self._in_flight is None or self._writer is None:
-            return
-        try:
-            call(self._writer)
-        except Exception as error:
-            raise self._failed(self._in_flight.step, error) from error
-
     def _form_of(self, like: Any) -> StateForm:
         self._form = self._form or StateForm(like, like.params, self._pipeline)
         return self._form
-
-    def _before_commit(self, folder: Path) -> None:
-        """Runs in a thread of Orbax, in process 0 alone."""
-        assert self._in_flight is not None
-        self._in_flight.write(folder)
-        write_sums(folder)
 
     def _set_aside(self, steps: Iterable[int], why: str) -> None:
         if jax.process_index() == 0:
             for step in sorted(steps):
                 self._say(f"checkpoint of step {step} is set aside as {files.set_aside(self.folder, step, why).name}")
 
-    def _failed(self, step: int, error: Exception) -> CheckpointError:
+    def _failed(self, folder: Path, error: Exception) -> CheckpointError:
         """The error to raise; deletes the partial checkpoint, since the disk may be full."""
         # Both: neither may a later `wait` finish this one, nor `save` of the same step be passed over.
         self._in_flight = self._last = None
@@ -215,7 +202,7 @@ class Checkpoints:
         self._clean()
         if isinstance(error, CheckpointError):
             return CheckpointError(str(error))
-        return not_written(self.folder, step, error, self.steps())
+        return not_written(folder, error, self.steps())
 
     def _clean(self) -> None:
         if jax.process_index() == 0:

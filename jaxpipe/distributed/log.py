@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FOLDER = "logs"
-TERMINAL = "JAXPIPE_TERMINAL"  # set by a launcher whose standard error is a terminal; its processes write to pipes
 LOGGER = logging.getLogger("jaxpipe")
 
 _print: list[Callable[[str], None]] = [print]
@@ -24,8 +23,8 @@ def file_of(path: Path, process: int) -> Path:
 
 
 def has_terminal() -> bool:
-    """Whether somebody watches the standard error, so that a progress bar may overwrite itself."""
-    return sys.stderr is not None and (sys.stderr.isatty() or TERMINAL in os.environ)
+    """Whether the standard error is a terminal, so that a progress bar may overwrite itself."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
