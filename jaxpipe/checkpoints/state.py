@@ -32,17 +32,11 @@ def has_tree_of(params: Any) -> Callable[[Any], bool]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of the state.
+    """One leaf of the state."""
 
-    Attributes:
-        name: path of the leaf, as "params.layers.attention.norm.scale".
-        part: the distribution over devices.
-        like: shape, dtype and sharding of the canonical form.
-    """
-
-    name: str
+    name: str  # path of the leaf, as "params.layers.attention.norm.scale"
     part: Part
-    like: jax.ShapeDtypeStruct
+    like: jax.ShapeDtypeStruct  # shape, dtype and sharding of the canonical form
 
     @property
     def num_bytes(self) -> int:

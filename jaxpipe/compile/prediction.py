@@ -28,19 +28,12 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes per device of one training step.
+    """Bytes per device of one training step."""
 
-    Attributes:
-        state: parameters and optimizer state, updated in place.
-        batch: tokens and targets.
-        held: the bytes held between actions, by kind, from `held_bytes`.
-        workspace: temporaries of an action, by its part; only one runs at a time, so the largest counts.
-    """
-
-    state: int
-    batch: int
-    held: dict[str, int]
-    workspace: dict[str, int]
+    state: int  # parameters and optimizer state, updated in place
+    batch: int  # tokens and targets
+    held: dict[str, int]  # the bytes held between actions, by kind, from `held_bytes`
+    workspace: dict[str, int]  # temporaries of an action, by its part; only one runs at a time, so the largest counts
 
     @property
     def temp_bytes(self) -> int:

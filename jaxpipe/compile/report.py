@@ -20,54 +20,30 @@ from jaxpipe.units import gib
 
 @dataclass(frozen=True)
 class Report:
-    """Numbers of one compiled training step; bytes are per device, and equal on all devices.
+    """Numbers of one compiled training step; bytes are per device, and equal on all devices."""
 
-    Attributes:
-        argument_bytes: train state and batch; this and the next three are XLA's counts.
-        temp_bytes: temporaries.
-        output_bytes: the new train state and the metrics.
-        alias_bytes: outputs that are written in place of arguments: the whole train state.
-        hardware_bytes: memory of one GPU.
-        num_slots: number of (stage, microbatch) pairs whose residuals one device holds at once: own, parked and in
-            transit.
-        slot_bytes: bytes of a slot.
-        transit_bytes: pages and gradients on their way between the two devices of a pair.
-        compile_s: seconds for tracing, lowering and compiling the step.
-        permutes: number of permutes in the program.
-        overlapped_permutes: number of `permutes` that are asynchronous and have an action between their start and their
-            end.
-        evict_load_permutes: number of `permutes` that move pages to and from the paired device.
-        overlapped_evict_load_permutes: number of `evict_load_permutes` that overlap.
-        exchange_permutes: number of `permutes` that carry gradients to the stage's other holder.
-        overlapped_exchange_permutes: number of `exchange_permutes` that overlap.
-        expert_collectives: number of collectives that bring rows to the devices of their experts, and back.
-        overlapped_expert_collectives: number of `expert_collectives` that overlap, if with one matmul.
-        link: the two devices of `pipe` between which the permutes carry most, source and target.
-        link_bytes_asked: bytes of a step that the schedule asks to be carried there.
-        link_bytes_sent: bytes that the permutes carry there, what nobody reads included.
-        prediction: the prediction from the schedule and the model.
-    """
-
-    argument_bytes: int
+    argument_bytes: int  # train state and batch; this and the next three are XLA's counts
     temp_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    hardware_bytes: int
+    output_bytes: int  # the new train state and the metrics
+    alias_bytes: int  # outputs that are written in place of arguments: the whole train state
+    hardware_bytes: int  # memory of one GPU
+    # Number of (stage, microbatch) pairs whose residuals one device holds at once: own, parked and in transit.
     num_slots: float
     slot_bytes: int
-    transit_bytes: int
-    compile_s: float
+    transit_bytes: int  # pages and gradients on their way between the two devices of a pair
+    compile_s: float  # seconds for tracing, lowering and compiling the step
     permutes: int
+    # Number of `permutes` that are asynchronous and have an action between their start and their end.
     overlapped_permutes: int
-    evict_load_permutes: int
-    overlapped_evict_load_permutes: int
-    exchange_permutes: int
-    overlapped_exchange_permutes: int
-    expert_collectives: int
-    overlapped_expert_collectives: int
-    link: tuple[int, int]
-    link_bytes_asked: int
-    link_bytes_sent: int
+    evict_load_permutes: int  # number of `permutes` that move pages to and from the paired device
+    overlapped_evict_load_permutes: int  # number of `evict_load_permutes` that overlap
+    exchange_permutes: int  # number of `permutes` that carry gradients to the stage's other holder
+    overlapped_exchange_permutes: int  # number of `exchange_permutes` that overlap
+    expert_collectives: int  # number of collectives that bring rows to the devices of their experts, and back
+    overlapped_expert_collectives: int  # number of `expert_collectives` that overlap, if with one matmul
+    link: tuple[int, int]  # the two devices of `pipe` between which the permutes carry most, source and target
+    link_bytes_asked: int  # bytes of a step that the schedule asks to be carried there
+    link_bytes_sent: int  # bytes that the permutes carry there, what nobody reads included
     prediction: Prediction
     reserve_bytes: int = RESERVE_BYTES
 

@@ -23,23 +23,14 @@ from jaxpipe.training.step import TrainState, state_like
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """One compiled training step.
-
-    Attributes:
-        compiled: the step, compiled.
-        state: shapes and shardings of the train state.
-        batch: shapes of the batch, leaves [num_microbatches, microbatch size, ...].
-        has_dropout: whether the step uses dropout.
-        compile_s: seconds for tracing, lowering and compiling.
-        costs: expected costs for which its schedule was made.
-    """
+    """One compiled training step."""
 
     compiled: Step
-    state: TrainState
-    batch: dict[str, jax.ShapeDtypeStruct]
+    state: TrainState  # shapes and shardings of the train state
+    batch: dict[str, jax.ShapeDtypeStruct]  # shapes of the batch, leaves [num_microbatches, microbatch size, ...]
     has_dropout: bool
-    compile_s: float
-    costs: Decided
+    compile_s: float  # seconds for tracing, lowering and compiling
+    costs: Decided  # expected costs for which its schedule was made
 
     @property
     def pipeline(self) -> Pipeline:

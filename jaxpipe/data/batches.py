@@ -148,20 +148,16 @@ class SequenceOrder:
 
     Up to any position each source has had its share of the sequences, to within one for each other source.
 
-    Attributes:
-        num_sequences: the number of sequences of each source, 1 .. 2^32.
-        weights: the weight of each source, positive; a source's share is its weight over the sum of all.
-        seed: determines the order of every epoch of every source, in 0 .. 2^32 - 1.
-
     Source: Grain's `MapDataset.shuffle` needs no memory: a block cipher (SIMON) on the index, repeated until the result
     is below the size. Its blocks have at least 16 bits, so an epoch of even a few sequences costs about 20 ms of a
     CPU core; a sequence, with everything else here, about 10 us. Shares are interleaved as by Grain's `MapDataset.mix`,
     but with exact weights: Grain rounds them, by up to a percent.
     """
 
-    num_sequences: tuple[int, ...]
+    num_sequences: tuple[int, ...]  # the number of sequences of each source, 1 .. 2^32
+    # The weight of each source, positive; a source's share is its weight over the sum of all.
     weights: tuple[Fraction, ...]
-    seed: int
+    seed: int  # determines the order of every epoch of every source, in 0 .. 2^32 - 1
 
     def __post_init__(self):
         if max(self.num_sequences) > MAX_SEQUENCES:

@@ -25,9 +25,6 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 class ByteTokenizer:
     """A tokenizer whose tokens are bytes; for masked models it has four additional special tokens.
 
-    Attributes:
-        is_masked: whether a masked model uses it.
-
     Example:
         >>> tokenizer = ByteTokenizer(is_masked=False)
         >>> tokenizer.encode("é!")
@@ -36,7 +33,7 @@ class ByteTokenizer:
         'é!'
     """
 
-    is_masked: bool
+    is_masked: bool  # whether a masked model uses it
 
     @property
     def vocab_size(self) -> int:

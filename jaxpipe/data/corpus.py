@@ -130,21 +130,15 @@ class Blocks:
         train          0   1       3   4       6
         held out               2           5
 
-    Attributes:
-        tokens: all blocks; only those that are indexed are read.
-        block_size: tokens of a block; the last one may have fewer.
-        every: the last block of each `every` blocks is held out; at least 2.
-        is_heldout: whether this is the held-out part.
-
     Example:
         >>> train, heldout = (Blocks(np.arange(14), 2, 3, is_heldout) for is_heldout in (False, True))
         >>> train[np.arange(len(train))], heldout[np.arange(len(heldout))]
         (array([ 0,  1,  2,  3,  6,  7,  8,  9, 12, 13]), array([ 4,  5, 10, 11]))
     """
 
-    tokens: Tokens
-    block_size: int
-    every: int
+    tokens: Tokens  # all blocks; only those that are indexed are read
+    block_size: int  # tokens of a block; the last one may have fewer
+    every: int  # the last block of each `every` blocks is held out; at least 2
     is_heldout: bool
 
     def __len__(self) -> int:
@@ -234,17 +228,11 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
 
 @dataclass(frozen=True)
 class CheckedTokens:
-    """The tokens of a file, each checked against the vocabulary when it is read: a file may be of any size.
+    """The tokens of a file, each checked against the vocabulary when it is read: a file may be of any size."""
 
-    Attributes:
-        tokens: the tokens of the file, of any integer type.
-        file: the file's name, for messages.
-        vocab_size: upper bound of the tokens; every token is less.
-    """
-
-    tokens: Tokens
-    file: str
-    vocab_size: int
+    tokens: Tokens  # the tokens of the file, of any integer type
+    file: str  # the file's name, for messages
+    vocab_size: int  # upper bound of the tokens; every token is less
 
     def __len__(self) -> int:
         """Tokens in the file."""

@@ -29,27 +29,17 @@ _SomeText = TypeVar("_SomeText", str, bytes)
 
 @dataclass(frozen=True, eq=False)
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` library; see `Tokenizer`.
+    """A tokenizer of the `tokenizers` library; see `Tokenizer`."""
 
-    Attributes:
-        library: the library's tokenizer, which neither truncates nor pads, and reads names of special tokens as text.
-        vocab_size: the largest token plus one; some tokens below may be unused.
-        special: what the files beside it say.
-        separator: the token that ends a document.
-        separator_from: where its name or number comes from.
-        unknown: the token of all that has no other; None if there is none.
-        masked: the special tokens of a masked model, None for others.
-        drops: whether characters for which there is no token are left out; else they are an error.
-    """
-
+    # The library's tokenizer, which neither truncates nor pads, and reads names of special tokens as text.
     library: tokenizers.Tokenizer
-    vocab_size: int
-    special: SpecialTokens
-    separator: int
-    separator_from: str
-    unknown: int | None
-    masked: MaskedVocabulary | None
-    drops: bool = False
+    vocab_size: int  # the largest token plus one; some tokens below may be unused
+    special: SpecialTokens  # what the files beside it say
+    separator: int  # the token that ends a document
+    separator_from: str  # where its name or number comes from
+    unknown: int | None  # the token of all that has no other; None if there is none
+    masked: MaskedVocabulary | None  # the special tokens of a masked model, None for others
+    drops: bool = False  # whether characters for which there is no token are left out; else they are an error
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -83,19 +83,12 @@ _AGAIN = "write both files again with python -m jaxpipe.prepare, or copy them ag
 
 @dataclass(frozen=True, eq=False)
 class IndexedTokens:
-    """The tokens of PREFIX.bin and PREFIX.idx.
+    """The tokens of PREFIX.bin and PREFIX.idx."""
 
-    Attributes:
-        prefix: path of both files without their endings.
-        tokens: "tokens", in the file: all documents, concatenated.
-        lengths: "sequence", int32, tokens of each sequence; a document of Megatron-LM has one or more.
-        documents: "document + 1", int64: 0 and the end of each document, counted in sequences.
-    """
-
-    prefix: str
-    tokens: StoredArray
-    lengths: StoredArray
-    documents: StoredArray
+    prefix: str  # path of both files without their endings
+    tokens: StoredArray  # "tokens", in the file: all documents, concatenated
+    lengths: StoredArray  # "sequence", int32, tokens of each sequence; a document of Megatron-LM has one or more
+    documents: StoredArray  # "document + 1", int64: 0 and the end of each document, counted in sequences
 
     @classmethod
     def open(cls, prefix: str) -> IndexedTokens:

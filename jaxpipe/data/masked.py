@@ -23,21 +23,13 @@ NUM_RANDOM = 5  # per sequence: whether it is short, its length if so, its begin
 
 @dataclass(frozen=True)
 class Segments:
-    """The lengths and places of the segments of a batch; the text of a sequence is A's tokens, then B's.
+    """The lengths and places of the segments of a batch; the text of a sequence is A's tokens, then B's."""
 
-    Attributes:
-        window: tokens of a window, the longest text.
-        num_tokens: "sequence", tokens of the text, A and B together.
-        num_first: "sequence", tokens of A.
-        is_swapped: "sequence", bool: A follows B in the window.
-        begin: "sequence", where in its window the text begins.
-    """
-
-    window: int
-    num_tokens: np.ndarray
-    num_first: np.ndarray
-    is_swapped: np.ndarray
-    begin: np.ndarray
+    window: int  # tokens of a window, the longest text
+    num_tokens: np.ndarray  # "sequence", tokens of the text, A and B together
+    num_first: np.ndarray  # "sequence", tokens of A
+    is_swapped: np.ndarray  # "sequence", bool: A follows B in the window
+    begin: np.ndarray  # "sequence", where in its window the text begins
 
     def is_text(self) -> np.ndarray:
         """Marks the columns of a text that hold a token, "sequence window", bool; the others follow its last token."""

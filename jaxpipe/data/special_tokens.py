@@ -34,23 +34,14 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens, ends and templates that the files beside a tokenizer.json name.
+    """The special tokens, ends and templates that the files beside a tokenizer.json name."""
 
-    Attributes:
-        named: the text of each token by its name, as "eos_token".
-        others: further special tokens.
-        end_ids: the tokens at which a generated text ends; they may not be in the vocabulary.
-        end_ids_from: the file that has these.
-        templates: the text of each chat template by its name, "default" of a single one.
-        template_files: the file that each comes from.
-    """
-
-    named: Mapping[str, str]
-    others: tuple[str, ...]
-    end_ids: tuple[int, ...]
-    end_ids_from: str
-    templates: Mapping[str, str]
-    template_files: Mapping[str, Path]
+    named: Mapping[str, str]  # the text of each token by its name, as "eos_token"
+    others: tuple[str, ...]  # further special tokens
+    end_ids: tuple[int, ...]  # the tokens at which a generated text ends; they may not be in the vocabulary
+    end_ids_from: str  # the file that has these
+    templates: Mapping[str, str]  # the text of each chat template by its name, "default" of a single one
+    template_files: Mapping[str, Path]  # the file that each comes from
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,20 +18,12 @@ from jaxpipe.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
-    """The `num` numbers of a file that follow its first bytes; safe to use from several threads.
+    """The `num` numbers of a file that follow its first bytes; safe to use from several threads."""
 
-    Attributes:
-        path: path of the file, for messages; a file that takes its name later changes nothing.
-        file: the file, open.
-        dtype: of the numbers.
-        first_byte: where they begin.
-        num: how many they are.
-    """
-
-    path: Path
+    path: Path  # path of the file, for messages; a file that takes its name later changes nothing
     file: BinaryIO
     dtype: np.dtype
-    first_byte: int
+    first_byte: int  # where they begin
     num: int
 
     def __len__(self) -> int:

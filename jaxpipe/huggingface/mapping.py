@@ -18,33 +18,21 @@ from jaxpipe.models import Anatomy
 
 @dataclass(frozen=True)
 class Field:
-    """A field of our model's config that is one of theirs.
+    """A field of our model's config that is one of theirs."""
 
-    Attributes:
-        ours: name in our model's config.
-        theirs: name in config.json.
-        default: the value that transformers uses if config.json does not have the field.
-        choices: their values to ours, if these are names; of several names with one meaning, the first is written.
-        alias: another name that transformers reads for `theirs`.
-    """
-
-    ours: str
-    theirs: str
-    default: Any
+    ours: str  # name in our model's config
+    theirs: str  # name in config.json
+    default: Any  # the value that transformers uses if config.json does not have the field
+    # Their values to ours, if these are names; of several names with one meaning, the first is written.
     choices: Mapping[str, str] | None = None
-    alias: str = ""
+    alias: str = ""  # another name that transformers reads for `theirs`
 
 
 @dataclass(frozen=True)
 class Supported:
-    """A field of theirs that changes what the model computes, and the values of it that jaxpipe supports.
+    """A field of theirs that changes what the model computes, and the values of it that jaxpipe supports."""
 
-    Attributes:
-        theirs: name in config.json; a missing field has the first value.
-        values: the supported values.
-    """
-
-    theirs: str
+    theirs: str  # name in config.json; a missing field has the first value
     values: tuple[Any, ...]
 
 
@@ -129,10 +117,6 @@ class Transform:
 
     The tensors are those of one layer, or of the embedding or head; weights are "out in" in PyTorch
     and "in out" here. Both functions are given the anatomy of the model.
-
-    Attributes:
-        to_ours: function from the tensors to our array.
-        to_theirs: function from our array to the tensors.
     """
 
     to_ours: Callable[[tuple[Array, ...], Anatomy], Array]
@@ -141,21 +125,16 @@ class Transform:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of ours, and the tensors of theirs that hold it.
+    """One parameter of ours, and the tensors of theirs that hold it."""
 
-    Attributes:
-        path: path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it.
-        names: names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer;
-            one name with {expert} stands for those of all experts.
-        transform: the transform between both layouts.
-        also: another name for the same numbers; a file with tied embeddings may have any of the names.
-        also_tied: a name that holds the same numbers if embeddings are tied, and other numbers if they are not.
-    """
-
-    path: str
+    path: str  # path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it
+    # Names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer; one name
+    # with {expert} stands for those of all experts.
     names: tuple[str, ...]
     transform: Transform
+    # Another name for the same numbers; a file with tied embeddings may have any of the names.
     also: tuple[str, ...] = ()
+    # A name that holds the same numbers if embeddings are tied, and other numbers if they are not.
     also_tied: tuple[str, ...] = ()
 
     def names_of(self, num_tensors: int) -> tuple[str, ...]:
@@ -167,35 +146,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One class of transformers.
+    """One class of transformers."""
 
-    Attributes:
-        name: class name, as in "architectures" of config.json.
-        model_type: `model_type` of config.json.
-        family: family of our model.
-        parameters: all parameters of the class.
-        fields: fields of its config that are fields of ours under another name.
-        supported: fields of its config of which jaxpipe supports only some values.
-        read: (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
-        write: our config -> the fields of theirs that `fields` cannot express, and those that never vary.
-        longest: the field for the longest sequence, in tokens.
-        buffers: patterns for names of tensors that are no parameters; they are left out.
-        prefix: prefix of tensor names, which some files omit.
-        heads_divide_hidden: whether transformers refuses another number of heads.
-    """
-
-    name: str
+    name: str  # class name, as in "architectures" of config.json
     model_type: str
     family: str
     parameters: tuple[Parameter, ...]
-    fields: tuple[Field, ...]
-    supported: tuple[Supported, ...]
+    fields: tuple[Field, ...]  # fields of its config that are fields of ours under another name
+    supported: tuple[Supported, ...]  # fields of its config of which jaxpipe supports only some values
+    # (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
     read: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    # Our config -> the fields of theirs that `fields` cannot express, and those that never vary.
     write: Callable[[Any], dict[str, Any]]
-    longest: Field
-    buffers: tuple[str, ...] = ()
-    prefix: str = ""
-    heads_divide_hidden: bool = False
+    longest: Field  # the field for the longest sequence, in tokens
+    buffers: tuple[str, ...] = ()  # patterns for names of tensors that are no parameters; they are left out
+    prefix: str = ""  # prefix of tensor names, which some files omit
+    heads_divide_hidden: bool = False  # whether transformers refuses another number of heads
 
 
 def norm(path: str, name: str) -> tuple[Parameter, Parameter]:

@@ -48,19 +48,12 @@ COMPANIONS = (CONFIG, GENERATION, *OF_TOKENIZER, "LICENSE", "LICENSE.txt")
 
 @dataclass(frozen=True)
 class SourceModel:
-    """The form of the Hugging Face model that a run started from.
+    """The form of the Hugging Face model that a run started from."""
 
-    Attributes:
-        folder: the folder `hf/` of the run.
-        headers: headers of the tensor files, by file name.
-        index: text of the index; None for a single file.
-        left_out: names of the tensors that are no parameters.
-    """
-
-    folder: Path
-    headers: dict[str, str]
-    index: str | None
-    left_out: tuple[str, ...]
+    folder: Path  # the folder `hf/` of the run
+    headers: dict[str, str]  # headers of the tensor files, by file name
+    index: str | None  # text of the index; None for a single file
+    left_out: tuple[str, ...]  # names of the tensors that are no parameters
 
 
 def dtype_of_source(workdir: str) -> str | None:

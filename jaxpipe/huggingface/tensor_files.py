@@ -216,19 +216,12 @@ def _open(path: Path) -> safe_open:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor in a header: its dtype, shape and place in the file.
+    """One tensor in a header: its dtype, shape and place in the file."""
 
-    Attributes:
-        code: code of the dtype, for example "F32".
-        shape: shape of the tensor.
-        start: first byte of its numbers, counted from the end of the header.
-        end: byte after the last one.
-    """
-
-    code: str
+    code: str  # code of the dtype, for example "F32"
     shape: tuple[int, ...]
-    start: int
-    end: int
+    start: int  # first byte of its numbers, counted from the end of the header
+    end: int  # byte after the last one
 
 
 def read_header(path: Path) -> str:

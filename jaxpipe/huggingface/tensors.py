@@ -26,31 +26,19 @@ _LAYERS = "layers."
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a transformers model.
+    """A tensor of a transformers model."""
 
-    Attributes:
-        names: the names that it may have; a file has one or more of them.
-        new_names: the names that it gets in a new file.
-        shape: shape of the tensor.
-    """
-
-    names: tuple[str, ...]
-    new_names: tuple[str, ...]
+    names: tuple[str, ...]  # the names that it may have; a file has one or more of them
+    new_names: tuple[str, ...]  # the names that it gets in a new file
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors that hold one parameter in one layer, or in the embedding or head.
+    """The tensors that hold one parameter in one layer, or in the embedding or head."""
 
-    Attributes:
-        parameter: the row of the table.
-        layer: index of the layer; None outside the layers.
-        tensors: the tensors, one for each that the parameter's transform takes.
-    """
-
-    parameter: Parameter
-    layer: int | None
+    parameter: Parameter  # the row of the table
+    layer: int | None  # index of the layer; None outside the layers
     tensors: tuple[Tensor, ...]
 
 

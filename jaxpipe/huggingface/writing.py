@@ -37,15 +37,10 @@ _METADATA = {"format": "pt"}  # transformers refuses files without it
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files to write: which tensors are in which file.
+    """The files to write: which tensors are in which file."""
 
-    Attributes:
-        headers: headers of the tensor files, by file name.
-        index: text of the index; None for a single file.
-    """
-
-    headers: dict[str, str]
-    index: str | None
+    headers: dict[str, str]  # headers of the tensor files, by file name
+    index: str | None  # text of the index; None for a single file
 
     @property
     def texts(self) -> dict[str, str]:

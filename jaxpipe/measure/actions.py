@@ -46,26 +46,17 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Stages:
-    """Three stages as pipelines with whole and with split backwards, ready to time.
-
-    Attributes:
-        config: the config of the three stages.
-        model: the model as each device computes it.
-        whole: the pipeline whose backwards are in one part.
-        halves: the pipeline whose backwards are in two.
-        params, batch: parameters and batch for both pipelines.
-        num_layers: layers of each stage.
-        part: stages of one layer whose pipelines have S and T, with a device's part of the vocabulary; None if the
-            config does not split it over `pipe`.
-    """
+    """Three stages as pipelines with whole and with split backwards, ready to time."""
 
     config: ConfigDict
-    model: LanguageModel
-    whole: Pipeline
-    halves: Pipeline
-    params: PyTree
+    model: LanguageModel  # the model as each device computes it
+    whole: Pipeline  # the pipeline whose backwards are in one part
+    halves: Pipeline  # the pipeline whose backwards are in two
+    params: PyTree  # for both pipelines, as the batch
     batch: PyTree
     num_layers: int
+    # Stages of one layer whose pipelines have S and T, with a device's part of the vocabulary; None if the config does
+    # not split it over `pipe`.
     part: Stages | None = None
 
     def compile_some(self, pipeline: Pipeline) -> Callable[[np.ndarray], Any]:
@@ -180,15 +171,10 @@ _IN_LAYER = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run of some actions of a program.
-
-    Attributes:
-        call: executes the actions.
-        counts: number of times that the run contains each unknown.
-    """
+    """A run of some actions of a program."""
 
     call: Callable[[], Any]
-    counts: Counts
+    counts: Counts  # number of times that the run contains each unknown
 
 
 def compile_runs(stages: Stages) -> list[Run]:

@@ -44,34 +44,20 @@ _BLOCK = 2**20 - 3  # numbers; a prime, so that rows of a matrix differ
 
 @dataclass(frozen=True)
 class MockedStep:
-    """A device's part of a step, as it was timed.
+    """A device's part of a step, as it was timed."""
 
-    Attributes:
-        stage: index of the device along `pipe`.
-        collectives: "local" operations of the same shapes, or "skipped" by XLA.
-        num_devices: devices of the cluster.
-        step_s, spread_ratio: median, and interquartile range over it.
-        num_skipped: steps whose update was left out, since a number was not finite.
-        peak_bytes: the most that the allocator gave out; None where it does not count.
-        compiled_bytes: arguments, outputs and temporaries of the program, by XLA.
-        accounted_bytes: the same, as the schedule and the model say.
-        busy_forwards: work of the device by the schedule's clock, in forwards of a stage.
-        busy_s: the same in seconds, with the update; None without a source of times.
-        source: where these seconds are from.
-    """
-
-    stage: int
-    collectives: str
-    num_devices: int
-    step_s: float
-    spread_ratio: float
-    num_skipped: int
-    peak_bytes: int | None
-    compiled_bytes: int
-    accounted_bytes: int
-    busy_forwards: float
-    busy_s: float | None
-    source: str
+    stage: int  # index of the device along `pipe`
+    collectives: str  # "local" operations of the same shapes, or "skipped" by XLA
+    num_devices: int  # devices of the cluster
+    step_s: float  # median
+    spread_ratio: float  # interquartile range over the median
+    num_skipped: int  # steps whose update was left out, since a number was not finite
+    peak_bytes: int | None  # the most that the allocator gave out; None where it does not count
+    compiled_bytes: int  # arguments, outputs and temporaries of the program, by XLA
+    accounted_bytes: int  # the same, as the schedule and the model say
+    busy_forwards: float  # work of the device by the schedule's clock, in forwards of a stage
+    busy_s: float | None  # the same in seconds, with the update; None without a source of times
+    source: str  # where these seconds are from
 
 
 def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int, stage: int) -> CompiledStep:

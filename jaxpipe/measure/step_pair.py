@@ -39,31 +39,18 @@ _STEPS_IN_A_ROW = 4
 
 @dataclass(frozen=True)
 class StepPair:
-    """One pipelined and one unpipelined step on the same numbers, ready to compile.
-
-    Attributes:
-        config: the checked config.
-        pipeline: makes the pipelined step; without flush it is that of one batch with a flush.
-        schedule: the schedule of the pipelined step.
-        model: the model as one device computes it.
-        params: staged float32 masters, on the mesh.
-        batch: the batch on the mesh.
-        canonical: parameters in compute dtype, on this process's first device.
-        local_batch: the batch on that device.
-        scale: factors that turn sums of losses into means.
-        dropout_seed: the trainer's seed; None if the model has no dropout.
-    """
+    """One pipelined and one unpipelined step on the same numbers, ready to compile."""
 
     config: ConfigDict
-    model: LanguageModel
-    pipeline: Pipeline
+    model: LanguageModel  # the model as one device computes it
+    pipeline: Pipeline  # makes the pipelined step; without flush it is that of one batch with a flush
     schedule: Schedule
-    params: PyTree
-    batch: PyTree
-    canonical: PyTree
-    local_batch: PyTree
-    scale: PyTree
-    dropout_seed: int | None
+    params: PyTree  # staged float32 masters, on the mesh
+    batch: PyTree  # the batch on the mesh
+    canonical: PyTree  # parameters in compute dtype, on this process's first device
+    local_batch: PyTree  # the batch on that device
+    scale: PyTree  # factors that turn sums of losses into means
+    dropout_seed: int | None  # the trainer's seed; None if the model has no dropout
 
     @property
     def key(self) -> jax.Array | None:

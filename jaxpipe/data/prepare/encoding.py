@@ -38,31 +38,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """The tokens of a block of files.
+    """The tokens of a block of files."""
 
-    Attributes:
-        tokens: "tokens", with a separator after every document that ends.
-        lengths: "document", tokens of each; together all of `tokens`.
-        is_open: whether the last document continues in the next block.
-        num_text_bytes: bytes of the text in UTF-8.
-        replaced: places of invalid UTF-8.
-        empty: documents without text, which are left out.
-        unknown: tokens that stand for what the vocabulary lacks.
-        dropped: characters that the vocabulary lacks, if the tokenizer leaves them out.
-        learned: for each token 1 if it is learned, 0 if it is only read; None: all are.
-        markup: prompts and answers with the name of a special token, which was read as text.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    is_open: bool
+    tokens: np.ndarray  # "tokens", with a separator after every document that ends
+    lengths: np.ndarray  # "document", tokens of each; together all of `tokens`
+    is_open: bool  # whether the last document continues in the next block
     num_text_bytes: int
-    replaced: Tally
-    empty: Tally
-    unknown: Tally
-    dropped: Counter[str]
-    learned: np.ndarray | None = None
-    markup: Tally = Tally(0)
+    replaced: Tally  # places of invalid UTF-8
+    empty: Tally  # documents without text, which are left out
+    unknown: Tally  # tokens that stand for what the vocabulary lacks
+    dropped: Counter[str]  # characters that the vocabulary lacks, if the tokenizer leaves them out
+    learned: np.ndarray | None = None  # for each token 1 if it is learned, 0 if it is only read; None: all are
+    markup: Tally = Tally(0)  # prompts and answers with the name of a special token, which was read as text
 
 
 def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOptions) -> EncodedBlock:

@@ -31,53 +31,29 @@ from jaxpipe.files import local_path
 
 @dataclass(frozen=True)
 class Prepared:
-    """A summary of what was prepared.
+    """A summary of what was prepared."""
 
-    Attributes:
-        prefix: path of the written files without their endings.
-        tokenizer: the value for data.tokenizer.
-        vocab_size: vocabulary size of the tokenizer.
-        num_files: files read.
-        num_documents: documents written.
-        num_tokens: tokens written, including a separator after every document.
-        dtype: dtype of the tokens.
-        num_text_bytes: bytes of the text in UTF-8.
-        replaced: places of invalid UTF-8.
-        empty: documents without text, which were left out.
-        unknown: tokens that stand for what the vocabulary lacks.
-        dropped: characters that the vocabulary lacks and that were left out, and how often.
-        separator: the token that ends a document, and where it comes from; "" for bytes.
-        ends: the tokens at which a generated text ends, by name; none for bytes.
-        missing: special tokens that the files beside the tokenizer name and its vocabulary lacks.
-        has_about: whether PREFIX.tokenizer_config.json says what the files beside the tokenizer say.
-        num_learned: tokens that are learned; None: all are.
-        seq_len: for conversations, the most tokens that one may predict, as `data.seq_len`.
-        markup: prompts and answers with the name of a special token, which was read as text.
-        train_s: seconds for training a vocabulary; 0 if none was trained.
-        encode_s: seconds for reading, encoding and writing.
-    """
-
-    prefix: str
-    tokenizer: str
+    prefix: str  # path of the written files without their endings
+    tokenizer: str  # the value for data.tokenizer
     vocab_size: int
     num_files: int
-    num_documents: int
-    num_tokens: int
+    num_documents: int  # documents written
+    num_tokens: int  # tokens written, including a separator after every document
     dtype: np.dtype
     num_text_bytes: int
-    replaced: Tally
-    empty: Tally
-    markup: Tally
-    train_s: float
-    encode_s: float
-    unknown: Tally
-    dropped: Counter[str]
-    separator: str
-    ends: tuple[str, ...]
-    missing: tuple[str, ...]
-    has_about: bool
-    num_learned: int | None = None
-    seq_len: int | None = None
+    replaced: Tally  # places of invalid UTF-8
+    empty: Tally  # documents without text, which were left out
+    markup: Tally  # prompts and answers with the name of a special token, which was read as text
+    train_s: float  # seconds for training a vocabulary; 0 if none was trained
+    encode_s: float  # seconds for reading, encoding and writing
+    unknown: Tally  # tokens that stand for what the vocabulary lacks
+    dropped: Counter[str]  # characters that the vocabulary lacks and that were left out, and how often
+    separator: str  # the token that ends a document, and where it comes from; "" for bytes
+    ends: tuple[str, ...]  # the tokens at which a generated text ends, by name; none for bytes
+    missing: tuple[str, ...]  # special tokens that the files beside the tokenizer name and its vocabulary lacks
+    has_about: bool  # whether PREFIX.tokenizer_config.json says what the files beside the tokenizer say
+    num_learned: int | None = None  # tokens that are learned; None: all are
+    seq_len: int | None = None  # for conversations, the most tokens that one may predict, as `data.seq_len`
 
 
 def prepare(

@@ -36,38 +36,23 @@ _CUTS = (re.compile(rb"[!-~](?=[\r\n])"), re.compile(rb"[!-~](?=[ \t])"), re.com
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of text.
-
-    Attributes:
-        path: path of the file.
-        num_bytes: size on the disk.
-        is_jsonl: whether each line is a JSON object with a document; else the whole file is one document.
-        is_compressed: whether it is compressed by gzip.
-    """
+    """A file of text."""
 
     path: Path
-    num_bytes: int
-    is_jsonl: bool
+    num_bytes: int  # size on the disk
+    is_jsonl: bool  # whether each line is a JSON object with a document; else the whole file is one document
     is_compressed: bool
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of a file.
-
-    Attributes:
-        file: the file.
-        data: text, or whole JSON lines.
-        line: number of its first line in the file, from 1; always 1 for text.
-        is_end: whether its last document ends with it; always true for JSON lines.
-        num_read_bytes: bytes that were read from the disk for it.
-    """
+    """A part of a file."""
 
     file: InputFile
-    data: bytes
-    line: int
-    is_end: bool
-    num_read_bytes: int
+    data: bytes  # text, or whole JSON lines
+    line: int  # number of its first line in the file, from 1; always 1 for text
+    is_end: bool  # whether its last document ends with it; always true for JSON lines
+    num_read_bytes: int  # bytes that were read from the disk for it
 
 
 def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[InputFile]:

@@ -95,17 +95,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A tokenizer's Jinja template of conversations, rendered in a process of its own.
-
-    Attributes:
-        source: text of the template.
-        special: names of the special tokens that it may use, as "bos_token", with their texts.
-        path: the file that it comes from, for messages.
-    """
+    """A tokenizer's Jinja template of conversations, rendered in a process of its own."""
 
     source: str
-    special: Mapping[str, str]
-    path: str
+    special: Mapping[str, str]  # names of the special tokens that it may use, as "bos_token", with their texts
+    path: str  # the file that it comes from, for messages
 
     @property
     def marks_answers(self) -> bool:
