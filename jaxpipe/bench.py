@@ -221,7 +221,6 @@ def time_lost(
     Args:
         whole_s: seconds of the step on all devices together.
         work_s: seconds of its work, when all devices compute.
-        by_clock: `clock_efficiency` of the schedule.
         messages_s: seconds of its rounds without actions, on all devices together.
         extra_work_s: seconds of work that the unpipelined step does not have.
 

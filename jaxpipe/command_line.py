@@ -165,8 +165,6 @@ def check_unused(values: FlagValues, names: Iterable[str], because: str) -> None
     """Raises ConfigError if one of the flags `names` differs from its default.
 
     Args:
-        values: parsed flags.
-        names: flags without effect beside the others.
         because: the reason why they have none, a sentence.
     """
     for name in names:

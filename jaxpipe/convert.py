@@ -118,8 +118,6 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     """Makes the run `target` from the Hugging Face model in `source`; returns the report.
 
     Args:
-        source: folder of the model.
-        target: folder of the run.
         vocab_size: tokens of the run's model, more than those of the source; None: as many.
 
     Raises:
@@ -179,8 +177,6 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     """Makes the Hugging Face model `target` from a checkpoint of a run; returns the report.
 
     Args:
-        source: folder of the run.
-        target: folder of the model.
         dtype: dtype of all tensors, "float32", "bfloat16" or "float16"; "" keeps the original dtypes.
         step: step of the checkpoint; None takes the last.
 

@@ -34,7 +34,6 @@ def write_checkpoint(
         folder: named by its step; gets its name when it is complete.
         arrays: of JAX or NumPy; they must not change before they are written.
         config: config of the run, as JSON can hold it.
-        heldout_loss: the newest held-out loss, or None.
 
     Raises:
         Exception: any error of Orbax or the file system, later by the checkpointer; CheckpointError there if the folder

@@ -52,8 +52,6 @@ class Checkpoints:
 
         Args:
             folder: folder of the checkpoints, which all processes see; made with the first checkpoint.
-            pipeline: pipeline that the states belong to.
-            keep: the rule by which checkpoints are kept.
             read_only: whether nothing is written, deleted or set aside.
             say: takes messages: in every process about checkpoints passed over, in process 0 about those set aside.
         """
@@ -95,9 +93,6 @@ class Checkpoints:
 
         Args:
             step: number of batches consumed.
-            state: the train state.
-            config: config of the run, as JSON can hold it.
-            heldout_loss: the newest held-out loss, or None.
 
         Raises:
             CheckpointError: this checkpoint or the one before it cannot be written.
@@ -220,7 +215,6 @@ class Saver:
         """Saves nothing yet.
 
         Args:
-            checkpoints: the run's checkpoints.
             num_processes: processes of the run. Several do not try again: a failure is known to one of them alone.
             say: takes the error of each try but the last.
         """
@@ -242,12 +236,9 @@ class Saver:
         """Starts to save a state if that is due, or if an earlier one could not be written; call it after every step.
 
         Args:
-            step: number of steps done.
             state: returns the train state.
             is_due: whether the run saves after this step.
             is_last: whether no step follows; then this returns when the checkpoint is complete.
-            config: config of the run, as JSON can hold it.
-            heldout_loss: the newest held-out loss, or None.
 
         Raises:
             CheckpointError: all tries have failed, or the run has several processes.

@@ -178,8 +178,6 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
     """Finds damaged or missing files in `folder`: one text for each.
 
     Args:
-        folder: folder of a complete checkpoint.
-        share: index of the share to check.
         num_shares: number of shares that the files are divided into; each share checks that all files exist.
     """
     try:

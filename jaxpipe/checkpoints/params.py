@@ -54,8 +54,6 @@ def restore_params(
 
     Args:
         workdir: folder of the run, which may go on meanwhile.
-        model: model of the run.
-        pipeline: pipeline to whose devices the parameters go.
         say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
@@ -95,8 +93,6 @@ def open_canonical(
     """The parameters of one checkpoint of a run, read one by one when they are needed.
 
     Args:
-        workdir: folder of the run.
-        model: model of the run.
         step: step of the checkpoint; None takes the newest undamaged one.
         say: takes a message about each checkpoint that is passed over, in every process.
 

@@ -102,10 +102,8 @@ def read_newest(
     """Returns the result of `read` for the newest undamaged checkpoint in `folder`, or for that of `step`.
 
     Args:
-        folder: folder of all checkpoints.
         read: reads the chosen checkpoint through `read_whole`; called again for another one if it was deleted
             meanwhile.
-        step: the only step that is accepted; None accepts all.
         say: is called with a line for each checkpoint that is passed over.
 
     Raises:

@@ -58,13 +58,7 @@ class StateForm:
     """
 
     def __init__(self, like: Any, params: Any, pipeline: Pipeline):
-        """Describes states like `like`.
-
-        Args:
-            like: a state, or its shapes.
-            params: the staged parameters in it.
-            pipeline: pipeline that they belong to.
-        """
+        """Describes states like `like`."""
         self._canonical = Canonical(pipeline.layout, pipeline.mesh)
         self._structure = jax.tree.structure(like)
         # To save GPU memory, the copies of a group move to the host before the next group is copied.

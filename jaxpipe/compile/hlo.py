@@ -77,11 +77,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def collectives_in(text: str) -> set[str]:
-    """The kinds of collectives in a program, as "all-reduce".
-
-    Args:
-        text: optimized HLO.
-    """
+    """The kinds of collectives in a program, as "all-reduce"."""
     opcodes = (i.opcode for computation in computations(text)[0].values() for i in computation.instructions)
     return {opcode.removesuffix("-start") for opcode in opcodes} & _COLLECTIVES
 
@@ -93,7 +89,6 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     buffer on and those that write one slice of it in place.
 
     Args:
-        text: optimized HLO.
         shapes: the shapes as HLO writes them: `f32[8,2,256]`.
 
     Raises:
@@ -166,9 +161,6 @@ def unordered_collectives(text: str) -> list[tuple[str, str]]:
 
     XLA executes such a pair at once on a CPU device, in an order of its own, where its collectives meet under one key
     or take each other's threads. Collectives of one computation it executes one after another.
-
-    Args:
-        text: optimized HLO.
     """
     of_name, _ = computations(text)
     pairs = []

@@ -60,10 +60,8 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
     """The prediction for `step`; compiles only the parts of an action, each alone.
 
     Args:
-        step: the step.
         state: the train state between two calls, or its shapes and shardings.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-        has_dropout: whether the step uses dropout.
     """
     # Without shardings: `step.shapes` asks for shapes of the whole batch.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
@@ -107,10 +105,8 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     not counted here.
 
     Args:
-        pipeline: pipeline whose functions are compiled, for its mesh.
         params: staged parameters, or their shapes.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-        has_dropout: whether the step uses dropout.
 
     Returns:
         layer_forward; layer_backward, which adds its gradients to the running sums; head, forward and backward,

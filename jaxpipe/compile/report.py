@@ -72,12 +72,7 @@ class Report:
 
 
 def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
-    """The report of `step`; compiles the parts of its actions, for the prediction.
-
-    Args:
-        step: the compiled step.
-        hardware_bytes: memory of one device.
-    """
+    """The report of `step`; compiles the parts of its actions, for the prediction."""
     compiled = step.compiled
     memory = compiled.memory_analysis()
     text = compiled.as_text()

@@ -44,9 +44,8 @@ def compile_step(
     """The training step that `jaxpipe.train` would run.
 
     Args:
-        config: the checked config.
         devices: data x pipe x tensor devices, which need not be present.
-        gpus_per_node: GPUs per node; None asks the devices.
+        gpus_per_node: None asks the devices.
         whole_batch: whether every device has the whole batch and takes its part of it, so that it can count the terms
             of all losses alone.
 

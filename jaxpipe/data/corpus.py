@@ -92,8 +92,6 @@ def load_corpus(
         tokenizer: turns text into tokens; its separator follows every file.
         vocab_size: upper bound of the tokens of prepared files; each token is checked when it is read.
         heldout_fraction: about this fraction of the tokens is held out, in (0, 0.5].
-        batch_size: sequences of one step.
-        seq_len: tokens of one sequence.
         by_documents: whether whole documents are held out, not blocks of the running text.
 
     Raises:
@@ -168,7 +166,6 @@ def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Doc
     Blocks are spread over the text, so both parts contain the same kinds of documents.
 
     Args:
-        documents: all of them.
         every: one of so many blocks is held out.
         seq_len: tokens that a sequence predicts; blocks are larger where those held out would have none.
     """
@@ -194,7 +191,6 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
     A document that is longer than a row, which is cut in any case, is cut where a block begins or ends, too.
 
     Args:
-        documents: all of them.
         every: one of so many blocks is held out.
         seq_len: the most tokens that a document predicts in a row.
     """

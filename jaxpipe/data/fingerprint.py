@@ -73,9 +73,6 @@ def fingerprint(
     """Returns the fingerprint of `sources`; only a few blocks of long ones are read.
 
     Args:
-        sources: tokens by name.
-        weights: the weight of each source.
-        tokenizer: gives the tokens their meaning.
         by_documents: whether rows are made of whole documents.
 
     Example:

@@ -71,10 +71,6 @@ class HuggingFaceTokenizer:
         """Returns the characters of `texts` that become no token at all, and how often each does.
 
         Characters that a normalizer or pre-tokenizer leaves out, as spaces, are not lacking.
-
-        Args:
-            texts: the texts.
-            reads_special: whether names of special tokens in them are these tokens.
         """
         library = self._reading_special if reads_special else self.library
         strings = [_text(text) for text in texts]

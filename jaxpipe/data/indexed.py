@@ -188,10 +188,6 @@ def check_files(prefix: str, tokens_file: Path, index_file: Path) -> None:
 def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
     """Returns the code of the dtype, the number of sequences and the number of document ends.
 
-    Args:
-        header: the first bytes of the index.
-        path: path of the index, for messages.
-
     Raises:
         DataError: the file is not an index, has another version or no sequences, or its tokens are not integers.
     """
@@ -251,10 +247,8 @@ def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dty
     """Returns the number of tokens of all sequences, which follow each other without gaps.
 
     Args:
-        path: path of the index.
         lengths: "sequence", tokens of each.
         pointers: "sequence", first byte of each.
-        dtype: dtype of the tokens.
 
     Raises:
         DataError: a length is negative, a sequence is at another position, or there are no tokens.

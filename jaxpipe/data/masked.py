@@ -52,7 +52,6 @@ class Segments:
 
         Args:
             text: "sequence window", the tokens; those after the end of a text are ignored.
-            vocabulary: gives the special tokens.
         """
         rows = np.arange(len(text))
         position = np.arange(self.window + NUM_SPECIAL)
@@ -245,7 +244,6 @@ def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedV
     Args:
         bits: "sequence 2 x predicted", from `random_bits`.
         targets: "sequence predicted", the tokens to predict.
-        vocabulary: gives the mask and the tokens to choose from.
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), section 3.1 and appendix A.1.
     """
@@ -262,7 +260,6 @@ def random_bits(seed: int, epoch: int, sequences: np.ndarray, *, num_per_sequenc
         seed: first half of the generator's key, in 0 .. 2^64 - 1.
         epoch: second half of the generator's key, in 0 .. 2^64 - 1.
         sequences: "sequence"; each is the second word of the generator's counter, whose first word counts its numbers.
-        num_per_sequence: numbers for each sequence.
 
     Source: Philox4x64 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", as implemented by NumPy.
     """

@@ -197,7 +197,6 @@ def cut_documents(starts: np.ndarray, ends: np.ndarray, seq_len: int) -> tuple[n
     Args:
         starts: "document", where each begins.
         ends: "document", where each ends.
-        seq_len: the longest piece.
 
     Example:
         >>> cut_documents(np.array([0, 6, 7]), np.array([6, 7, 20]), 5)
@@ -263,10 +262,8 @@ def _place(
     """Fills the rows `open_rows`, one after the other, with `pieces` of one length; returns the pieces that are left.
 
     Args:
-        pieces: "piece".
         open_rows: rows with `room` columns left.
         room: at least `length`.
-        length: of each piece.
         rows: the row of each piece, to be written.
         by_room: rows by the columns that are left in them, to be added to.
     """

@@ -147,7 +147,6 @@ class Tokenizer(Protocol):
         """Returns the characters of `texts` that become no token at all, and how often each does.
 
         Args:
-            texts: the texts.
             reads_special: whether names of special tokens in them are these tokens.
         """
         ...
@@ -218,6 +217,5 @@ class Sequences(Protocol):
 
         Args:
             indices: "sequence", each less than `num_sequences`.
-            epoch: number of the pass over the source.
         """
         ...

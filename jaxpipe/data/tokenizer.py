@@ -48,8 +48,6 @@ def with_beginning(prompt: Sequence[int], tokenizer: Tokenizer, reads_special: b
     """Returns the tokens of a prompt behind what the tokenizer puts before a text, unless the prompt writes it itself.
 
     Args:
-        prompt: its tokens.
-        tokenizer: that has made them.
         reads_special: whether names of special tokens in the prompt are these tokens.
     """
     beginning = [*tokenizer.beginning]

@@ -58,10 +58,6 @@ def file_of(name: str) -> Path:
 def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
     """Returns the tokenizer of a file.
 
-    Args:
-        name: the path of a tokenizer.json, or of a folder that contains one.
-        is_masked: whether a masked model uses it, which needs special tokens.
-
     Raises:
         ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
     """

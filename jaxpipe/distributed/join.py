@@ -73,8 +73,6 @@ def join(
 
     Args:
         coordinator_address: HOST:PORT of process 0; with None for all three jax looks for a cluster.
-        num_processes: number of processes.
-        process_id: number of this process.
 
     Raises:
         ConfigError: the flags do not belong together.

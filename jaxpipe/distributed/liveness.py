@@ -69,11 +69,7 @@ class Liveness:
         """Starts without heartbeats of the others.
 
         Args:
-            own: the first heartbeat of this process.
-            index: number of this process.
-            count: number of processes.
             limit_s: seconds of silence or delay after which a process is lost.
-            now: the time.
         """
         self.own = own
         self._index = index
@@ -116,12 +112,7 @@ class Liveness:
         return "never heard of" if heartbeat is None else f"{heartbeat.where}; its last: {heartbeat.doing}"
 
     def failure(self, now: float, *, patience: float = 1.0) -> Failure | None:
-        """The first process that the others cannot wait for, or None.
-
-        Args:
-            now: the time.
-            patience: multiplies the limit.
-        """
+        """The first process that the others cannot wait for, or None."""
         with self._lock:
             limit_s = patience * self._limit_s
             silent_s = now - self._answered_s

@@ -99,8 +99,6 @@ class ProcessGroup:
 
         Args:
             coordinator_address: HOST:PORT of process 0; if all three are None, JAX looks for a cluster.
-            num_processes: number of processes.
-            process_id: number of this process.
             lost_after_s: seconds within which all others end after a process is lost or stuck.
 
         Raises:

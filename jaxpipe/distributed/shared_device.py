@@ -69,8 +69,6 @@ def variables(process: int, *, processes_per_device: int, nccl: Version | None) 
     """The environment variables of a process that shares its device with others.
 
     Args:
-        process: number of the process.
-        processes_per_device: how many processes share a device.
         nccl: version of NCCL; None, not known, takes what every version accepts.
 
     Raises:

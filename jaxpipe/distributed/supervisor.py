@@ -33,8 +33,6 @@ def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) ->
 
     Args:
         program: the arguments of Python, as ("-m", "jaxpipe.train"); the program takes the flags `JOIN_FLAGS`.
-        arguments: arguments of the program, the same for all processes.
-        count: number of processes.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -63,8 +61,6 @@ class Group:
         """Describes the processes, each by its command and environment; entering the context starts them.
 
         Args:
-            commands: the command of each process.
-            environments: the environment of each process.
             grace_s: seconds from SIGTERM to SIGKILL for processes that still run after one has failed.
             outputs: streams for stdout and stderr of all processes; by default this process's own.
         """

@@ -36,13 +36,7 @@ class Watch:
     """Watches the other processes while it is entered; does nothing for a single process."""
 
     def __init__(self, store: Store, processes: Rank, *, lost_after_s: float):
-        """Prepares the watch of one process over all others.
-
-        Args:
-            store: the store of the run.
-            processes: the rank of this process.
-            lost_after_s: seconds within which all others end after a process is lost or stuck.
-        """
+        """Prepares the watch of one process over all others."""
         self._store = store
         self._processes = processes
         self._lost_after_s = lost_after_s

@@ -86,10 +86,6 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
 def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
     """Returns our config for the model of `theirs`, locked; all other fields are those of `base_config`.
 
-    Args:
-        theirs: a config.json of transformers 4 or 5.
-        where: the file, for messages.
-
     Raises:
         ConfigError: jaxpipe does not support the value of a field, or it has the wrong type.
     """
@@ -123,10 +119,6 @@ def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: s
 
 def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
     """Returns a config.json for the model of `config`, which jaxpipe made.
-
-    Args:
-        config: ours.
-        dtype: dtype of the tensors, "float32", "bfloat16" or "float16".
 
     Raises:
         ConfigError: no class of transformers can express this model.
@@ -174,7 +166,6 @@ def defining_fields(config: ConfigDict, *, dropouts: bool = True) -> dict[str, A
     """Returns the fields that the outputs of a model depend on; two configs of the same model have equal ones.
 
     Args:
-        config: ours.
         dropouts: whether to include dropouts, on which only training depends.
     """
     fields = _resolved(model_config(config))
@@ -239,14 +230,7 @@ def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:
 
 
 def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where: str) -> None:
-    """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps.
-
-    Args:
-        config: config of the run.
-        theirs: our config for that config.json.
-        run: the run's folder, for messages.
-        where: path of that config.json, for messages.
-    """
+    """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps."""
     of_run = defining_fields(config, dropouts=False)
     of_file = defining_fields(theirs, dropouts=False)
     different = [name for name in sorted(of_run.keys() | of_file.keys()) if of_run.get(name) != of_file.get(name)]

@@ -180,8 +180,6 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
     `rope_parameters`. An original length at the top comes before the one inside, as in transformers.
 
     Args:
-        theirs: the config.json.
-        where: the file, for messages.
         default_theta: the class's own `default_theta`.
 
     Raises:

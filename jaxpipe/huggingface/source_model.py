@@ -69,11 +69,7 @@ def save_source_model(
     """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied.
 
     Args:
-        source: folder of the model.
-        workdir: folder of the run.
-        files: its tensors.
         theirs: its config.json, or what is in force instead.
-        left_out: names of the tensors that are no parameters.
     """
     folder = workdir / FOLDER
     folder.mkdir()
@@ -163,9 +159,6 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
 
     tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
     another class for some, and with it another way to cut text into words.
-
-    Returns:
-        The names of the files.
     """
     path = _file_of(config)
     if path is None:
@@ -211,8 +204,6 @@ def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
     after tuning on chats.
 
     Args:
-        config: config of the run, whose tokenizer is a file.
-        target: the folder of the model.
         is_new: whether the tokenizer is another than the model came with, so that the old numbers mean other tokens.
     """
     tokenizer = tokenizer_of(config)

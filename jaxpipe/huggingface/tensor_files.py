@@ -127,7 +127,6 @@ class GrownFiles:
         """Adds rows.
 
         Args:
-            files: the files.
             names: the tensors that grow.
             num_rows: rows of each of these.
         """

@@ -51,7 +51,6 @@ class ModelFiles:
         """Writes all files to `folder`.
 
         Args:
-            folder: the folder to write to.
             tensors: names and numbers of each tensor; names that no header has are skipped.
 
         Raises:
@@ -77,7 +76,6 @@ def files_of_source(source: SourceModel, *, dtype: str) -> ModelFiles:
     """Returns the files that the model came in, without the tensors that are no parameters.
 
     Args:
-        source: the form of the model.
         dtype: dtype of all tensors; "" keeps each tensor's own.
     """
     headers = {file: _rewrite(header, source.left_out, dtype) for file, header in source.headers.items()}
@@ -95,8 +93,6 @@ def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: 
     """Returns the files of a new model: one, or shards with an index.
 
     Args:
-        tensors: shapes by name.
-        dtype: dtype of all tensors.
         max_bytes: size of the numbers of one file; a larger tensor has a file of its own.
     """
     code = CODES[dtype]
@@ -122,12 +118,7 @@ def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: 
 
 
 def check_target(path: Path, *, flag: str) -> None:
-    """Raises ConfigError unless `path` is missing or an empty folder.
-
-    Args:
-        path: the folder to write.
-        flag: the flag that named it, as it was given.
-    """
+    """Raises ConfigError unless `path` is missing or an empty folder."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists():
@@ -143,10 +134,6 @@ def check_target(path: Path, *, flag: str) -> None:
 @contextmanager
 def whole_folder(target: Path, *, flag: str) -> Iterator[Path]:
     """Yields a folder beside `target` to write to, which becomes `target` at the end, and vanishes on an error.
-
-    Args:
-        target: the folder to write.
-        flag: the flag that named it, as it was given.
 
     Raises:
         ConfigError: `target` exists, or cannot be made or filled.

@@ -77,8 +77,6 @@ def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: 
         config: a checked config; its model, data, optimizer and sizes along `KERNEL_AXES` are used, and `mesh.pipe` if
             it splits the vocabulary.
         devices: those that share the kernels of a layer.
-        microbatch_size: sequences of a microbatch.
-        num_layers: layers of each stage.
     """
     stages = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=num_layers, splits_head=False)
     num_parts = vocab_pipe(config)
@@ -192,7 +190,6 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
     """The times of the actions, from the timed runs of `compile_runs`.
 
     Args:
-        runs: for each run, its counts and its time in seconds.
         update_s: the time of the rest of a step, measured separately.
     """
     seconds = solve(runs)
@@ -202,9 +199,6 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
     """The seconds of each unknown, by non-negative least squares.
-
-    Args:
-        runs: for each run, its counts and its time in seconds.
 
     Example:
         >>> {name: round(value, 3) for name, value in solve([({"a": 1}, 2.0), ({"a": 1, "b": 4}, 10.0)]).items()}

@@ -117,9 +117,7 @@ def measure(
         config: a checked config; its model, data, optimizer, `mesh.deterministic` and sizes along `KERNEL_AXES` are
             used, and `mesh.pipe` if it splits the vocabulary.
         devices: devices of this process: those that share kernels, to time, and one for the link if there is one more.
-        microbatch_sizes: the microbatch sizes to measure, in sequences.
         num_layers: layers of each of the three timed stages.
-        num_repeats: repeats of each timing.
     """
     num_timed = mesh_sizes(config).num_kernel_parts
     update_s = None

@@ -64,7 +64,6 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
     """The step as `jaxpipe.train` runs it on a cluster, for the first of `devices` at `stage`.
 
     Args:
-        config: a checked config.
         devices: the devices of the cluster, node by node.
         gpus_per_node: devices of a node.
         stage: index along `pipe` that the first device gets; along the other axes it gets 0.
@@ -96,8 +95,6 @@ def measure_mocked(
     """The times and bytes of a step of `compile_mocked`, and what is to be expected; the steps follow each other.
 
     Args:
-        step: the compiled step.
-        config: its checked config.
         gpus_per_node, stage: as in `compile_mocked`.
         num_repeats: steps that are timed, after a first one.
 

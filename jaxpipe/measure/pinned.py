@@ -47,8 +47,6 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
 
     Args:
         program: the arguments of Python, as ("-m", "jaxpipe.bench"); the program takes the flags of `define_flags`.
-        arguments: arguments of the program.
-        num_processes: number of processes, 2 or more.
 
     Raises:
         ConfigError: more processes than cores, or a process failed.

@@ -165,10 +165,7 @@ def unpipelined_loss_and_grads(
     """Losses and float32 gradients of their sum by `jax.grad`, scanned over layers and microbatches.
 
     Args:
-        model: the model as one device computes it.
-        params: canonical parameters.
         batch: leaves [num_microbatches, microbatch size, ...].
-        scale: a factor for each kind of loss.
         key: the step's random key; None means no dropout.
     """
     random = None if key is None else Randomness(jax.random.key_data(key), jnp.zeros((), jnp.int32))

@@ -30,7 +30,6 @@ def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
     """The time of a step of `call` until its results are ready.
 
     Args:
-        call: does one step and returns its results.
         num_steps: if above 1, `call` begins one step more in a row, and returns a list of what they bring. The first
             is not counted: processes begin it together, and without flush they are apart by a backward from then on.
     """

@@ -69,11 +69,6 @@ class ChatOptions:
 def marked_text(line: Any, options: ChatOptions, *, place: str) -> MarkedText:
     """Returns the text of a line, and its answers.
 
-    Args:
-        line: what the line's JSON is.
-        options: how it becomes a document.
-        place: file and line, for messages.
-
     Raises:
         DataError: the line has neither form, an unknown key or role, no answer, or messages that the template refuses.
     """

@@ -126,11 +126,6 @@ def _answered(
     answer has those that it has behind its prompt: many tokenizers put a space before a text, not before its rest.
     Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. An answer ends
     with the separator, unless it writes a token itself at which a generated text ends.
-
-    Args:
-        texts: prompts with their answers, and file and line of each.
-        tokenizer: encodes them.
-        options: whether names of special tokens are these tokens, and which of them end a text.
     """
     reads_markup = options.reads_markup
     pairs = [(text.text[: text.spans[0][0]], text.text[text.spans[0][0] :]) for text, _ in texts]
@@ -190,11 +185,6 @@ def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
 
 def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -> EncodedBlock:
     """Returns the tokens of `parts`.
-
-    Args:
-        parts: consecutive parts of files.
-        tokenizer: encodes the text of each document.
-        key: key of the text in a line's JSON object.
 
     Raises:
         DataError: a line contains no document.

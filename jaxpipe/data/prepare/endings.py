@@ -20,10 +20,6 @@ _ANSWER = "answer"
 def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) -> tuple[int, ...]:
     """Returns the tokens at which a text that a model generates ends.
 
-    Args:
-        tokenizer: its tokenizer.
-        templates: the chat templates of the tokenizer, by name.
-
     Returns:
         The tokenizer's own `ends`; and the first special token that the default template writes after an answer, if
         there is one that can write a question and its answer.

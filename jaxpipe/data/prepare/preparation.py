@@ -74,9 +74,7 @@ def prepare(
     """Writes the tokens of all documents of `inputs`, in order of their files' paths, with a separator after each.
 
     Args:
-        inputs: files or globs.
         tokenizer: "byte", the path of a tokenizer.json or of its folder, or "bpe:VOCAB" to train one.
-        output: path of the written files without their endings.
         file_format: "text", "jsonl", "chat", or "auto", by the names of the files.
         jsonl_key: key of the text in a line's JSON object.
         seq_len: for "chat", the most tokens that a conversation may predict.
@@ -84,7 +82,6 @@ def prepare(
         ignored_keys: for "chat", keys of lines and messages that are left out.
         is_masked: whether a masked model will use it, so that the tokenizer has [CLS], [SEP], [MASK] and [PAD].
         drop_characters: whether characters that the vocabulary lacks are left out and counted; else they are an error.
-        overwrite: whether existing files are replaced.
         log: takes a line about the progress.
 
     Raises:

@@ -90,7 +90,6 @@ def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
     """Yields the parts of `file`; one without text if the file is empty.
 
     Args:
-        file: the file to read.
         start: byte after which the first whole line begins, or a text without lines goes on; 0 for compressed files.
             Lines are counted from there.
 

@@ -127,7 +127,6 @@ class ChatTemplate:
         """Returns the text of `messages`, and where in it answers begin and end.
 
         Args:
-            messages: with "role" and "content" each.
             variables: what else the template reads: "tools", "documents", those of the line.
             answers: indices of messages; what the template writes for each is looked for, unless it `marks_answers`.
             is_asked: whether the beginning of the next answer follows.
@@ -166,9 +165,6 @@ def read_templates(tokenizer: str) -> dict[str, ChatTemplate]:
     """Returns the templates beside a tokenizer.json, by name: of a single one, "default"; none for "byte".
 
     Templates see the special tokens that the files beside it name.
-
-    Args:
-        tokenizer: as `data.tokenizer`.
 
     Raises:
         ConfigError: a file is damaged.

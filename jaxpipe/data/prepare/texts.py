@@ -33,8 +33,6 @@ def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
     """Yields the texts of `part`.
 
     Args:
-        part: the part of a file.
-        key: key of the text in a line's JSON object.
         keep_bytes: whether the bytes of a text file stay as they are.
 
     Raises:

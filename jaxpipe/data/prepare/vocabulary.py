@@ -54,7 +54,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int, is_masked: bool) 
     """Returns a byte-level BPE like that of GPT-2: it encodes every text, and decodes it to the same text.
 
     Args:
-        texts: the sample in which pairs are counted.
         vocab_size: number of tokens, including bytes and special tokens; fewer if the texts have no more pairs.
         is_masked: whether it has BERT's special tokens, or GPT-2's single one.
 
@@ -84,10 +83,6 @@ def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
 
     A compressed file is read once, up to its last stretch. The sample skips damaged lines after its first stretch:
     the preparation of the whole text reports them.
-
-    Args:
-        files: the files, in order.
-        key: key of the text in a line's JSON object.
 
     Raises:
         DataError: a line of the first stretch contains no document, or a file cannot be read.
@@ -124,7 +119,6 @@ def _stretch(
     """Yields about `STRETCH_BYTES` from byte `position` on, counted over all files, across ends of files.
 
     Args:
-        files: the files, in order.
         position: not before that of the stretch before.
         opened: by the number of a compressed file, what stretches have not read of it, with its places; new ones are
             added.
