@@ -234,11 +234,7 @@ class NumberParser(flags.ArgumentParser):
         self.syntactic_help = f"a number, {smallest}, at most {MOST:g}"
 
     def parse(self, argument: str | float) -> float:
-        """The number in `argument`.
-
-        Raises:
-            ValueError: the text is not a number, or one outside the range.
-        """
+        """The number in `argument`; ValueError if the text is not a number, or one outside the range."""
         try:
             number = float(argument)
         except ValueError:

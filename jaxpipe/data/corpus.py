@@ -235,11 +235,7 @@ class CheckedTokens:
         return len(self.tokens)
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
-        """Returns the tokens at `positions`, of the same shape.
-
-        Raises:
-            DataError: one of them is not in the vocabulary.
-        """
+        """Returns the tokens at `positions`, of the same shape; DataError if one of them is not in the vocabulary."""
         tokens = self.tokens[positions]
         # The smallest of no tokens is an error of NumPy.
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:

@@ -28,11 +28,7 @@ def text_files(files: str) -> list[Path]:
 
 
 def read_text_file(path: Path, files: str) -> bytes:
-    """Returns the bytes of `path`, one of the files that `files` names.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Returns the bytes of `path`, one of the files that `files` names; ConfigError if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

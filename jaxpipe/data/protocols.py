@@ -111,7 +111,10 @@ class MaskedVocabulary:
 
 
 class Tokenizer(Protocol):
-    """Turns text into tokens and back. Tokens are of the smallest integer type that holds the vocabulary."""
+    """Turns text into tokens and back. Tokens are of the smallest integer type that holds the vocabulary.
+
+    What a class that inherits this does not say is so for bytes: each is a token, and none is special.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -126,22 +129,22 @@ class Tokenizer(Protocol):
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens at which a generated text ends: the separator, and others that the tokenizer's files name."""
-        ...
+        return (self.separator,)
 
     @property
     def about(self) -> dict[str, Any]:
         """The contents of files beside the tokenizer's own, as one tokenizer_config.json; empty if they say nothing."""
-        ...
+        return {}
 
     @property
     def unknown(self) -> int | None:
         """The token of all that has no other; None if there is none."""
-        ...
+        return None
 
     @property
     def drops(self) -> bool:
         """Whether characters for which there is no token are left out; else they are an error."""
-        ...
+        return False
 
     def lacking(self, texts: Sequence[str | bytes], *, reads_special: bool = False) -> Counter[str]:
         """Returns the characters of `texts` that become no token at all, and how often each does.
@@ -149,7 +152,7 @@ class Tokenizer(Protocol):
         Args:
             reads_special: whether names of special tokens in them are these tokens.
         """
-        ...
+        return Counter()
 
     @property
     def masked(self) -> MaskedVocabulary | None:
@@ -159,7 +162,7 @@ class Tokenizer(Protocol):
     @property
     def beginning(self) -> tuple[int, ...]:
         """The tokens before a prompt: one if the model was trained with a token that begins a text, else none."""
-        ...
+        return ()
 
     @property
     def identity(self) -> str:
@@ -172,17 +175,17 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
         """Returns the "tokens" of each of `texts`; uses all cores."""
-        ...
+        return [self.encode(text) for text in texts]
 
     @property
     def special_names(self) -> tuple[str, ...]:
         """The special tokens as they are written in a text."""
-        ...
+        return ()
 
     @property
     def special_tokens(self) -> tuple[int, ...]:
         """The special tokens by their numbers, in the same order."""
-        ...
+        return ()
 
     def encode_places(
         self, texts: Sequence[str], reads_special: bool = True

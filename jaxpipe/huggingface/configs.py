@@ -38,11 +38,7 @@ _NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss")  # how it is computed
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """Returns the config.json in `folder`.
-
-    Raises:
-        ConfigError: the file does not exist, or is not a JSON object.
-    """
+    """Returns the config.json in `folder`; ConfigError if the file does not exist, or is not a JSON object."""
     path = folder / CONFIG
     repair = "name a folder that save_pretrained wrote, or a snapshot of a model from the Hugging Face hub"
     if not path.is_file():
@@ -64,11 +60,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
-    """Returns the class of transformers whose config `theirs` is.
-
-    Raises:
-        ConfigError: jaxpipe does not have that class.
-    """
+    """Returns the class of transformers whose config `theirs` is; ConfigError if jaxpipe does not have that class."""
     # Base models have no head here; their class is not among the names.
     names = theirs.get("architectures") or ["none"]
     name, *others = map(str, names if isinstance(names, list) else [names])

@@ -59,11 +59,7 @@ ACTIVATIONS = {
 
 
 def read_fields(theirs: Mapping[str, Any], fields: Sequence[Field], *, where: str) -> dict[str, Any]:
-    """Returns our values of `fields`.
-
-    Raises:
-        ConfigError: a field has a value that jaxpipe does not support.
-    """
+    """Returns our values of `fields`; ConfigError if a field has a value that jaxpipe does not support."""
     ours = {}
     for field in fields:
         # The alias only where the name itself is missing, as in transformers.

@@ -66,11 +66,7 @@ class TensorFiles:
             self._check_index(json.loads(self.index)["weight_map"])
 
     def read(self, name: str) -> np.ndarray:
-        """Returns the tensor `name`, float32.
-
-        Raises:
-            ConfigError: the tensor's dtype is not one of a parameter.
-        """
+        """Returns the tensor `name`, float32; ConfigError if the tensor's dtype is not one of a parameter."""
         code = self.entries[name].code
         if code not in DTYPES:
             raise ConfigError(

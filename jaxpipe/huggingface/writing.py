@@ -157,11 +157,7 @@ def whole_folder(target: Path, *, flag: str) -> Iterator[Path]:
 
 
 def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
-    """Returns `numbers` rounded to `dtype`.
-
-    Raises:
-        ConfigError: some exceed its largest number.
-    """
+    """Returns `numbers` rounded to `dtype`; ConfigError if some exceed its largest number."""
     # A number that is too large is told below, with the tensor's name.
     with np.errstate(over="ignore"):
         cast = numbers.astype(dtype)

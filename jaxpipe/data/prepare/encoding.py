@@ -184,11 +184,7 @@ def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
 
 
 def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -> EncodedBlock:
-    """Returns the tokens of `parts`.
-
-    Raises:
-        DataError: a line contains no document.
-    """
+    """Returns the tokens of `parts`; DataError if a line contains no document."""
     keep_bytes = isinstance(tokenizer, ByteTokenizer)
     texts = [text for part in parts for text in texts_of(part, key=key, keep_bytes=keep_bytes)]
     full = [text for text in texts if text.text]
