@@ -107,6 +107,7 @@ def execute(values: FlagValues) -> None:
 
 def format_prepared(prepared: Prepared) -> str:
     """Returns the report of a preparation: counts, speed, and the flags to train with."""
+    notes = prepared.notes
     has_loss = prepared.num_learned is not None
     learned = prepared.num_learned or 0
     loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
@@ -115,18 +116,18 @@ def format_prepared(prepared: Prepared) -> str:
     trained = f", after {prepared.train_s:.1f} s of training the vocabulary" if prepared.train_s else ""
     size = f"data.seq_len={prepared.seq_len}" if prepared.seq_len else f"model.vocab_size={prepared.vocab_size}"
     lines = [
-        f"read       {prepared.num_files:,} files, {prepared.num_text_bytes / 1e6:,.1f} MB of text",
-        *_format_tally("replaced", prepared.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
-        *_format_tally("left out", prepared.empty, "empty documents; the first in"),
-        *_format_tally("markup", prepared.markup, "lines with the name of a special token, read as text; the first is"),
-        *(["           --markup reads such names as these tokens"] if prepared.markup.num else []),
+        f"read       {prepared.num_files:,} files, {notes.num_text_bytes / 1e6:,.1f} MB of text",
+        *_format_tally("replaced", notes.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
+        *_format_tally("left out", notes.empty, "empty documents; the first in"),
+        *_format_tally("markup", notes.markup, "lines with the name of a special token, read as text; the first is"),
+        *(["           --markup reads such names as these tokens"] if notes.markup.num else []),
         # The most frequent characters alone: a text may lack thousands.
         *(
-            [f"dropped    {prepared.dropped.total():,} characters: {format_characters(prepared.dropped)}"]
-            if prepared.dropped
+            [f"dropped    {notes.dropped.total():,} characters: {format_characters(notes.dropped)}"]
+            if notes.dropped
             else []
         ),
-        *_format_tally("unknown", prepared.unknown, "tokens stand for what the vocabulary lacks; the first in"),
+        *_format_tally("unknown", notes.unknown, "tokens stand for what the vocabulary lacks; the first in"),
         f"documents  {prepared.num_documents:,}",
         f"vocabulary {prepared.vocab_size:,} tokens",
         *(
@@ -140,9 +141,9 @@ def format_prepared(prepared: Prepared) -> str:
             else []
         ),
         f"tokens     {prepared.num_tokens:,}, {prepared.dtype.name};"
-        f" {prepared.num_text_bytes / prepared.num_tokens:.2f} bytes a token",
+        f" {notes.num_text_bytes / prepared.num_tokens:.2f} bytes a token",
         *([f"learned    {learned:,} tokens, {learned / prepared.num_tokens:.1%}: the answers"] if has_loss else []),
-        f"speed      {prepared.num_text_bytes / 1e6 / prepared.encode_s:.1f} MB/s: {prepared.encode_s:.1f} s{trained}",
+        f"speed      {notes.num_text_bytes / 1e6 / prepared.encode_s:.1f} MB/s: {prepared.encode_s:.1f} s{trained}",
         f"written    {', '.join(prepared.prefix + suffix for suffix in written)}",
         f"train with --config.data.files={shlex.quote(f'indexed:{prepared.prefix}')}"
         f" --config.data.tokenizer={shlex.quote(prepared.tokenizer)} --config.{size}"

@@ -7,8 +7,9 @@ The tokens are those of the tokenizer's own `encode_batch`, which uses all cores
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import add
 
 import numpy as np
 
@@ -37,19 +38,30 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What was replaced or left out of a text; notes of several texts can be added."""
+
+    num_text_bytes: int = 0  # in UTF-8
+    replaced: Tally = Tally(0)  # places of invalid UTF-8
+    empty: Tally = Tally(0)  # documents without text, which are left out
+    unknown: Tally = Tally(0)  # tokens that stand for what the vocabulary lacks
+    # Characters that the vocabulary lacks, and how often, if the tokenizer leaves them out.
+    dropped: Counter[str] = field(default_factory=Counter)
+    markup: Tally = Tally(0)  # prompts and answers with the name of a special token, which was read as text
+
+    def __add__(self, other: Notes) -> Notes:
+        return Notes(*map(add, vars(self).values(), vars(other).values()))
+
+
+@dataclass(frozen=True)
 class EncodedBlock:
     """The tokens of a block of files."""
 
     tokens: np.ndarray  # "tokens", with a separator after every document that ends
     lengths: np.ndarray  # "document", tokens of each; together all of `tokens`
     is_open: bool  # whether the last document continues in the next block
-    num_text_bytes: int
-    replaced: Tally  # places of invalid UTF-8
-    empty: Tally  # documents without text, which are left out
-    unknown: Tally  # tokens that stand for what the vocabulary lacks
-    dropped: Counter[str]  # characters that the vocabulary lacks, if the tokenizer leaves them out
+    notes: Notes
     learned: np.ndarray | None = None  # for each token 1 if it is learned, 0 if it is only read; None: all are
-    markup: Tally = Tally(0)  # prompts and answers with the name of a special token, which was read as text
 
 
 def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOptions) -> EncodedBlock:
@@ -89,13 +101,14 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOp
         tokens,
         np.array([len(ids) for ids, _ in documents[1:]], np.int64),
         is_open=False,
-        num_text_bytes=sum(len(text.text.encode()) for text in texts),
-        replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
-        empty=Tally(0),
-        unknown=_unknown(tokenizer, [ids for ids, _ in documents[1:]], [line.place for line in lines]),
-        dropped=sum(dropped, Counter()),
+        notes=Notes(
+            num_text_bytes=sum(len(text.text.encode()) for text in texts),
+            replaced=_tally((line.num_replaced, line.place) for line in lines),
+            unknown=_unknown(tokenizer, [ids for ids, _ in documents[1:]], [line.place for line in lines]),
+            dropped=sum(dropped, Counter()),
+            markup=_tally((1, f"{name!r} in {line.place}") for line, name in is_text),
+        ),
         learned=learned,
-        markup=sum((Tally(1, f"{name!r} in {line.place}") for line, name in is_text), Tally(0)),
     )
 
 
@@ -198,12 +211,19 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
         np.insert(tokens, np.cumsum(lengths)[is_end], tokenizer.separator),
         _document_lengths(lengths + is_end, is_end),
         is_open=bool(full) and not full[-1].is_end,
-        num_text_bytes=sum(len(_as_bytes(text.text)) for text in full),
-        replaced=sum((Tally(text.num_replaced, text.place) for text in texts if text.num_replaced), Tally(0)),
-        empty=sum((Tally(1, text.place) for text in texts if not text.text), Tally(0)),
-        unknown=_unknown(tokenizer, rows, [text.place for text in full]),
-        dropped=_dropped(tokenizer, [text.text for text in full]),
+        notes=Notes(
+            num_text_bytes=sum(len(text.text.encode() if isinstance(text.text, str) else text.text) for text in full),
+            replaced=_tally((text.num_replaced, text.place) for text in texts),
+            empty=_tally((1, text.place) for text in texts if not text.text),
+            unknown=_unknown(tokenizer, rows, [text.place for text in full]),
+            dropped=_dropped(tokenizer, [text.text for text in full]),
+        ),
     )
+
+
+def _tally(counts: Iterable[tuple[int, str]]) -> Tally:
+    """The sum of numbers, and the place of the first that is not 0."""
+    return sum((Tally(num, place) for num, place in counts if num), Tally(0))
 
 
 def _dropped(tokenizer: Tokenizer, texts: Sequence[str | bytes], reads_special: bool = False) -> Counter[str]:
@@ -215,8 +235,7 @@ def _unknown(tokenizer: Tokenizer, rows: Sequence[np.ndarray], places: Sequence[
     """The number of unknown tokens of `rows`, which come from `places`."""
     if tokenizer.unknown is None:
         return Tally(0)
-    counts = (int(np.count_nonzero(row == tokenizer.unknown)) for row in rows)
-    return sum((Tally(num, place) for num, place in zip(counts, places, strict=True) if num), Tally(0))
+    return _tally(zip((int(np.count_nonzero(row == tokenizer.unknown)) for row in rows), places, strict=True))
 
 
 def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:
@@ -231,7 +250,3 @@ def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:
     # A part begins a document if the part before it ended one.
     firsts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
     return np.add.reduceat(lengths, firsts)
-
-
-def _as_bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text

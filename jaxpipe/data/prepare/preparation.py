@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +16,9 @@ from tqdm import tqdm
 from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.chat import CHAT, ChatOptions
-from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat
+from jaxpipe.data.prepare.encoding import Notes, encode_block, encode_chat
 from jaxpipe.data.prepare.endings import ends_of_text
-from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks
+from jaxpipe.data.prepare.reading import find_files, read_blocks
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary, vocab_size_of
 from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
@@ -40,14 +38,9 @@ class Prepared:
     num_documents: int  # documents written
     num_tokens: int  # tokens written, including a separator after every document
     dtype: np.dtype
-    num_text_bytes: int
-    replaced: Tally  # places of invalid UTF-8
-    empty: Tally  # documents without text, which were left out
-    markup: Tally  # prompts and answers with the name of a special token, which was read as text
+    notes: Notes  # what was replaced or left out
     train_s: float  # seconds for training a vocabulary; 0 if none was trained
     encode_s: float  # seconds for reading, encoding and writing
-    unknown: Tally  # tokens that stand for what the vocabulary lacks
-    dropped: Counter[str]  # characters that the vocabulary lacks and that were left out, and how often
     separator: str  # the token that ends a document, and where it comes from; "" for bytes
     ends: tuple[str, ...]  # the tokens at which a generated text ends, by name; none for bytes
     missing: tuple[str, ...]  # special tokens that the files beside the tokenizer name and its vocabulary lacks
@@ -92,8 +85,10 @@ def prepare(
     vocab_size = vocab_size_of(tokenizer, is_masked=is_masked)
     files = find_files(inputs, file_format=file_format)
     _check_output(output, overwrite=overwrite)
-    _check_chat(file_format, seq_len, is_masked=is_masked or vocab_size is not None)
-    _check_chat_flags(file_format, {"markup": reads_markup, "ignore_key": ignored_keys})
+    if file_format == CHAT:
+        _check_chat(seq_len, is_masked=is_masked or vocab_size is not None)
+    else:
+        _check_no_chat(file_format, {"markup": reads_markup, "ignore_key": ignored_keys})
     with TemporaryDirectory(prefix="jaxpipe_prepare_") as folder:
         start = time.perf_counter()
         if vocab_size:
@@ -112,30 +107,27 @@ def prepare(
             # So that PREFIX.tokenizer.json says as much as the folder that it comes from.
             about = json.dumps(loaded.about | {END_ID: ends}, indent=2, ensure_ascii=False) + "\n"
             written[f".{TOKENIZER_CONFIG}"] = about.encode()
-        num_text_bytes = 0
-        replaced = Tally(0)
-        empty = Tally(0)
-        markup = Tally(0)
-        unknown = Tally(0)
-        dropped = Counter[str]()
+        notes = Notes()
         options = None
         if file_format == CHAT and seq_len:
             options = ChatOptions(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
         with (
             write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=options is not None) as writer,
-            _progress(files) as shown,
+            # There is no bar where there is no terminal.
+            tqdm(total=sum(file.num_bytes for file in files), unit="B", unit_scale=True, disable=None) as bar,
         ):
-            for parts in shown(read_blocks(files)):
+            for parts in read_blocks(files):
                 block = encode_chat(parts, loaded, options) if options else encode_block(parts, loaded, key=jsonl_key)
                 writer.add(block.tokens, block.lengths, is_open=block.is_open, learned=block.learned)
-                num_text_bytes += block.num_text_bytes
-                replaced += block.replaced
-                empty += block.empty
-                markup += block.markup
-                unknown += block.unknown
-                dropped += block.dropped
+                notes += block.notes
+                bar.update(sum(part.num_read_bytes for part in parts))
             if not writer.num_tokens:
-                raise _no_text(files)
+                raise DataError(
+                    f"no text in {len(files)} files",
+                    rule="input-text: there is at least one document that is not empty",
+                    picture=f"first: {files[0].path}, {files[0].num_bytes} bytes",
+                    repair="name other files with --input",
+                )
         for path in (tokenizer_path(output), _config_path(output)):
             if path.name.removeprefix(local_path(output).name) not in written:
                 path.unlink(missing_ok=True)  # of an older preparation
@@ -151,14 +143,9 @@ def prepare(
         num_documents=writer.num_documents,
         num_tokens=writer.num_tokens,
         dtype=writer.dtype,
-        num_text_bytes=num_text_bytes,
-        replaced=replaced,
-        empty=empty,
-        markup=markup,
+        notes=notes,
         train_s=trained - start if vocab_size else 0.0,
         encode_s=time.perf_counter() - trained,
-        unknown=unknown,
-        dropped=dropped,
         separator=f"{loaded.decode([loaded.separator])}, by {loaded.separator_from}" if written else "",
         ends=tuple(loaded.decode([token]) for token in ends) if written else (),
         missing=loaded.missing,
@@ -168,8 +155,8 @@ def prepare(
     )
 
 
-def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> None:
-    if file_format == CHAT and (seq_len is None or seq_len < 1 or is_masked):
+def _check_chat(seq_len: int | None, *, is_masked: bool) -> None:
+    if seq_len is None or seq_len < 1 or is_masked:
         what = "needs --seq_len" if not is_masked else "is for a causal model with a tokenizer that is there"
         raise ConfigError(
             f"--format={CHAT} {what}",
@@ -178,9 +165,9 @@ def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> No
         )
 
 
-def _check_chat_flags(file_format: str, given: Mapping[str, object]) -> None:
+def _check_no_chat(file_format: str, given: Mapping[str, object]) -> None:
     for flag, value in given.items():
-        if value and file_format != CHAT:
+        if value:
             raise ConfigError(
                 f"--{flag} has no effect with --format={file_format}",
                 rule=f"chat-flags: --{flag} says how lines of chats are read",
@@ -216,26 +203,3 @@ def _check_output(output: str, *, overwrite: bool) -> None:
             picture=f"existing: {', '.join(existing)}",
             repair="name another --output, or add --overwrite",
         )
-
-
-@contextmanager
-def _progress(files: Sequence[InputFile]) -> Iterator[Callable[[Iterator[list[FilePart]]], Iterator[list[FilePart]]]]:
-    """Yields a function that passes blocks on and shows how many bytes are read, if there is a terminal."""
-    num_bytes = sum(file.num_bytes for file in files)
-    with tqdm(total=num_bytes, unit="B", unit_scale=True, disable=None) as bar:
-
-        def shown(blocks: Iterator[list[FilePart]]) -> Iterator[list[FilePart]]:
-            for block in blocks:
-                yield block
-                bar.update(sum(part.num_read_bytes for part in block))
-
-        yield shown
-
-
-def _no_text(files: Sequence[InputFile]) -> DataError:
-    return DataError(
-        f"no text in {len(files)} files",
-        rule="input-text: there is at least one document that is not empty",
-        picture=f"first: {files[0].path}, {files[0].num_bytes} bytes",
-        repair="name other files with --input",
-    )
