@@ -7,7 +7,7 @@ Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and confi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from jaxpipe.errors import ConfigError
@@ -20,7 +20,6 @@ from jaxpipe.huggingface.mapping import (
     Architecture,
     Field,
     Parameter,
-    Supported,
     linear,
     not_supported,
 )
@@ -61,11 +60,11 @@ PARAMETERS = (
     Parameter("shared.head.kernel", ("lm_head.weight",), TOKEN_ROWS),
 )
 
-SUPPORTED = (
-    Supported("hidden_act", ("silu", "swish")),
+SUPPORTED = {
+    "hidden_act": ("silu", "swish"),
     # Some files have null for no dropout.
-    Supported("attention_dropout", (0.0, None)),
-)
+    "attention_dropout": (0.0, None),
+}
 
 # Tables that old versions saved among the parameters.
 BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
@@ -244,41 +243,32 @@ LLAMA = Architecture(
     heads_divide_hidden=True,
 )
 
-MISTRAL = Architecture(
-    "MistralForCausalLM",
-    "mistral",
-    "llama",
-    PARAMETERS,
-    _fields(32000, 14336, 8),
-    SUPPORTED,
+MISTRAL = replace(
+    LLAMA,
+    name="MistralForCausalLM",
+    model_type="mistral",
+    fields=_fields(32000, 14336, 8),
     read=_read_mistral,
     write=_write_mistral,
     longest=Field("seq_len", "max_position_embeddings", 4096 * 32),
-    buffers=BUFFERS,
+    heads_divide_hidden=False,
 )
 
-QWEN2 = Architecture(
-    "Qwen2ForCausalLM",
-    "qwen2",
-    "llama",
-    PARAMETERS,
-    _fields(151936, 22016, 32),
-    SUPPORTED,
+QWEN2 = replace(
+    MISTRAL,
+    name="Qwen2ForCausalLM",
+    model_type="qwen2",
+    fields=_fields(151936, 22016, 32),
     read=_read_qwen2,
     write=_write_qwen2,
     longest=Field("seq_len", "max_position_embeddings", 32768),
-    buffers=BUFFERS,
 )
 
-QWEN3 = Architecture(
-    "Qwen3ForCausalLM",
-    "qwen3",
-    "llama",
-    PARAMETERS,
-    _fields(151936, 22016, 32, 128),
-    SUPPORTED,
+QWEN3 = replace(
+    QWEN2,
+    name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    fields=_fields(151936, 22016, 32, 128),
     read=_read_qwen3,
     write=_write_qwen3,
-    longest=Field("seq_len", "max_position_embeddings", 32768),
-    buffers=BUFFERS,
 )

@@ -1,7 +1,7 @@
 """The table of one class of transformers: which tensors hold which parameter, in which layout, and its config fields.
 
 A `Parameter` names the tensors of one of our parameters and the `Transform` between both layouts; a `Field` is a field
-of config.json and the matching one of jaxpipe's config, and `Supported` has the values of a field that jaxpipe knows;
+of config.json and the matching one of jaxpipe's config, and `Supported` the values of fields that jaxpipe knows;
 an `Architecture` has all of a class. Transforms only move numbers, so both ways are exact.
 """
 
@@ -28,25 +28,21 @@ class Field:
     alias: str = ""  # another name that transformers reads for `theirs`
 
 
-@dataclass(frozen=True)
-class Supported:
-    """A field of theirs that changes what the model computes, and the values of it that jaxpipe supports."""
-
-    theirs: str  # name in config.json; a missing field has the first value
-    values: tuple[Any, ...]
-
+Supported = Mapping[
+    str, tuple[Any, ...]
+]  # their fields that change what a model computes, and the values that jaxpipe has
 
 # Fields that transformers' base class or the code of every model reads.
-SUPPORTED = (
-    Supported("add_cross_attention", (False,)),
-    Supported("auto_map", (None, {})),
-    Supported("is_causal", (True,)),
-    Supported("is_decoder", (False,)),
-    Supported("is_encoder_decoder", (False,)),
-    Supported("pruned_heads", (None, {})),
-    Supported("quantization_config", (None,)),
-    Supported("torchscript", (False,)),
-)
+SUPPORTED: Supported = {
+    "add_cross_attention": (False,),
+    "auto_map": (None, {}),
+    "is_causal": (True,),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "torchscript": (False,),
+}
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -83,13 +79,13 @@ def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
     return {field.theirs: theirs(field) for field in fields}
 
 
-def check_supported(theirs: Mapping[str, Any], supported: Sequence[Supported], *, where: str) -> None:
+def check_supported(theirs: Mapping[str, Any], supported: Supported, *, where: str) -> None:
     """Raises ConfigError if a field of theirs has a value that jaxpipe does not support."""
-    for field in (*supported, *SUPPORTED):
+    for field, values in {**supported, **SUPPORTED}.items():
         # A missing field has the first of the values, and so passes.
-        value = theirs.get(field.theirs, field.values[0])
-        if value not in field.values:
-            raise not_supported(where, field.theirs, value, field.values)
+        value = theirs.get(field, values[0])
+        if value not in values:
+            raise not_supported(where, field, value, values)
 
 
 def not_supported(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> ConfigError:
@@ -149,7 +145,7 @@ class Architecture:
     family: str
     parameters: tuple[Parameter, ...]
     fields: tuple[Field, ...]  # fields of its config that are fields of ours under another name
-    supported: tuple[Supported, ...]  # fields of its config of which jaxpipe supports only some values
+    supported: Supported  # fields of its config of which jaxpipe supports only some values
     # (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
     read: Callable[[Mapping[str, Any], str], dict[str, Any]]
     # Our config -> the fields of theirs that `fields` cannot express, and those that never vary.
@@ -199,16 +195,6 @@ def _ungroup(columns: Array, anatomy: Anatomy) -> tuple[Array, ...]:
     return tuple(part.reshape(*leading, -1) for part in parts)
 
 
-def _split(columns: Array) -> tuple[Array, ...]:
-    """The thirds of the columns: queries, keys and values of equally many heads."""
-    third = columns.shape[-1] // 3
-    return columns[..., :third], columns[..., third : 2 * third], columns[..., 2 * third :]
-
-
-def _join(parts: tuple[Array, ...]) -> Array:
-    return parts[0].__array_namespace__().concat(parts, axis=-1)
-
-
 def _transpose(tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(tensor.T for tensor in tensors)
 
@@ -239,6 +225,6 @@ SEPARATE_QKV_BIASES = Transform(_group, _ungroup)
 
 # GPT-2's Conv1D: one weight, "in out", or one bias, with the columns of queries, keys and values side by side.
 FUSED_QKV = Transform(
-    lambda tensors, anatomy: _group(_split(tensors[0]), anatomy),
-    lambda array, anatomy: (_join(_ungroup(array, anatomy)),),
+    lambda tensors, anatomy: _group(tensors[0].__array_namespace__().split(tensors[0], 3, axis=-1), anatomy),
+    lambda array, anatomy: (array.__array_namespace__().concat(_ungroup(array, anatomy), axis=-1),),
 )

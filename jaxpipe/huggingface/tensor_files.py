@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -131,13 +132,7 @@ class GrownFiles:
         self._num_rows = num_rows
         self.headers = {file: self._grown(header) for file, header in files.headers.items()}
         self.entries = {name: entry for header in self.headers.values() for name, entry in entries(header).items()}
-        self.index = files.index
-        if files.index is not None:
-            index = json.loads(files.index)
-            size = sum(entry.end - entry.start for entry in self.entries.values())
-            # The metadata may be null.
-            index["metadata"] = (index.get("metadata") or {}) | {"total_size": size}
-            self.index = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        self.index = None if files.index is None else index_of(self.headers, json.loads(files.index))
 
     def read(self, name: str) -> np.ndarray:
         """Returns the tensor `name`, float32; `TensorFiles.read` has the errors."""
@@ -263,6 +258,19 @@ def new_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], file_metadata
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
     # Spaces at the end are JSON too; the format asks for numbers that begin at a multiple of eight.
     return text + " " * (-len(text.encode()) % _ALIGNMENT_BYTES)
+
+
+def index_of(headers: Mapping[str, str], before: Mapping[str, Any]) -> str:
+    """Returns the text of the index of files with these headers, given what it had before."""
+    in_files = {file: entries(header) for file, header in headers.items()}
+    size = sum(entry.end - entry.start for of_file in in_files.values() for entry in of_file.values())
+    index = {
+        **before,
+        # The metadata may be null; the size counts numbers, not headers.
+        "metadata": (before.get("metadata") or {}) | {"total_size": size},
+        "weight_map": {name: file for file, of_file in in_files.items() for name in of_file},
+    }
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 class TensorWriter:
