@@ -31,7 +31,11 @@ def commands() -> dict[str, str]:
     files = {path.stem: path for path in _PACKAGE.glob("*.py") if not path.stem.startswith("_")}
     files |= {path.parent.name: path for path in _PACKAGE.glob("*/__main__.py")}
     trees = {name: ast.parse(path.read_text()) for name, path in sorted(files.items())}
-    return {name: (ast.get_docstring(tree) or "").split("\n")[0] for name, tree in trees.items() if _has_main(tree)}
+    return {
+        name: (ast.get_docstring(tree) or "").split("\n")[0]
+        for name, tree in trees.items()
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,10 +75,6 @@ def _list() -> str:
             "`jaxpipe COMMAND --help` lists the flags of a command.",
         ]
     )
-
-
-def _has_main(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
 
 
 if __name__ == "__main__":

@@ -169,7 +169,8 @@ def write_sums(folder: Path) -> None:
     """Writes the checksums of all files in `folder`, in several threads: hashing releases Python's lock."""
     names = _names(folder)
     # Hashing may not take more threads than cores: the devices' own threads compute meanwhile.
-    with ThreadPoolExecutor(min(_MOST_THREADS, _num_cores())) as pool:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(_MOST_THREADS, num_cores)) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
     write_whole(folder / SUMS, "".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
 
@@ -194,11 +195,6 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
     with ThreadPoolExecutor(_MOST_THREADS) as pool:
         wrong = pool.map(lambda name: _damage(folder, name, expected[name]), names)
         return missing + added + [damage for damage in wrong if damage]
-
-
-def _num_cores() -> int:
-    """The number of cores that this process may use, as far as the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _damage(folder: Path, name: str, expected: str) -> str:

@@ -74,7 +74,8 @@ class StateForm:
                     for (_, leaf), param, part in zip(leaves, jax.tree.leaves(params), parts, strict=True)
                 ]
             else:
-                distributions = [_of_number(leaf) for _, leaf in leaves]
+                # Not parameters but numbers, which every device holds.
+                distributions = [Part((), None, (), (), 1, tuple(leaf.shape), stacked=False) for _, leaf in leaves]
             there = [(*pair, part) for pair, part in zip(leaves, distributions, strict=True) if not is_masked(pair[1])]
             self._add([self._leaf((*path, *rest), leaf, part) for rest, leaf, part in there])
 
@@ -124,8 +125,3 @@ class StateForm:
                 room = GROUP_BYTES
             self.groups[-1].append(leaf)
             room -= leaf.num_bytes
-
-
-def _of_number(leaf: Any) -> Part:
-    """The distribution of a leaf that is not a parameter: every device holds all of it."""
-    return Part((), None, (), (), 1, tuple(leaf.shape), stacked=False)

@@ -6,7 +6,7 @@ Reads the text of optimized HLO (`compiled.as_text()`); knows nothing of schedul
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -202,22 +202,22 @@ def _is_synchronous(permute: Instruction) -> bool:
     return '"is_sync":true' in permute.rest
 
 
+def _executed(by_name: dict[str, Computation], instruction: Instruction, nested: Collection[str]) -> list[Instruction]:
+    """The instruction, and those in it if its opcode is among the `nested` ones."""
+    inside = _reachable(by_name, instruction.called) if instruction.opcode in nested else ()
+    return [instruction, *(inner for name in inside for inner in by_name[name].instructions)]
+
+
 def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a matmul, or a loop with one."""
-    inside = _reachable(by_name, instruction.called) if instruction.opcode == "while" else ()
-    return any(
-        candidate.opcode == "dot" or _MATRIX_PRODUCT.search(candidate.rest)
-        for candidate in (instruction, *(candidate for name in inside for candidate in by_name[name].instructions))
-    )
+    executed = _executed(by_name, instruction, ("while",))
+    return any(inner.opcode == "dot" or _MATRIX_PRODUCT.search(inner.rest) for inner in executed)
 
 
 def _has_collective(of_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a collective, or a loop or branch with one."""
-    inside = _reachable(of_name, instruction.called) if instruction.opcode in _NESTED else ()
-    return any(
-        candidate.opcode.removesuffix("-start") in _COLLECTIVES
-        for candidate in (instruction, *(inner for name in inside for inner in of_name[name].instructions))
-    )
+    executed = _executed(of_name, instruction, _NESTED)
+    return any(inner.opcode.removesuffix("-start") in _COLLECTIVES for inner in executed)
 
 
 def _updates_in_place(computed: dict[str, Computation], instruction: Instruction) -> bool:

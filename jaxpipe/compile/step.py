@@ -62,17 +62,12 @@ def compile_step(
     # ones.
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
     state = state_like(model, pipeline, optimizer, step.init)
-    batch = _batch_like(config, batch_sharding)
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=batch_sharding), example_batch(config)
+    )
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - start
     has_dropout = dropout_seed(config, model) is not None
     # Between two calls, as a run holds it: without flush some arrays are in flight.
     return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
-
-
-def _batch_like(config: ConfigDict, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        example_batch(config),
-    )

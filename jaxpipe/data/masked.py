@@ -184,16 +184,13 @@ class MaskedSequences:
             "predicted": predicted.astype(np.int32),
             # -1 is no target; such a choice stands in the extra column.
             "targets": np.where(is_chosen, targets, -1),
-            **self._order(segments.is_swapped.astype(np.int32)),
+            **({"sentence_order": segments.is_swapped.astype(np.int32)} if self.sentence_order else {}),
         }
 
     @property
     def _window(self) -> int:
         """Tokens of a window: a sequence without its special tokens."""
         return self.seq_len - NUM_SPECIAL
-
-    def _order(self, order: np.ndarray) -> Batch:
-        return {"sentence_order": order} if self.sentence_order else {}
 
 
 def num_predicted(num_maskable: int, mask_fraction: float) -> int:

@@ -96,7 +96,7 @@ class PackedSequences:
     @property
     def num_sequences(self) -> int:
         """Rows of one epoch."""
-        return len(self._first_pieces) - 1
+        return len(self._rows[1]) - 1
 
     @property
     def padding(self) -> float:
@@ -123,13 +123,13 @@ class PackedSequences:
         """
         del epoch
         batch = self._empty(len(indices))
-        first = self._first_pieces[indices]
-        end = self._first_pieces[indices + 1]
+        first = self._rows[1][indices]
+        end = self._rows[1][indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
-        pieces = self._by_row[ranges(first, end - first)]
+        pieces = self._rows[0][ranges(first, end - first)]
         lengths = self._lengths[pieces]
         position = ranges(np.zeros_like(lengths), lengths)
-        source = np.repeat(self._starts[pieces], lengths) + position
+        source = np.repeat(self._pieces[0][pieces], lengths) + position
         before = np.cumsum(lengths) - lengths  # columns of all rows before a piece
         num_before_row = before[np.searchsorted(row, np.arange(len(indices)))]
         # Columns before a piece are counted over all rows; less those of the rows before, the count is of its own
@@ -158,12 +158,8 @@ class PackedSequences:
 
     @cached_property
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each piece begins in the source, and its columns, "piece" each."""
         return cut_documents(*self.documents.spans, self.seq_len)
-
-    @property
-    def _starts(self) -> np.ndarray:
-        """Where each piece begins in the source, "piece"."""
-        return self._pieces[0]
 
     @property
     def _lengths(self) -> np.ndarray:
@@ -172,21 +168,12 @@ class PackedSequences:
 
     @cached_property
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pieces in the order of their rows, "piece", and where those of each row begin among these, "row + 1"."""
         lengths = self._lengths
         row = np.arange(len(lengths)) if self.one_each else best_fit(lengths, self.seq_len)
         by_row = np.argsort(row, kind="stable")
         # + 2: where each row begins, and behind the last one the end; -1 if there is no row.
         return by_row, np.searchsorted(row[by_row], np.arange(row.max(initial=-1) + 2))
-
-    @property
-    def _by_row(self) -> np.ndarray:
-        """The pieces in the order of their rows, "piece"."""
-        return self._rows[0]
-
-    @property
-    def _first_pieces(self) -> np.ndarray:
-        """Where the pieces of each row begin in `_by_row`, "row + 1"."""
-        return self._rows[1]
 
 
 def cut_documents(starts: np.ndarray, ends: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:

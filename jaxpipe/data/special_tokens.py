@@ -89,7 +89,8 @@ def read_special_tokens(path: Path) -> SpecialTokens:
     lists = [value for value in (both.get(name) for name in _LISTS) if value]
     others = [token for value in lists if isinstance(value, list) for token in value]
     added = both.get(_ADDED)
-    others += [token for token in added.values() if _is_special(token)] if isinstance(added, dict) else []
+    added = added.values() if isinstance(added, dict) else ()
+    others += [token for token in added if isinstance(token, dict) and token.get("special") is True]
     by_name = {name: value for name, value in both.items() if name.endswith("_token")}
     for value in lists:
         by_name |= value if isinstance(value, dict) else {}
@@ -127,10 +128,6 @@ def text_of(token: Any) -> str:
     """The text of a special token, which a file has as a text or as an object with "content"; "" for anything else."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
-
-
-def _is_special(token: Any) -> bool:
-    return isinstance(token, dict) and token.get("special") is True
 
 
 def _end_ids(path: Path) -> tuple[tuple[int, ...], str]:

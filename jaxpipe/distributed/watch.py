@@ -70,7 +70,7 @@ class Watch:
         """
         if self._processes.count == 1:
             return
-        if error is not None and _is_of_collective(error):
+        if error is not None and any(word in str(error) for word in COLLECTIVE_ERRORS):
             self._ended.wait(self._lost_after_s)
         if error is None or isinstance(error, SystemExit):
             self._send_last("", 0)
@@ -158,10 +158,6 @@ class Watch:
                 f"start the run again: it resumes from its newest checkpoint; {repair}set a larger train.lost_after_s"
             ),
         )
-
-
-def _is_of_collective(error: BaseException) -> bool:
-    return any(word in str(error) for word in COLLECTIVE_ERRORS)
 
 
 def _end(message: str, status: int) -> None:

@@ -6,7 +6,7 @@ Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -211,12 +211,10 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
             rule=f"huggingface-rope: {kind} needs {', '.join(ROPE_FIELDS[kind])}",
             repair="use the config.json that the model was saved with",
         )
-    return {"rope_theta": theta, "rope_scaling": _scaling(kind, [rope[key] for key in ROPE_FIELDS[kind]])}
-
-
-def _scaling(kind: str, numbers: Sequence[Any]) -> RotaryScaling | None:
+    numbers = [rope[key] for key in ROPE_FIELDS[kind]]
     # A factor of 1.0 scales nothing; None makes two such models equal.
-    return None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
+    scaling = None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
+    return {"rope_theta": theta, "rope_scaling": scaling}
 
 
 def write_rope(rope_theta: float, scaling: RotaryScaling | None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Link, Times
+from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import mock, pinned
@@ -102,7 +102,12 @@ def execute(values: FlagValues) -> None:
         check_output(values.output, overwrite=values.overwrite)
     if values.num_processes > 1:
         # Before processes are started: each would report the same error.
-        _check_alone(config, values.num_processes)
+        if mesh_sizes(config).num_kernel_parts > 1:
+            raise ConfigError(
+                f"--num_processes={values.num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
+                rule="measured-processes: each of several processes has one device, and no layer is split over devices",
+                repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
+            )
         program = ("-m", "jaxpipe.measure")
         content = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
         measurement = Measurement.from_json(content)
@@ -154,15 +159,6 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
     return measure(
         config, devices, microbatch_sizes=sizes, num_layers=values.num_layers, num_repeats=values.num_repeats
     )
-
-
-def _check_alone(config: ConfigDict, num_processes: int) -> None:
-    if mesh_sizes(config).num_kernel_parts > 1:
-        raise ConfigError(
-            f"--num_processes={num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
-            rule="measured-processes: each of several processes has one device, and no layer is split over devices",
-            repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
-        )
 
 
 # Output: a table, and costs.json
@@ -237,14 +233,11 @@ def to_text(measurement: Measurement) -> str:
         lines.append(f"  {name.removesuffix('_s').replace('_', ' '):32}{row}")
     spreads = "".join(f"{100 * measurement.spread_ratio[size]:10.1f} %" for size in sizes)
     lines.append(f"  {'repeats apart (quartiles)':32}{spreads}")
-    lines.append(f"link              {_link_text(measurement.link)}")
+    link = "not measured: there is one device"
+    if measurement.link is not None:
+        link = f"{1e6 * measurement.link.latency_s:.4g} us and {measurement.link.bytes_per_s / 1e9:.4g} GB/s, one way"
+    lines.append(f"link              {link}")
     return "\n".join(lines)
-
-
-def _link_text(link: Link | None) -> str:
-    if link is None:
-        return "not measured: there is one device"
-    return f"{1e6 * link.latency_s:.4g} us and {link.bytes_per_s / 1e9:.4g} GB/s, one way"
 
 
 if __name__ == "__main__":

@@ -117,7 +117,10 @@ def _make_stages(
 
     whole = pipeline(by_halves=False)
     halves = pipeline(by_halves=True)
-    staged = partial(_staged_params, model, whole)
+
+    def staged() -> PyTree:
+        return whole.to_stages(model.init(jax.random.key(0)))
+
     params = jax.jit(staged, out_shardings=whole.shardings(jax.eval_shape(staged)))()
     return Stages(config, model, whole, halves, params, put_batch(whole, example_batch(config)), num_layers)
 
@@ -145,10 +148,6 @@ def some_actions(pipeline: Pipeline, stage: int, kinds: Sequence[Kind]) -> np.nd
     """The mask, "round device", under which the actions of `kinds` of one stage run."""
     # The mask is by round and device; on one device every action has a round of its own.
     return np.isin(pipeline.table.kind, kinds) & (pipeline.table.stage == stage)
-
-
-def _staged_params(model: LanguageModel, pipeline: Pipeline) -> PyTree:
-    return pipeline.to_stages(model.init(jax.random.key(0)))
 
 
 Counts = dict[str, int]  # number of times that a run contains each unknown

@@ -116,6 +116,10 @@ def measure_mocked(
     # Donated arguments are outputs, too; XLA counts them on both sides.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     alone = None if source is None else _without_collectives(source).times(setting)
+    busy_s = None
+    if alone is not None:
+        of_kind = stage_seconds(alone, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
+        busy_s = busy(schedule, stage, of_kind) + alone.update_s
     mocked = MockedStep(
         stage=stage,
         collectives="local" if collectives_are_local() else "skipped",
@@ -127,7 +131,7 @@ def measure_mocked(
         compiled_bytes=arguments + memory.temp_size_in_bytes,
         accounted_bytes=predict(step.compiled, step.state, step.batch, has_dropout=step.has_dropout).total_bytes,
         busy_forwards=busy(schedule, stage, costs.of_kind(schedule.num_stages) / float(np.mean(costs.forward))),
-        busy_s=None if alone is None else _busy_s(schedule, stage, setting, alone),
+        busy_s=busy_s,
         source=f"times of {config.pipeline.costs}" if is_costs_file(config.pipeline.costs) else "a roofline",
     )
     measurement = _measurement(step, config, setting, mocked, device, num_repeats)
@@ -220,11 +224,6 @@ def _without_collectives(source: TimeSource) -> TimeSource:
     """A roofline without the collectives inside layers; measured times keep them."""
     # Local collectives take the time of a copy, so that only compute is compared.
     return replace(source, exposed_fraction=0.0) if isinstance(source, Roofline) else source
-
-
-def _busy_s(schedule: Schedule, stage: int, setting: Setting, times: Times) -> float:
-    of_kind = stage_seconds(times, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
-    return busy(schedule, stage, of_kind) + times.update_s
 
 
 def _scaled(times: Times, alone: Times, ratio: float) -> Times:

@@ -84,7 +84,13 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOp
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = next(rendered if text.is_rendered else following)
         # - 1: nothing predicts the first token.
-        _check_length(len(tokens) - 1, options.seq_len, line.place)
+        if len(tokens) - 1 > options.seq_len:
+            raise DataError(
+                f"{line.place} is longer than a row",
+                rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
+                picture=f"{len(tokens) - 1} tokens to predict, --seq_len={options.seq_len}",
+                repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
+            )
         if not learned[1:].any():
             raise DataError(
                 f"{line.place} has nothing to learn",
@@ -184,16 +190,6 @@ def _following(
             if is_before and len(tokens) > num:
                 answers[i] = tokens[num:]
     return answers
-
-
-def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
-    if num_predicted > seq_len:
-        raise DataError(
-            f"{place} is longer than a row",
-            rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
-            picture=f"{num_predicted} tokens to predict, --seq_len={seq_len}",
-            repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
-        )
 
 
 def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -> EncodedBlock:

@@ -130,7 +130,8 @@ def _stretch(
     for number, file in enumerate(files[index:], index):
         start = position - starts[index] if number == index else 0
         if file.is_compressed:
-            parts = _from_place(opened.setdefault(number, _with_places(file)), start)
+            placed = opened.setdefault(number, _with_places(file))
+            parts = (part for _, part in dropwhile(lambda entry, start=start: entry[0] < start, placed))
         else:
             parts = read_file(file, start=start)
         for part in parts:
@@ -149,10 +150,6 @@ def _with_places(file: InputFile) -> Iterator[tuple[int, FilePart]]:
     for part in read_file(file):
         yield place, part
         place += part.num_read_bytes
-
-
-def _from_place(parts: Iterator[tuple[int, FilePart]], start: int) -> Iterator[FilePart]:
-    return (part for _, part in dropwhile(lambda placed: placed[0] < start, parts))
 
 
 def _end_within(data: bytes, left: int, *, is_jsonl: bool) -> int:
