@@ -101,9 +101,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
-        self._check_lacking([text], reads_special=False)
-        with self._telling():
-            return self._ids(self.library.encode(_text(text), add_special_tokens=False))
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
         """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""

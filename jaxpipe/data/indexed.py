@@ -114,7 +114,8 @@ class IndexedTokens:
         documents = StoredArray(index_file, index, END, first_end, num_ends)
         num_tokens = check_sequences(index_file, lengths, pointers, dtype)
         check_documents(index_file, documents, num_sequences)
-        check_tokens_size(tokens_file, num_tokens, dtype)
+        what = f"a file of {num_tokens} tokens of {dtype.name}, which its index names,"
+        _check_size(tokens_file, what, num_tokens * dtype.itemsize, tokens_file.stat().st_size)
         tokens = StoredArray(tokens_file, tokens_file.open("rb", buffering=0), dtype, 0, num_tokens)
         return cls(prefix, tokens, lengths, documents)
 
@@ -197,8 +198,7 @@ def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
             rule=f"indexed-magic: it begins with {MAGIC!r}",
             picture=f"found {header[: len(MAGIC)]!r}",
         )
-    if len(header) < HEADER.size:
-        raise _truncated(path, "its header", HEADER.size, len(header))
+    _check_size(path, "its header", HEADER.size, len(header))
     _, version, code, num_sequences, num_ends = HEADER.unpack(header)
     if version != VERSION:
         raise _damaged(
@@ -225,8 +225,6 @@ def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
 def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
     """Raises DataError if the index is not as long as its own header says."""
     num_bytes = path.stat().st_size
-    if num_bytes < needed_bytes:
-        raise _truncated(path, f"an index of {num_sequences} sequences", needed_bytes, num_bytes)
     # The modes of multimodal data are one byte for each sequence, behind all else.
     if num_bytes == needed_bytes + num_sequences:
         raise _damaged(
@@ -235,12 +233,7 @@ def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
             picture=f"found {num_sequences} bytes after the ends of the documents, one for each sequence",
             repair="name data that Megatron-LM wrote without multimodal=True",
         )
-    if num_bytes > needed_bytes:
-        raise _damaged(
-            f"{path} is too long",
-            rule=f"indexed-size: an index of {num_sequences} sequences is as long as its header says",
-            picture=f"needed {needed_bytes} bytes\nfound  {num_bytes} bytes",
-        )
+    _check_size(path, f"an index of {num_sequences} sequences", needed_bytes, num_bytes)
 
 
 def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dtype: np.dtype) -> int:
@@ -292,24 +285,13 @@ def check_documents(path: Path, documents: StoredArray, num_sequences: int) -> N
         )
 
 
-def check_tokens_size(path: Path, num_tokens: int, dtype: np.dtype) -> None:
-    """Raises DataError if the file of tokens is shorter or longer than its index says."""
-    needed = num_tokens * dtype.itemsize
-    num_bytes = path.stat().st_size
-    if needed != num_bytes:
+def _check_size(path: Path, what: str, needed_bytes: int, found_bytes: int) -> None:
+    if found_bytes != needed_bytes:
         raise _damaged(
-            f"{path} is {'shorter' if num_bytes < needed else 'longer'} than its index says",
-            rule=f"indexed-size: {num_tokens} tokens of {dtype.name} take {needed} bytes",
-            picture=f"needed {needed} bytes\nfound  {num_bytes} bytes",
+            f"{path} {'ends too early' if found_bytes < needed_bytes else 'is too long'}",
+            rule=f"indexed-size: {what} takes {needed_bytes} bytes",
+            picture=f"needed {needed_bytes} bytes\nfound  {found_bytes} bytes",
         )
-
-
-def _truncated(path: Path, what: str, needed_bytes: int, found_bytes: int) -> DataError:
-    return _damaged(
-        f"{path} ends too early",
-        rule=f"indexed-size: {what} takes {needed_bytes} bytes",
-        picture=f"needed {needed_bytes} bytes\nfound  {found_bytes} bytes",
-    )
 
 
 def _damaged(what: str, *, rule: str, picture: str, repair: str = _AGAIN) -> DataError:

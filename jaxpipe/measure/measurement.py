@@ -32,6 +32,7 @@ from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, ti
 from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
 from jaxpipe.mesh import choose_devices, on_devices
 from jaxpipe.mesh.xla_flags import add_flags
+from jaxpipe.program import Pipeline
 from jaxpipe.training.setup import optimizer_and_step
 from jaxpipe.training.step import init_state
 
@@ -130,7 +131,7 @@ def measure(
         if update_s is None:
             (timings_of_run,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
             update_s = median(timings_of_run).wall_s
-            parameters = num_parameters(stages)
+            parameters = num_parameters(stages.whole, stages.params, num_layers=stages.config.model.num_layers)
         runs = compile_runs(stages)
         timings = time_by_turns([run.call for run in runs], num_repeats=num_repeats)
         seconds = [
@@ -167,17 +168,16 @@ def subject_of_config(config: ConfigDict) -> dict[str, Any]:
     )
 
 
-def num_parameters(stages: Stages) -> dict[str, int]:
-    """The numbers of parameters on a device: in a layer, in embedding and head, and in all that is updated."""
-    parts = stages.whole.parts(stages.params)
-    sizes = {
-        name: sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name]))
-        for name in ("layers", "shared")
-    }
+def num_parameters(pipeline: Pipeline, params: Any, *, num_layers: int) -> dict[str, int]:
+    """Parameters on a device: in a layer, in embedding and head, and in all that is updated with `num_layers`."""
+    parts = pipeline.parts(params)
+    layer, shared = (
+        sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
+    )
     return {
-        "num_layer_parameters": sizes["layers"],
-        "num_shared_parameters": sizes["shared"],
-        "num_update_parameters": stages.config.model.num_layers * sizes["layers"] + sizes["shared"],
+        "num_layer_parameters": layer,
+        "num_shared_parameters": shared,
+        "num_update_parameters": num_layers * layer + shared,
     }
 
 

@@ -28,7 +28,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, setting_of
 from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
 from jaxpipe.estimate.times import stage_seconds
-from jaxpipe.measure.measurement import identity_of, subject_of_config
+from jaxpipe.measure.measurement import identity_of, num_parameters, subject_of_config
 from jaxpipe.measure.timing import Timing, median, spread_ratio, timed
 from jaxpipe.mesh import AXES
 from jaxpipe.mesh.local import collectives_are_local
@@ -240,10 +240,8 @@ def _measurement(
     step: CompiledStep, config: ConfigDict, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
 ) -> Measurement:
     """The measurement without times."""
-    parts = step.pipeline.parts(step.state.params)
-    layer, shared = (
-        sum(prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
-    )
+    sizes = num_parameters(step.pipeline, step.state.params, num_layers=0)
+    updated = num_updated(setting, sizes["num_layer_parameters"], sizes["num_shared_parameters"])
     identity = identity_of(device, num_repeats=num_repeats, num_layers=max(step.pipeline.layers_per_stage))
     how = (
         f"stage {mocked.stage} of {mocked.num_devices} devices, collectives {mocked.collectives};"
@@ -254,8 +252,6 @@ def _measurement(
         subject=subject_of_config(config),
         times={},
         spread_ratio={setting.microbatch_size: mocked.spread_ratio},
-        num_layer_parameters=layer,
-        num_shared_parameters=shared,
-        num_update_parameters=round(num_updated(setting, layer, shared)),
+        **sizes | {"num_update_parameters": round(updated)},
         link=None,
     )
