@@ -106,7 +106,6 @@ def convert(
 
 
 def _check_unused(options: Mapping[str, object], why: str, source: str) -> None:
-    """Raises ConfigError for an option that has no effect."""
     for name, value in options.items():
         if value is not None:
             raise ConfigError(

@@ -83,7 +83,6 @@ class VanishedError(CheckpointError):
     """A checkpoint was deleted or set aside while it was read."""
 
     def __init__(self, folder: Path):
-        """Makes the error for the checkpoint in `folder`."""
         super().__init__(
             f"the checkpoint {folder} was deleted or set aside while it was read",
             rule="checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others",

@@ -58,7 +58,6 @@ class StateForm:
     """
 
     def __init__(self, like: Any, params: Any, pipeline: Pipeline):
-        """Describes states like `like`."""
         self._canonical = Canonical(pipeline.layout, pipeline.mesh)
         self._structure = jax.tree.structure(like)
         # To save GPU memory, the copies of a group move to the host before the next group is copied.

@@ -208,7 +208,6 @@ class SequenceOrder:
 
     @cached_property
     def _shuffled(self) -> list[grain.MapDataset[int]]:
-        """All sequences of each source, shuffled, epoch after epoch."""
         return [
             grain.MapDataset.range(size).shuffle(seed=_seed(self.seed, source)).repeat()
             for source, size in enumerate(self.num_sequences)

@@ -39,7 +39,6 @@ class Blend:
     weights: tuple[Fraction, ...] = (Fraction(1),)
 
     def __len__(self) -> int:
-        """Tokens of all sources."""
         return sum(len(source) for source in self.sources)
 
 
@@ -140,7 +139,6 @@ class Blocks:
     is_heldout: bool
 
     def __len__(self) -> int:
-        """Tokens of this part."""
         num_full, rest = divmod(len(self.tokens), self.block_size * self.every)
         # The rest is a cycle that has begun: first its blocks to train on, then the held-out one.
         in_rest = max(0, rest - self._num_train)
@@ -231,7 +229,6 @@ class CheckedTokens:
     vocab_size: int  # upper bound of the tokens; every token is less
 
     def __len__(self) -> int:
-        """Tokens in the file."""
         return len(self.tokens)
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:

@@ -37,7 +37,6 @@ class SourceFingerprint:
     documents: str | None = None
 
     def __str__(self) -> str:
-        """A description on one line."""
         ends = f", crc32 of their documents {self.documents}" if self.documents else ""
         return f"{self.name!r}, {self.num_tokens:,} tokens, crc32 {self.crc32}{ends}, {self.share} of a batch"
 

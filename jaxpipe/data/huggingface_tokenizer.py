@@ -91,7 +91,6 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def _is_lacking(self) -> dict[str, bool]:
-        """The characters that were looked up."""
         return {}
 
     @property

@@ -147,7 +147,6 @@ class PackedSequences:
         return batch
 
     def _empty(self, num_sequences: int) -> Batch:
-        """Rows without a document."""
         shape = (num_sequences, self.seq_len)
         batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
         if not self.one_each:

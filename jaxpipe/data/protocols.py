@@ -20,9 +20,7 @@ Batch = dict[str, np.ndarray]  # int32 arrays by name, as a model's loss takes t
 class Tokens(Protocol):
     """A one-dimensional array of tokens that is read only where it is indexed; a NumPy array is one."""
 
-    def __len__(self) -> int:
-        """Number of tokens."""
-        ...
+    def __len__(self) -> int: ...
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
         """Returns the tokens at `positions`, of the same shape."""

@@ -27,7 +27,6 @@ class StoredArray:
     num: int
 
     def __len__(self) -> int:
-        """How many numbers there are."""
         return self.num
 
     def __getitem__(self, positions: np.ndarray | slice, /) -> np.ndarray:

@@ -54,7 +54,6 @@ class Stop:
         return bool(due)
 
     def __enter__(self) -> Stop:
-        """Takes over the signals; in the main thread alone, as Python asks."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._listen)
@@ -63,7 +62,6 @@ class Stop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restores the former handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # as signal.signal returned it
 
@@ -139,7 +137,6 @@ class ProcessGroup:
         return self.stop.is_asked()
 
     def __enter__(self) -> ProcessGroup:
-        """Starts the watch and takes over the signals."""
         self._watch.__enter__()
         self.stop.__enter__()
         return self

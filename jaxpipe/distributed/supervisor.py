@@ -204,7 +204,6 @@ def _end_with_parent(prctl: Any, parent: int) -> None:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kills `child` and the processes that it started."""
     with suppress(ProcessLookupError, PermissionError):  # all have ended; on macOS: only zombies remain
         os.killpg(child.pid, signal.SIGKILL)
 

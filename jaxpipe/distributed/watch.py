@@ -53,7 +53,6 @@ class Watch:
         self._liveness.begin(doing, time.monotonic(), is_step=is_step, waits_for_files=waits_for_files)
 
     def __enter__(self) -> Watch:
-        """Starts the two threads of the watch."""
         if self._processes.count > 1:
             at_abort(self._before_abort)
             for work in (self._beat, self._judge):

@@ -239,7 +239,6 @@ def _scaled(times: Times, alone: Times, ratio: float) -> Times:
 def _measurement(
     step: CompiledStep, config: ConfigDict, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
 ) -> Measurement:
-    """The measurement without times."""
     sizes = num_parameters(step.pipeline, step.state.params, num_layers=0)
     updated = num_updated(setting, sizes["num_layer_parameters"], sizes["num_shared_parameters"])
     identity = identity_of(device, num_repeats=num_repeats, num_layers=max(step.pipeline.layers_per_stage))

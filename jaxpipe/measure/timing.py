@@ -46,7 +46,6 @@ def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
 
 
 def _processor_s() -> float:
-    """Processor time of this process until now, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -91,7 +90,6 @@ def _begin() -> None:
 
 
 def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
-    """The mean of the timings over all processes."""
     if jax.process_count() == 1:
         return timings
     # Float32 is what a gather takes without x64; times need no more digits.

@@ -230,7 +230,6 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
-    """Whether a message is an answer that is learned."""
     said = {key: message[key] for key in _LEARNED if key in message}
     is_answer = message["role"] == "assistant"
     # True and False equal 1 and 0. A message that is no answer may only say that it is not learned.

@@ -35,7 +35,6 @@ class Sandbox:
     """The process that renders one template; it ends with this object."""
 
     def __init__(self):
-        """Starts the process."""
         # The process finds Jinja where this one does, and nothing in the folder of the script.
         known = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
