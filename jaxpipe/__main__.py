@@ -34,7 +34,7 @@ def commands() -> dict[str, str]:
     return {
         name: (ast.get_docstring(tree) or "").split("\n")[0]
         for name, tree in trees.items()
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+        if ast.unparse(tree.body[-1]).startswith("if __name__ == '__main__'")
     }
 
 

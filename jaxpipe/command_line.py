@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from absl import flags
 from absl.flags import FlagValues
@@ -58,6 +59,11 @@ def run(
         return command(parse(values, arguments, usage=usage, positional=positional, required=required))
 
     return exit_status(parse_and_run)
+
+
+def main_of(run: Callable[..., int], command: Callable[[FlagValues], int | None], **options: Any) -> Callable[..., int]:
+    """The `main` of a command's module: calls `run` with the given arguments, by default those of this process."""
+    return lambda arguments=None: run(command, arguments=arguments, **options)
 
 
 def exit_status(call: Callable[[], int | None]) -> int:

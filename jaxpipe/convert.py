@@ -23,6 +23,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import open_canonical, save_canonical
+from jaxpipe.command_line import main_of
 from jaxpipe.config import model_config
 from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import run
@@ -41,17 +42,6 @@ from jaxpipe.training import run_folder
 
 HF = "hf:"
 MOST_TOKENS = 10_000_000
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"from": "hf:DIR", "to": "runs/converted"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -231,6 +221,10 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         f"next       transformers.{architecture.name}.from_pretrained({target!r})"
     )
 
+
+main = main_of(
+    run, execute, define_flags=define_flags, usage=__doc__, required={"from": "hf:DIR", "to": "runs/converted"}
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 from absl.flags import FlagValues
 
+from jaxpipe.command_line import main_of
 from jaxpipe.config.command_line import run
 from jaxpipe.data.indexed import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
@@ -26,17 +27,6 @@ from jaxpipe.data.special_tokens import FILE, TOKENIZER_CONFIG
 from jaxpipe.data.tokenizer import BYTE, format_characters
 
 _MOST_WORKERS = 1024  # the tokenizer's library starts all of them, however few texts there are
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -157,6 +147,14 @@ def format_prepared(prepared: Prepared) -> str:
 def _format_tally(what: str, tally: Tally, of: str) -> list[str]:
     return [f"{what:10} {tally.num:,} {of} {tally.first}"] if tally.num else []
 
+
+main = main_of(
+    run,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

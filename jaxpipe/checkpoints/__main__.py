@@ -18,24 +18,12 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.checks import damaged_files, no_checkpoint
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep, damages
-from jaxpipe.command_line import run
+from jaxpipe.command_line import main_of, run
 from jaxpipe.files import local_path
 from jaxpipe.units import mib
 
 _HEAD = ("step", "complete", "MiB", "written (UTC)", "held-out loss", "kept because of")
 _SET_ASIDE = "set aside"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        positional=("command", "workdir"),
-        required={"command": "list", "workdir": "runs/first"},
-    )
 
 
 def define_flags(values: FlagValues) -> None:
@@ -123,6 +111,15 @@ def _keep(abouts: dict[int, About | None]) -> Keep:
     fields = configs[-1].get("checkpoint", {}) if configs else {}
     return Keep(**{name: fields[f"keep_{name}"] for name in ("last", "every", "best") if f"keep_{name}" in fields})
 
+
+main = main_of(
+    run,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    positional=("command", "workdir"),
+    required={"command": "list", "workdir": "runs/first"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

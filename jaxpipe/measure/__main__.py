@@ -33,7 +33,7 @@ from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.cluster.axes import KERNEL_AXES, written
-from jaxpipe.command_line import check_unused
+from jaxpipe.command_line import check_unused, main_of
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
@@ -44,17 +44,6 @@ from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import mock, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"config": "configs/bench_cpu.py"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -239,6 +228,8 @@ def to_text(measurement: Measurement) -> str:
     lines.append(f"link              {link}")
     return "\n".join(lines)
 
+
+main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
     sys.exit(main())
