@@ -168,11 +168,7 @@ def missing(flag: str, example: str, *, found: str = "missing") -> ConfigError:
 
 
 def check_unused(values: FlagValues, names: Iterable[str], because: str) -> None:
-    """Raises ConfigError if one of the flags `names` differs from its default.
-
-    Args:
-        because: the reason why they have none, a sentence.
-    """
+    """Raises ConfigError if one of the flags `names` differs from its default."""
     for name in names:
         value = getattr(values, name)
         if value != values[name].default:

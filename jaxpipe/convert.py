@@ -72,12 +72,7 @@ def execute(values: FlagValues) -> None:
 def convert(
     source: str, target: str, *, dtype: str | None = None, step: int | None = None, vocab_size: int | None = None
 ) -> str:
-    """Imports or exports a model, as `source` and `target` ask for; returns the report.
-
-    Raises:
-        ConfigError: `import_model` or `export_model` raises it, `source` and `target` fit neither, or an option has no
-            effect.
-    """
+    """Imports or exports a model, as `source` and `target` ask for; returns the report."""
     if source.startswith(HF) == target.startswith(HF):
         raise ConfigError(
             f"--from={source} with --to={target}",

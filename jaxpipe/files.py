@@ -81,11 +81,7 @@ def read_whole(path: Path, *, encoding: str = "utf-8", waits: bool = False) -> s
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`; if the process is killed meanwhile, the old file stays.
-
-    Args:
-        content: the new content; text is written as UTF-8.
-    """
+    """Writes `content`, text as UTF-8, to `path`; if the process is killed meanwhile, the old file stays."""
     with whole_files([Path(path)]) as (file,):
         file.write(content.encode() if isinstance(content, str) else content)
 

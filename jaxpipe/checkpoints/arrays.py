@@ -33,7 +33,6 @@ def write_checkpoint(
     Args:
         folder: named by its step; gets its name when it is complete.
         arrays: of JAX or NumPy; they must not change before they are written.
-        config: config of the run, as JSON can hold it.
 
     Raises:
         Exception: any error of Orbax or the file system, later by the checkpointer; CheckpointError there if the folder

@@ -112,11 +112,7 @@ class Checkpoints:
             raise self._failed(folder, error) from error
 
     def check(self) -> None:
-        """Returns at once, unless the checkpoint in flight has failed already.
-
-        Raises:
-            CheckpointError: the checkpoint cannot be written.
-        """
+        """Returns at once, unless the checkpoint in flight has failed already."""
         if self._in_flight is not None:
             folder, checkpointer = self._in_flight
             try:
@@ -125,11 +121,7 @@ class Checkpoints:
                 raise self._failed(folder, error) from error
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete and those that need not be kept are deleted.
-
-        Raises:
-            CheckpointError: the checkpoint cannot be written.
-        """
+        """Returns when the last checkpoint is complete and those that need not be kept are deleted."""
         if self._in_flight is None:
             return
         folder, checkpointer = self._in_flight
@@ -236,8 +228,6 @@ class Saver:
         """Starts to save a state if that is due, or if an earlier one could not be written; call it after every step.
 
         Args:
-            state: returns the train state.
-            is_due: whether the run saves after this step.
             is_last: whether no step follows; then this returns when the checkpoint is complete.
 
         Raises:

@@ -54,7 +54,6 @@ def restore_params(
 
     Args:
         workdir: folder of the run, which may go on meanwhile.
-        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
         ConfigError: there is no checkpoint, or it is of another model.

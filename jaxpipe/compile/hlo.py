@@ -132,7 +132,6 @@ def overlapped_permutes(
     end: the guard of an action is a loop.
 
     Args:
-        text: scheduled HLO.
         scope: pattern of the scopes to count; None counts all. Permutes that XLA has combined count as one.
         opcode: of other collectives, as "all-reduce".
     """

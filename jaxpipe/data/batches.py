@@ -76,10 +76,6 @@ class Batches:
         """Yields the batches of `step`, `step` + 1, ... without end, prepared ahead in background threads.
 
         An error in a thread is raised here, when its batch is asked for. `close` ends the threads.
-
-        Args:
-            step: the first one.
-            rows: the same as for `at`.
         """
         # As many steps as there are numbers: batches have no end.
         batches = grain.MapDataset.range(step, sys.maxsize).map(lambda step: self.at(step, rows))
@@ -169,11 +165,7 @@ class SequenceOrder:
             )
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """Returns source, epoch and sequence at each of `positions`, "position 3", int64.
-
-        Args:
-            positions: "position", any of 0, 1, 2, ...
-        """
+        """Returns source, epoch and sequence at each of `positions`, "position 3", int64."""
         return np.array([self._address(position) for position in positions.tolist()], np.int64).reshape(-1, 3)
 
     def _address(self, position: int) -> tuple[int, int, int]:

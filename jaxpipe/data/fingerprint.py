@@ -71,9 +71,6 @@ def fingerprint(
 ) -> Fingerprint:
     """Returns the fingerprint of `sources`; only a few blocks of long ones are read.
 
-    Args:
-        by_documents: whether rows are made of whole documents.
-
     Example:
         >>> from jaxpipe.data import load_tokenizer
         >>> tokens = np.frombuffer(b"123456789", np.uint8)

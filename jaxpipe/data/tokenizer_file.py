@@ -56,11 +56,7 @@ def file_of(name: str) -> Path:
 
 
 def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
-    """Returns the tokenizer of a file.
-
-    Raises:
-        ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
-    """
+    """Returns the tokenizer of a file."""
     path = file_of(name)
     if not path.is_file():
         raise ConfigError(

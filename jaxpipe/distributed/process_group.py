@@ -98,10 +98,6 @@ class ProcessGroup:
         Args:
             coordinator_address: HOST:PORT of process 0; if all three are None, JAX looks for a cluster.
             lost_after_s: seconds within which all others end after a process is lost or stuck.
-
-        Raises:
-            ConfigError: the flags do not belong together.
-            LostProcess: not all processes have joined in time.
         """
         processes = join(coordinator_address, num_processes, process_id)
         self.index = processes.index

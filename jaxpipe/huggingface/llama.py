@@ -178,9 +178,6 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
     Version 4 has `rope_theta` and `rope_scaling`, with the kind under "type" or "rope_type"; version 5 has all of it in
     `rope_parameters`. An original length at the top comes before the one inside, as in transformers.
 
-    Args:
-        default_theta: the class's own `default_theta`.
-
     Raises:
         ConfigError: a kind of scaling that jaxpipe does not support, or rotary positions for a part of each head.
     """

@@ -121,12 +121,7 @@ class GrownFiles:
     """
 
     def __init__(self, files: TensorFiles, names: frozenset[str], *, num_rows: int):
-        """Adds rows.
-
-        Args:
-            names: the tensors that grow.
-            num_rows: rows of each of these.
-        """
+        """Adds rows."""
         self._files = files
         self._names = names
         self._num_rows = num_rows

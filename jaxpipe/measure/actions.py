@@ -186,11 +186,7 @@ def compile_runs(stages: Stages) -> list[Run]:
 
 
 def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
-    """The times of the actions, from the timed runs of `compile_runs`.
-
-    Args:
-        update_s: the time of the rest of a step, measured separately.
-    """
+    """The times of the actions, from the timed runs of `compile_runs`."""
     seconds = solve(runs)
     rests = (_REST, _REST_OF_SPLIT, _REST_OF_PART)
     return Times(**{name: value for name, value in seconds.items() if name not in rests}, update_s=update_s)

@@ -95,7 +95,6 @@ def measure_mocked(
     """The times and bytes of a step of `compile_mocked`, and what is to be expected; the steps follow each other.
 
     Args:
-        gpus_per_node, stage: as in `compile_mocked`.
         num_repeats: steps that are timed, after a first one.
 
     Returns:

@@ -164,9 +164,6 @@ def read_templates(tokenizer: str) -> dict[str, ChatTemplate]:
     """Returns the templates beside a tokenizer.json, by name: of a single one, "default"; none for "byte".
 
     Templates see the special tokens that the files beside it name.
-
-    Raises:
-        ConfigError: a file is damaged.
     """
     if tokenizer == BYTE:
         return {}

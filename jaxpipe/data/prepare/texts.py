@@ -32,9 +32,6 @@ class Text:
 def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
     """Yields the texts of `part`.
 
-    Args:
-        keep_bytes: whether the bytes of a text file stay as they are.
-
     Raises:
         DataError: a line is not a JSON object with a text under `key`.
     """
