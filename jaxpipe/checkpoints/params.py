@@ -78,11 +78,7 @@ class SavedParams:
     folder: Path
 
     def read(self, path: str) -> np.ndarray:
-        """The parameter at `path`, as "layers.attention.norm.scale", with all its layers.
-
-        Raises:
-            CheckpointError: the run has deleted the checkpoint meanwhile.
-        """
+        """The parameter at `path`, with all its layers; CheckpointError if the run has deleted the checkpoint."""
         return read_whole(self.folder, lambda: read_array(self.folder, f"params.{path}"))
 
 

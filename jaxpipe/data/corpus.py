@@ -64,11 +64,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of these tokens, which does not depend on where their files are.
-
-        Raises:
-            DataError: a file contains a token outside the model's vocabulary.
-        """
+        """The fingerprint, wherever files are; DataError if one contains a token outside the model's vocabulary."""
         weights = dict(zip(self.sources, self.train.weights, strict=True))
         return fingerprint(self.sources, weights, self.tokenizer, by_documents=self.by_documents)
 

@@ -56,11 +56,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
-        """Returns the fingerprint that `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: the text is no fingerprint.
-        """
+        """The fingerprint that `to_json` wrote; KeyError, TypeError or ValueError if the text is none."""
         content = json.loads(text)
         sources = tuple(SourceFingerprint(**source) for source in content["sources"])
         return cls(content["vocab_size"], content["tokenizer"], sources)

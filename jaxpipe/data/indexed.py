@@ -145,11 +145,7 @@ class IndexedTokens:
 
 
 def read_learned(text: IndexedTokens) -> StoredArray | None:
-    """Returns which tokens of `text` are to be learned, "tokens", from PREFIX.loss.bin and .idx; None without them.
-
-    Raises:
-        DataError: the files are damaged, or of another text.
-    """
+    """Which tokens of `text` are to be learned; None without .loss files, DataError if these are of another text."""
     prefix = f"{text.prefix}{LOSS}"
     if not (tokens_path(prefix).is_file() or index_path(prefix).is_file()):
         return None

@@ -30,11 +30,7 @@ class StoredArray:
         return self.num
 
     def __getitem__(self, positions: np.ndarray | slice, /) -> np.ndarray:
-        """Returns the numbers at `positions`, 0 .. num - 1, of the same shape; or those of a slice, whose step is 1.
-
-        Raises:
-            DataError: the file has become shorter, or its disk fails.
-        """
+        """The numbers at `positions`, of their shape, or of a slice of step 1; DataError if the file is shorter now."""
         if isinstance(positions, slice):
             first, end, _ = positions.indices(self.num)
             numbers = np.empty(max(0, end - first), self.dtype)

@@ -41,11 +41,7 @@ MOST_TOKENS = 2**31  # they are int32 in a batch
 
 
 def identity_of(path: Path) -> str:
-    """Returns the `identity` of the tokenizer in a tokenizer.json; it may lack special tokens.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """The `identity` of a tokenizer.json, which may lack special tokens; ConfigError if it cannot be read."""
     return identity(_library(path))
 
 

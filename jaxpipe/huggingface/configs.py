@@ -110,11 +110,7 @@ def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: s
 
 
 def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
-    """Returns a config.json for the model of `config`, which jaxpipe made.
-
-    Raises:
-        ConfigError: no class of transformers can express this model.
-    """
+    """A config.json for a model that jaxpipe made; ConfigError if no class of transformers has such a model."""
     ours = model_config(config)
     wanted = defining_fields(config)
     misfits: list[tuple[str, list[str]]] = []

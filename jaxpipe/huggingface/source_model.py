@@ -85,11 +85,7 @@ def save_source_model(
 
 
 def read_source_model(workdir: Path) -> SourceModel | None:
-    """Returns the form of the model that a run started from; None for a run of a model that jaxpipe made.
-
-    Raises:
-        ConfigError: the record cannot be read.
-    """
+    """The form of the model that a run started from, None if jaxpipe made it; ConfigError if it cannot be read."""
     folder = workdir / FOLDER
     if not folder.is_dir():
         return None

@@ -94,11 +94,7 @@ class TensorMap:
         return sum(int(np.prod(tensor.shape)) for group in self.groups for tensor in group.tensors)
 
     def check(self, entries: Mapping[str, Entry], *, where: str) -> list[str]:
-        """Returns the names in `entries` that are no parameters, which are left out.
-
-        Raises:
-            ConfigError: tensors are missing, unknown, or of another shape.
-        """
+        """The names that are no parameters; ConfigError if tensors are missing, unknown, or of another shape."""
         tensors = [tensor for group in self.groups for tensor in group.tensors]
         known = {name: tensor for tensor in tensors for name in tensor.names}
         missing = [tensor.names[0] for tensor in tensors if not any(name in entries for name in tensor.names)]
@@ -123,11 +119,7 @@ class TensorMap:
         return buffers
 
     def read(self, files: TensorFiles | GrownFiles, *, where: str) -> Any:
-        """Returns the canonical parameters, float32, of files that `check` accepts.
-
-        Raises:
-            ConfigError: two tensors of one parameter have different numbers.
-        """
+        """The canonical parameters, float32; ConfigError if two tensors of one parameter have different numbers."""
         # Whole parameters, filled layer by layer: stacking a list of layers would hold all of it twice.
         arrays = {path: np.empty(shape, np.float32) for path, shape in self.shapes.items()}
         for group in self.groups:

@@ -122,11 +122,7 @@ def _leave_pipeline_out(config: ConfigDict) -> None:
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
-    """The microbatch sizes of the flag, by default the config's.
-
-    Raises:
-        ConfigError: a size is not a whole number from 1 to 99999.
-    """
+    """The microbatch sizes of the flag, by default the config's; ConfigError unless each is from 1 to 99999."""
     if written is None:
         return [microbatch_size(config)]
     # At most five digits, as the error says: larger ones fit no device, and int() reads any number of digits.

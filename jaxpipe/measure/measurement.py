@@ -211,11 +211,7 @@ _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
 def devices_to_measure(config: ConfigDict) -> list[Any]:
-    """The devices to time and, if there is one more, one for the link; call it before any other use of JAX.
-
-    Raises:
-        ConfigError: there are fewer devices than share the kernels of a layer.
-    """
+    """The devices to time, and one for the link if there is; ConfigError if layers need more. Called before JAX."""
     num_timed = mesh_sizes(config).num_kernel_parts
     platform = config.mesh.platform
     if platform != "gpu":

@@ -48,11 +48,7 @@ class Sandbox:
         self._end = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the process answers, see `sandbox`.
-
-        Raises:
-            RefusedError: the template is wrong, refuses the messages, or takes too long or too much memory.
-        """
+        """Returns what the process answers, see `sandbox`; RefusedError if the template is wrong, slow or refuses."""
         pipe = self._process.stdin
         answers = self._process.stdout
         assert pipe is not None

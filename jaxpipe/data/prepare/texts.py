@@ -30,11 +30,7 @@ class Text:
 
 
 def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
-    """Yields the texts of `part`.
-
-    Raises:
-        DataError: a line is not a JSON object with a text under `key`.
-    """
+    """Yields the texts of `part`; DataError if a line is not a JSON object with a text under `key`."""
     if part.file.is_jsonl:
         for line in json_lines(part):
             yield _text_under(key, line)

@@ -27,11 +27,7 @@ STRETCH_BYTES = 2**20
 
 
 def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
-    """Returns the size of the vocabulary to train if `tokenizer` is bpe:VOCAB, None if it names a tokenizer.
-
-    Raises:
-        ConfigError: VOCAB is not a number, or is too small for the bytes and the special tokens.
-    """
+    """The size of the vocabulary to train, of bpe:VOCAB; None for other tokenizers, ConfigError for a wrong VOCAB."""
     if not tokenizer.startswith(BPE):
         return None
     # + 1: at least one pair of bytes.
