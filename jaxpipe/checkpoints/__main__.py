@@ -44,7 +44,7 @@ def execute(values: FlagValues) -> None:
 
 
 def list_checkpoints(folder: Path) -> str:
-    """A table of all checkpoints that stay meanwhile in `folder`; ConfigError if there is none."""
+    """A table of all checkpoints in `folder`, less those deleted meanwhile; ConfigError if there is none."""
     abouts = {step: files.read_about(folder / str(step)) for step in files.complete_steps(folder)}
     # A run may save, set aside and delete while this reads: what has no folder any more is left out below.
     others = dict.fromkeys(files.set_aside_paths(folder), _SET_ASIDE)
@@ -67,7 +67,7 @@ def list_checkpoints(folder: Path) -> str:
 
 
 def verify_checkpoints(folder: Path) -> None:
-    """Prints of each complete checkpoint whether it is damaged: then CheckpointError at last; ConfigError without one."""
+    """Prints which checkpoints are undamaged; CheckpointError at its end unless all are, ConfigError without any."""
     steps = files.complete_steps(folder)
     wrong = {}
     if not steps:

@@ -124,17 +124,11 @@ def paths_of_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Keep:
-    """The rule by which checkpoints are kept; the newest always is.
+    """The rule by which checkpoints are kept; the newest always is."""
 
-    Attributes:
-        last: number of newest checkpoints.
-        every: steps between checkpoints that are kept forever; 0 keeps none.
-        best: number of checkpoints with the least held-out loss.
-    """
-
-    last: int = 3
-    every: int = 0
-    best: int = 0
+    last: int = 3  # number of newest checkpoints
+    every: int = 0  # steps between checkpoints that are kept forever; 0 keeps none
+    best: int = 0  # number of checkpoints with the least held-out loss
 
     def reasons(self, losses: Mapping[int, float | None]) -> dict[int, list[str]]:
         """The reasons to keep each checkpoint, by step, given its held-out loss; one without may be deleted.

@@ -34,13 +34,6 @@ class Batches:
 
     A batch may end one epoch and begin the next.
 
-    Attributes:
-        sources: the sequences of each source.
-        batch_size: sequences of one step; `num_microbatches` divides it.
-        num_microbatches: microbatches of one step.
-        seed: determines the order.
-        weights: the weight of each source; a source's share of the sequences is its weight over the sum of all.
-
     Example:
         >>> from jaxpipe.data import CausalSequences
         >>> sequences = CausalSequences(np.arange(100), seq_len=4)
@@ -51,10 +44,11 @@ class Batches:
         (3, 1, 4)
     """
 
-    sources: tuple[Sequences, ...]
-    batch_size: int
-    num_microbatches: int
-    seed: int
+    sources: tuple[Sequences, ...]  # the sequences of each source
+    batch_size: int  # sequences of one step; `num_microbatches` divides it
+    num_microbatches: int  # microbatches of one step
+    seed: int  # determines the order
+    # The weight of each source; a source's share of the sequences is its weight over the sum of all.
     weights: tuple[Fraction, ...] = (Fraction(1),)
 
     def at(self, step: int, rows: np.ndarray | None = None) -> Batch:

@@ -28,14 +28,10 @@ BLOCK_TOKENS = 65536  # every k-th block of this many tokens is held out; blocks
 
 @dataclass(frozen=True)
 class Blend:
-    """Sources of tokens, and their weights in a batch.
+    """Sources of tokens, and their weights in a batch."""
 
-    Attributes:
-        sources: the documents of each source.
-        weights: the weight of each source; a source's share of a batch is its weight over the sum of all.
-    """
-
-    sources: tuple[Documents, ...]
+    sources: tuple[Documents, ...]  # the documents of each source
+    # The weight of each source; a source's share of a batch is its weight over the sum of all.
     weights: tuple[Fraction, ...] = (Fraction(1),)
 
     def __len__(self) -> int:
@@ -44,23 +40,14 @@ class Blend:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on, and tokens that are never trained on.
+    """Tokens to train on, and tokens that are never trained on."""
 
-    Attributes:
-        num_files: number of files that the tokens come from.
-        train: the tokens to train on.
-        heldout: other tokens of the same sources, with the same weights.
-        sources: all tokens of each source, by its name.
-        tokenizer: gives the tokens their meaning.
-        by_documents: whether rows are made of whole documents.
-    """
-
-    num_files: int
-    train: Blend
-    heldout: Blend
-    sources: Mapping[str, Documents]
-    tokenizer: Tokenizer
-    by_documents: bool = False
+    num_files: int  # number of files that the tokens come from
+    train: Blend  # the tokens to train on
+    heldout: Blend  # other tokens of the same sources, with the same weights
+    sources: Mapping[str, Documents]  # all tokens of each source, by its name
+    tokenizer: Tokenizer  # gives the tokens their meaning
+    by_documents: bool = False  # whether rows are made of whole documents
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

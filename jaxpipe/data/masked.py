@@ -116,15 +116,6 @@ class MaskedSequences:
         token_types    0     0     0     0     0     1    1     1     1
         predicted 2, targets jumps, sentence_order 1
 
-    Attributes:
-        tokens: the source, at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
-        seq_len: tokens of one sequence with its special ones and padding; at least 5.
-        vocabulary: the special tokens, and which tokens may be masked.
-        mask_fraction: fraction of the maskable tokens of a text that is predicted, in (0, 1].
-        short_fraction: about this fraction of the texts is shorter than a window, in [0, 1].
-        seed: determines, with epoch and sequence, all that is random.
-        sentence_order: whether half of the pairs are swapped and the model predicts which.
-
     Example:
         >>> from jaxpipe.data import load_tokenizer
         >>> vocabulary = load_tokenizer("byte", is_masked=True).masked
@@ -134,13 +125,13 @@ class MaskedSequences:
         (2, 3)
     """
 
-    tokens: Tokens
-    seq_len: int
-    vocabulary: MaskedVocabulary
-    mask_fraction: float
-    short_fraction: float
-    seed: int
-    sentence_order: bool
+    tokens: Tokens  # the source, at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken
+    seq_len: int  # tokens of one sequence with its special ones and padding; at least 5
+    vocabulary: MaskedVocabulary  # the special tokens, and which tokens may be masked
+    mask_fraction: float  # fraction of the maskable tokens of a text that is predicted, in (0, 1]
+    short_fraction: float  # about this fraction of the texts is shorter than a window, in [0, 1]
+    seed: int  # determines, with epoch and sequence, all that is random
+    sentence_order: bool  # whether half of the pairs are swapped and the model predicts which
 
     @property
     def num_sequences(self) -> int:

@@ -24,18 +24,15 @@ class CausalSequences:
     Documents are packed by concatenating and splitting: each is followed by a separator, and a sequence may end one
     document and begin the next. Nothing is padded, and only the end of the source is left out.
 
-    Attributes:
-        tokens: the source, at least `seq_len + 1` tokens; read only where a sequence is taken. Of Documents that are
-            not learned as a whole, only what is learned is a target.
-        seq_len: tokens of one sequence.
-
     Example:
         >>> CausalSequences(np.arange(100), seq_len=4).take(np.array([2]), epoch=0)["targets"]
         array([[ 9, 10, 11, 12]], dtype=int32)
     """
 
+    # The source, at least `seq_len + 1` tokens; read only where a sequence is taken. Of Documents that are not learned
+    # as a whole, only what is learned is a target.
     tokens: Tokens | Documents
-    seq_len: int
+    seq_len: int  # tokens of one sequence
 
     @property
     def learned(self) -> Tokens | None:
@@ -71,22 +68,16 @@ class PackedSequences:
         row        | A A A A A | B B B | . . |       two documents of 6 and 4 tokens, and padding
         positions  | 0 1 2 3 4 | 0 1 2 | 0 1 |
 
-    Attributes:
-        documents: the source; read only where a row is taken.
-        seq_len: tokens of a row.
-        one_each: whether a row has one document, or piece of one; else as many as fit, by best fit.
-        tells_padding: whether a batch says which columns are padding, for routers of experts.
-
     Example:
         >>> documents = Documents.ending_at(np.arange(10), lambda: np.array([6, 10]))
         >>> PackedSequences(documents, seq_len=10).take(np.array([0]), epoch=0)["positions"]
         array([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]], dtype=int32)
     """
 
-    documents: Documents
-    seq_len: int
-    one_each: bool = False
-    tells_padding: bool = False
+    documents: Documents  # the source; read only where a row is taken
+    seq_len: int  # tokens of a row
+    one_each: bool = False  # whether a row has one document, or piece of one; else as many as fit, by best fit
+    tells_padding: bool = False  # whether a batch says which columns are padding, for routers of experts
 
     @property
     def learned(self) -> Tokens | None:

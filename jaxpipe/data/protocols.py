@@ -29,20 +29,15 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Tokens of which it is known where documents are, and which of them a model is to learn.
+    """Tokens of which it is known where documents are, and which of them a model is to learn."""
 
-    Attributes:
-        tokens: of all documents.
-        find_spans: returns where each document begins and ends in `tokens`, "document" each, int64; called when `spans`
-            is first read.
-        learned: for each token 1 if it is to be predicted, 0 if it is only read, as a prompt is; None: all are.
-        are_some: whether there are tokens that belong to no document.
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # of all documents
+    # Returns where each document begins and ends in `tokens`, "document" each, int64; called when `spans` is first
+    # read.
     find_spans: Callable[[], tuple[np.ndarray, np.ndarray]]
+    # For each token 1 if it is to be predicted, 0 if it is only read, as a prompt is; None: all are.
     learned: Tokens | None = None
-    are_some: bool = False
+    are_some: bool = False  # whether there are tokens that belong to no document
 
     @classmethod
     def one(cls, tokens: Tokens) -> Documents:
@@ -86,21 +81,13 @@ class Documents:
 
 @dataclass(frozen=True, eq=False)
 class MaskedVocabulary:
-    """The special tokens of a masked language model, and which tokens may be masked.
+    """The special tokens of a masked language model, and which tokens may be masked."""
 
-    Attributes:
-        padding: fills a sequence up, [PAD].
-        classification: begins a sequence, [CLS].
-        separator: ends each of its two segments, [SEP].
-        mask: replaces a token that is to be predicted, [MASK].
-        is_maskable: "vocab", bool: the ordinary tokens; only these are predicted or replace another.
-    """
-
-    padding: int
-    classification: int
-    separator: int
-    mask: int
-    is_maskable: np.ndarray
+    padding: int  # fills a sequence up, [PAD]
+    classification: int  # begins a sequence, [CLS]
+    separator: int  # ends each of its two segments, [SEP]
+    mask: int  # replaces a token that is to be predicted, [MASK]
+    is_maskable: np.ndarray  # "vocab", bool: the ordinary tokens; only these are predicted or replace another
 
     @cached_property
     def maskable(self) -> np.ndarray:
