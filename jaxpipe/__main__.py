@@ -42,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names; without one, or for help, lists all; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in HELP:
-        print(_list())
+        names = commands()
+        width = max(map(len, names))
+        print(f"jaxpipe {__version__}: pipeline-parallel training of large language models\n")
+        print(*(f"  {name:{width}}  {line}" for name, line in names.items()), sep="\n")
+        print("\n`jaxpipe COMMAND --help` lists the flags of a command.")
         return 0
     if given[0] == "--version":
         print(__version__)
@@ -61,20 +65,6 @@ def _run(command: str, *arguments: str) -> int:
     sys.argv = [f"jaxpipe {command}", *arguments]
     runpy.run_module(f"jaxpipe.{command}", run_name="__main__")  # ends with SystemExit
     return 0
-
-
-def _list() -> str:
-    names = commands()
-    width = max(map(len, names))
-    return "\n".join(
-        [
-            f"jaxpipe {__version__}: pipeline-parallel training of large language models",
-            "",
-            *(f"  {name:{width}}  {line}" for name, line in names.items()),
-            "",
-            "`jaxpipe COMMAND --help` lists the flags of a command.",
-        ]
-    )
 
 
 if __name__ == "__main__":

@@ -34,9 +34,6 @@ class Checkpoints:
 
     All processes of a run create one and call its methods in the same order. On leaving its context, the last
     checkpoint is complete.
-
-    Attributes:
-        num_failed: checkpoints in a row that could not be written.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class Checkpoints:
         self._say = say
         self._form: StateForm | None = None
         self._in_flight: tuple[Path, ocp.AsyncCheckpointer] | None = None  # the checkpoint being written, and by what
-        self.num_failed = 0
+        self.num_failed = 0  # checkpoints in a row that could not be written
         self._last: int | None = None  # the step that was saved or restored last
         if not read_only:
             self._clean()

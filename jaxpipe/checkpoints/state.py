@@ -51,11 +51,7 @@ class Leaf:
 
 
 class StateForm:
-    """The leaves of a train state in groups, of which one is copied at a time.
-
-    Attributes:
-        groups: groups of leaves, in the order of the state's leaves.
-    """
+    """The leaves of a train state in groups, of which one is copied at a time."""
 
     def __init__(self, like: Any, params: Any, pipeline: Pipeline):
         self._canonical = Canonical(pipeline.layout, pipeline.mesh)
@@ -64,7 +60,7 @@ class StateForm:
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
         parts = jax.tree.leaves(pipeline.parts(params))
         is_staged = has_tree_of(params)
-        self.groups: list[list[Leaf]] = []
+        self.groups: list[list[Leaf]] = []  # groups of leaves, in the order of the state's leaves
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
             if is_staged(subtree):

@@ -24,14 +24,11 @@ class Stop:
     All processes begin the same activities in the same order and count them: positions. A process that received a
     signal writes into the store, before it begins its next position, that the run stops after that one. No process
     ends a step that another has not begun, so all read the request after that step, and not before.
-
-    Attributes:
-        reason: "", or which process received which signal.
     """
 
     def __init__(self, store: Store, *, process: int):
         """Listens for signals to the process with number `process`, once entered."""
-        self.reason = ""
+        self.reason = ""  # "", or which process received which signal
         self._store = store
         self._process = process
         self._position = 0
@@ -77,13 +74,7 @@ class Stop:
 
 
 class ProcessGroup:
-    """The processes of a run, seen from one of them; a context manager.
-
-    Attributes:
-        index: number of this process; process 0 prints, and writes the files that exist once.
-        count: number of processes.
-        stop: the request to stop after a signal.
-    """
+    """The processes of a run, seen from one of them; a context manager."""
 
     def __init__(
         self,
@@ -100,10 +91,10 @@ class ProcessGroup:
             lost_after_s: seconds within which all others end after a process is lost or stuck.
         """
         processes = join(coordinator_address, num_processes, process_id)
-        self.index = processes.index
-        self.count = processes.count
+        self.index = processes.index  # number of this process; process 0 prints, and writes the files that exist once
+        self.count = processes.count  # number of processes
         self._store = Store()
-        self.stop = Stop(self._store, process=self.index)
+        self.stop = Stop(self._store, process=self.index)  # the request to stop after a signal
         self._watch = Watch(self._store, processes, lost_after_s=lost_after_s)
         if not self.is_first:
             only_log()

@@ -39,13 +39,7 @@ _ALIGNMENT_BYTES = 8
 
 
 class TensorFiles:
-    """All tensors of the files in a folder.
-
-    Attributes:
-        headers: the header of each file, by its name.
-        entries: the entry of each tensor, by its name.
-        index: text of the index; None for a single file.
-    """
+    """All tensors of the files in a folder."""
 
     def __init__(self, folder: Path):
         """Opens the files.
@@ -55,12 +49,14 @@ class TensorFiles:
         """
         self._folder = folder
         # A single file comes before an index that lies beside it, as in transformers.
+        # Text of the index; None for a single file.
         self.index = None if (folder / SINGLE).is_file() else _read_index(folder)
         names = [SINGLE] if self.index is None else _shards(folder, self.index)
         self._open = {name: _open(folder / name) for name in names}
-        self.headers = {name: read_header(folder / name) for name in names}
+        self.headers = {name: read_header(folder / name) for name in names}  # the header of each file, by its name
         in_file = {name: entries(header) for name, header in self.headers.items()}
         self._check_once(in_file)
+        # The entry of each tensor, by its name.
         self.entries: dict[str, Entry] = {name: entry for file in in_file.values() for name, entry in file.items()}
         self._file_of = {name: file for file, of_file in in_file.items() for name in of_file}
         if self.index is not None:
@@ -113,11 +109,6 @@ class GrownFiles:
 
     Source: for the mean, Hewitt 2021, "Initializing new word embeddings for pretrained language models"; transformers'
     `resize_token_embeddings` draws around it.
-
-    Attributes:
-        headers: the header that each file would have, by its name.
-        entries: the entry of each tensor, by its name.
-        index: text of the index, with the new size; None for a single file.
     """
 
     def __init__(self, files: TensorFiles, names: frozenset[str], *, num_rows: int):
@@ -125,8 +116,11 @@ class GrownFiles:
         self._files = files
         self._names = names
         self._num_rows = num_rows
+        # The header that each file would have, by its name.
         self.headers = {file: self._grown(header) for file, header in files.headers.items()}
+        # The entry of each tensor, by its name.
         self.entries = {name: entry for header in self.headers.values() for name, entry in entries(header).items()}
+        # Text of the index, with the new size; None for a single file.
         self.index = None if files.index is None else index_of(self.headers, json.loads(files.index))
 
     def read(self, name: str) -> np.ndarray:

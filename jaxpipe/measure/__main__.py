@@ -152,32 +152,20 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
 def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
     file = local_path(path)
-    # Checked before anything is timed, which takes minutes.
     folder = file.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        said = (
-            f"the folder {str(folder)!r} may not be written to"
-            if folder.is_dir()
-            else f"there is no folder {str(folder)!r}"
-        )
-        raise ConfigError(
-            f"--output={path}: {said}",
-            rule="output: the file's folder exists and can be written to",
-            picture=f"looked from {os.getcwd()}",
-            repair="make the folder, or name another file",
-        )
-    if file.is_dir():
-        raise ConfigError(
-            f"--output={path} is a folder",
-            rule="output: a file, which holds the times as JSON",
-            repair=f"name a file, as --output={file / 'costs.json'}",
-        )
-    if file.exists() and not overwrite:
-        raise ConfigError(
-            f"--output={path} is there already",
-            rule="output: a measurement is overwritten only on request",
-            repair="add --overwrite, or name another file",
-        )
+    for is_wrong, said, repair in (
+        (not folder.is_dir(), f"there is no folder {str(folder)!r}", "make the folder, or name another file"),
+        (not os.access(folder, os.W_OK | os.X_OK), f"the folder {str(folder)!r} may not be written to", "name another"),
+        (file.is_dir(), "it is a folder", f"name a file, as --output={file / 'costs.json'}"),
+        (file.exists() and not overwrite, "it is there already", "add --overwrite, or name another file"),
+    ):
+        if is_wrong:
+            raise ConfigError(
+                f"--output={path}: {said}",
+                rule="output: a file in a folder that can be written to; one that is there is overwritten on request",
+                picture=f"looked from {os.getcwd()}",
+                repair=repair,
+            )
 
 
 def _check_resolved(measurement: Measurement) -> None:
