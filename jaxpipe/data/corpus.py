@@ -85,12 +85,19 @@ def load_corpus(
     if files.startswith(INDEXED):
         weights = parse_blend(files)
         num_files = len(weights)
-        sources = {prefix: _open(prefix, vocab_size) for prefix in weights}
+        texts = [IndexedTokens.open(prefix) for prefix in weights]
+        tokens = [CheckedTokens(text.tokens, str(tokens_path(text.prefix)), vocab_size) for text in texts]
+        sources = {
+            text.prefix: Documents.ending_at(checked, text.ends, read_learned(text))
+            for text, checked in zip(texts, tokens, strict=True)
+        }
     else:
         paths = text_files(files)
         num_files = len(paths)
         weights = {files: Fraction(1)}
-        sources = {files: _encoded([*tokenizer.encode_documents(read_text_file(path, files) for path in paths)])}
+        documents = [*tokenizer.encode_documents(read_text_file(path, files) for path in paths)]
+        ends = np.cumsum([len(tokens) for tokens in documents], dtype=np.int64)
+        sources = {files: Documents.ending_at(np.concatenate(documents), lambda: ends)}
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
         _check_length(name, len(tokens), num_sequences=num_sequences, seq_len=seq_len, every=every)
@@ -230,17 +237,6 @@ class CheckedTokens:
             picture=f"vocab_size={self.vocab_size}: tokens 0 .. {self.vocab_size - 1}",
             repair="set data.tokenizer to the one that the file was prepared with, and model.vocab_size for it",
         )
-
-
-def _encoded(documents: list[np.ndarray]) -> Documents:
-    ends = np.cumsum([len(tokens) for tokens in documents], dtype=np.int64)
-    return Documents.ending_at(np.concatenate(documents), lambda: ends)
-
-
-def _open(prefix: str, vocab_size: int) -> Documents:
-    indexed = IndexedTokens.open(prefix)
-    tokens = CheckedTokens(indexed.tokens, str(tokens_path(prefix)), vocab_size)
-    return Documents.ending_at(tokens, indexed.ends, read_learned(indexed))
 
 
 def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: int, every: int) -> None:

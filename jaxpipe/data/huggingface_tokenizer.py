@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ from jaxpipe.errors import ConfigError, first_of
 
 GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
 PLACES_BYTES = 2**20  # with the places of tokens: some hundred bytes for each
-_SomeText = TypeVar("_SomeText", str, bytes)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +110,9 @@ class HuggingFaceTokenizer:
         return [self._ids(encoding) for encoding in encodings]
 
     @property
-    def special_names(self) -> tuple[str, ...]:
-        """The names of the tokens that the files mark as special."""
-        return tuple(marked_special(self.library).values())
-
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """The tokens that the files mark as special."""
-        return tuple(marked_special(self.library))
+    def special_tokens(self) -> dict[int, str]:
+        """The names of the tokens that the files mark as special, by token."""
+        return marked_special(self.library)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -140,7 +135,7 @@ class HuggingFaceTokenizer:
         self._check_lacking(texts, reads_special=reads_special)
         library = self._reading_special if reads_special else self.library
         results = []
-        for group in _groups(texts, PLACES_BYTES):
+        for group in groups(texts, PLACES_BYTES):
             with self._telling():
                 encodings = library.encode_batch(group, add_special_tokens=False)
             # In two columns also where there is no token.
@@ -161,7 +156,7 @@ class HuggingFaceTokenizer:
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the tokens of each of `documents`, with the separator after them."""
-        for group in _groups(documents, GROUP_BYTES):
+        for group in groups(documents, GROUP_BYTES):
             for tokens in self.encode_batch(group):
                 yield np.append(tokens, self._array([self.separator]))
 
@@ -181,7 +176,7 @@ class HuggingFaceTokenizer:
             raise ConfigError(
                 "data.tokenizer names a vocabulary that cannot encode a text",
                 rule="tokenizer-words: there are tokens for all words, or one for those that are unknown",
-                picture=f"{error}; its special tokens are {', '.join(self.special_names) or 'none'}",
+                picture=f"{error}; its special tokens are {', '.join(self.special_tokens.values()) or 'none'}",
                 repair="name another file, or add the unknown token that its model asks for",
             ) from error
 
@@ -247,16 +242,16 @@ def _text(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
-def _groups(documents: Iterable[_SomeText], most: int) -> Iterator[list[_SomeText]]:
-    """Yields `documents` in groups of about `most` bytes or characters."""
+def groups(items: Iterable[Item], most: int, *, size: Callable[[Item], int] = len) -> Iterator[list[Item]]:
+    """Yields `items` in groups of about `most` bytes or characters, by the `size` of each."""
     group = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += len(document)
-        if size >= most:
+    left = most
+    for item in items:
+        group.append(item)
+        left -= size(item)
+        if left <= 0:
             yield group
             group = []
-            size = 0
+            left = most
     if group:
         yield group

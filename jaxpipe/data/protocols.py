@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -163,14 +163,9 @@ class Tokenizer(Protocol):
         return [self.encode(text) for text in texts]
 
     @property
-    def special_names(self) -> tuple[str, ...]:
-        """The special tokens as they are written in a text."""
-        return ()
-
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """The special tokens by their numbers, in the same order."""
-        return ()
+    def special_tokens(self) -> Mapping[int, str]:
+        """The special tokens, as they are written in a text, by their numbers."""
+        return {}
 
     def encode_places(
         self, texts: Sequence[str], reads_special: bool = True

@@ -34,6 +34,6 @@ def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) ->
     # After the last one: a template may have the word itself.
     after = text.rpartition(_ANSWER)[2]
     # By its name, since the vocabulary may lack what else the template writes. Of two names the longer one is read.
-    names = zip(tokenizer.special_names, tokenizer.special_tokens, strict=True)
-    placed = sorted((after.find(name), -len(name), token) for name, token in names if name in after)
+    names = tokenizer.special_tokens.items()
+    placed = sorted((after.find(name), -len(name), token) for token, name in names if name in after)
     return tuple(dict.fromkeys([*tokenizer.ends, *[token for _, _, token in placed[:1]]]))

@@ -110,7 +110,8 @@ def prepare(
         notes = Notes()
         options = None
         if file_format == CHAT and seq_len:
-            options = ChatOptions(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
+            special = tuple(loaded.special_tokens.values())
+            options = ChatOptions(templates, tokenizer, seq_len, special, ends, reads_markup, ignored_keys)
         with (
             write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=options is not None) as writer,
             # There is no bar where there is no terminal.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from jaxpipe.data.huggingface_tokenizer import groups
 from jaxpipe.data.prepare.chat import CHAT
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.files import local_path
@@ -71,19 +72,9 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
 
 
 def read_blocks(files: Sequence[InputFile]) -> Iterator[list[FilePart]]:
-    """Yields the parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
-    block = []
-    num_bytes = 0
-    for file in files:
-        for part in read_file(file):
-            block.append(part)
-            num_bytes += len(part.data)
-            if num_bytes >= BLOCK_BYTES:
-                yield block
-                block = []
-                num_bytes = 0
-    if block:
-        yield block
+    """The parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
+    parts = (part for file in files for part in read_file(file))
+    return groups(parts, BLOCK_BYTES, size=lambda part: len(part.data))
 
 
 def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
