@@ -224,12 +224,7 @@ class NumberParser(flags.ArgumentParser):
     """Parses a flag that is a number, 0 or more, or above 0; products, ratios and sums of such numbers are finite."""
 
     def __init__(self, what: str, *, is_positive: bool):
-        """Makes the parser of a flag.
-
-        Args:
-            what: the noun in messages, "time" or "size".
-            is_positive: whether 0 is refused.
-        """
+        """Makes the parser of a flag: `what` is the noun in messages, "time"; if it `is_positive`, 0 is refused."""
         self._what = what
         self._is_positive = is_positive
         smallest = f"above 0, at least {LEAST:g}" if is_positive else f"0 or more, at least {LEAST:g} where not 0"

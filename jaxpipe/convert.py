@@ -121,7 +121,12 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:
-        _check_grows(vocab_size, config.model.vocab_size, source=source)
+        if vocab_size <= config.model.vocab_size:
+            raise ConfigError(
+                f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {config.model.vocab_size} tokens",
+                rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
+                repair=f"leave --vocab_size out, or set it to more than {config.model.vocab_size}",
+            )
         # Another dict, since `theirs` may be compared with the file again.
         theirs = theirs | {"vocab_size": vocab_size}
         config = configs.read_config(theirs, where=where)
@@ -146,15 +151,6 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
         f"next       python -m jaxpipe.train --config={shlex.quote(f'configs/finetune.py:{target}')}"
         " --workdir=runs/finetuned --config.data.files='texts/*.txt'"
     )
-
-
-def _check_grows(vocab_size: int, num_tokens: int, *, source: str) -> None:
-    if vocab_size <= num_tokens:
-        raise ConfigError(
-            f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {num_tokens} tokens",
-            rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
-            repair=f"leave --vocab_size out, or set it to more than {num_tokens}",
-        )
 
 
 def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None) -> str:

@@ -57,12 +57,7 @@ class Prediction:
 
 
 def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
-    """The prediction for `step`; compiles only the parts of an action, each alone.
-
-    Args:
-        state: the train state between two calls, or its shapes and shardings.
-        batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-    """
+    """The prediction for `step`; compiles only the parts of an action, each alone."""
     # Without shardings: `step.shapes` asks for shapes of the whole batch.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     of_step = step.shapes(state.params, shapes)

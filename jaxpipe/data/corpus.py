@@ -179,7 +179,6 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
     A document that is longer than a row, which is cut in any case, is cut where a block begins or ends, too.
 
     Args:
-        every: one of so many blocks is held out.
         seq_len: the most tokens that a document predicts in a row.
     """
     block_size = min(BLOCK_TOKENS, len(documents) // every)

@@ -235,10 +235,6 @@ def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
 def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dtype: np.dtype) -> int:
     """Returns the number of tokens of all sequences, which follow each other without gaps.
 
-    Args:
-        lengths: "sequence", tokens of each.
-        pointers: "sequence", first byte of each.
-
     Raises:
         DataError: a length is negative, a sequence is at another position, or there are no tokens.
     """

@@ -79,9 +79,6 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
 
     Args:
         bits: "sequence NUM_RANDOM", from `random_bits`.
-        window: tokens of a window, at least 2.
-        short_fraction: probability of a short text.
-        may_swap: whether half of the pairs are swapped.
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2, and create_pretraining_data.py of google-research/bert
     for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as in
@@ -231,7 +228,6 @@ def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedV
 
     Args:
         bits: "sequence 2 x predicted", from `random_bits`.
-        targets: "sequence predicted", the tokens to predict.
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), section 3.1 and appendix A.1.
     """

@@ -113,7 +113,12 @@ class PackedSequences:
         positions are counted from the beginning of a piece, and once more in the padding, where "is_token" is 0.
         """
         del epoch
-        batch = self._empty(len(indices))
+        shape = (len(indices), self.seq_len)
+        batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
+        if not self.one_each:
+            batch["positions"] = np.tile(np.arange(self.seq_len, dtype=np.int32), (len(indices), 1))
+        if self.tells_padding:
+            batch["is_token"] = np.zeros(shape, np.int32)
         first = self._rows[1][indices]
         end = self._rows[1][indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
@@ -135,15 +140,6 @@ class PackedSequences:
             # Padding counts from 0 again, and so sees itself alone.
             batch["positions"] -= num_filled[:, None].astype(np.int32)
             batch["positions"][place] = position
-        return batch
-
-    def _empty(self, num_sequences: int) -> Batch:
-        shape = (num_sequences, self.seq_len)
-        batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
-        if not self.one_each:
-            batch["positions"] = np.tile(np.arange(self.seq_len, dtype=np.int32), (num_sequences, 1))
-        if self.tells_padding:
-            batch["is_token"] = np.zeros(shape, np.int32)
         return batch
 
     @cached_property

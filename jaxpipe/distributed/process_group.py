@@ -84,12 +84,7 @@ class ProcessGroup:
         *,
         lost_after_s: float,
     ):
-        """Joins the other processes; returns when all have joined.
-
-        Args:
-            coordinator_address: HOST:PORT of process 0; if all three are None, JAX looks for a cluster.
-            lost_after_s: seconds within which all others end after a process is lost or stuck.
-        """
+        """Joins the other processes; returns when all have joined."""
         processes = join(coordinator_address, num_processes, process_id)
         self.index = processes.index  # number of this process; process 0 prints, and writes the files that exist once
         self.count = processes.count  # number of processes

@@ -83,11 +83,6 @@ class Watch:
         if self._processes.is_first:
             time.sleep(READ_WITHIN_PERIODS * self._period_s)
 
-    def _send(self, heartbeat: Heartbeat) -> None:
-        with self._telling:
-            if not self._ended.is_set():
-                self._store.set(f"{HEARTBEATS}{self._processes.index}", heartbeat.line())
-
     def _send_last(self, end: str, status: int) -> None:
         heartbeat = replace(self._liveness.own, end=end, status=status)
         with self._telling:  # no heartbeat of the other thread may follow this one
@@ -100,7 +95,10 @@ class Watch:
         while not self._ended.wait(self._period_s):
             number += 1
             try:
-                self._send(replace(self._liveness.own, number=number))
+                heartbeat = replace(self._liveness.own, number=number)
+                with self._telling:
+                    if not self._ended.is_set():
+                        self._store.set(f"{HEARTBEATS}{self._processes.index}", heartbeat.line())
                 lines = self._store.under(HEARTBEATS)
                 verdict = self._store.under(VERDICT)
             except Exception as error:  # whatever JAX's client raises; `_judge` sees that no heartbeats come

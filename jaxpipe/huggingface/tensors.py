@@ -43,13 +43,7 @@ class LayerTensors:
 
 
 class TensorMap:
-    """The tensors that hold the parameters of a model, by name and shape.
-
-    Args:
-        architecture: the class of transformers.
-        config: config of our model.
-        has_prefix: whether the names have the architecture's prefix.
-    """
+    """The tensors that hold the parameters of a model of ours, by name and shape; names may lack a prefix."""
 
     def __init__(self, architecture: Architecture, config: Any, *, has_prefix: bool = True):
         self.architecture = architecture

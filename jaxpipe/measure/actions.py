@@ -71,13 +71,7 @@ class Stages:
 
 
 def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: int, num_layers: int) -> Stages:
-    """The three stages of a checked config's model.
-
-    Args:
-        config: a checked config; its model, data, optimizer and sizes along `KERNEL_AXES` are used, and `mesh.pipe` if
-            it splits the vocabulary.
-        devices: those that share the kernels of a layer.
-    """
+    """The three stages of a checked config's model."""
     stages = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=num_layers, splits_head=False)
     num_parts = vocab_pipe(config)
     if num_parts == 1:

@@ -27,7 +27,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.training.batches import example_batch
+from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
 from jaxpipe.training.step import init_state, mean_factors
 
@@ -146,10 +146,7 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
         pipeline=pipeline,
         schedule=build_schedule(config),
         params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
-        batch=jax.tree.map(
-            lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
-            local_batch,
-        ),
+        batch=put_batch(pipeline, local_batch),
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
         # NumPy scalars, which belong to no device: both steps take them.

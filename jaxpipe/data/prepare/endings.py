@@ -20,9 +20,8 @@ _ANSWER = "answer"
 def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) -> tuple[int, ...]:
     """Returns the tokens at which a text that a model generates ends.
 
-    Returns:
-        The tokenizer's own `ends`; and the first special token that the default template writes after an answer, if
-        there is one that can write a question and its answer.
+    They are the tokenizer's own, and the first special token that the default one of its `templates` writes after an
+    answer, if there is one that can write a question and its answer.
     """
     if DEFAULT not in templates or tokenizer.masked is not None:
         return tokenizer.ends
