@@ -16,14 +16,7 @@ NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__py
 
 
 def text_files(files: str) -> list[Path]:
-    """Returns the text files that `files` names, in order of their paths.
-
-    Args:
-        files: a glob (`**` descends), or "auto" for the Python standard library without its tests.
-
-    Raises:
-        ConfigError: no file matches.
-    """
+    """Returns the text files that a glob or "auto" names, in order of their paths; ConfigError if there is none."""
     return _standard_library() if files == AUTO else _matching(files)
 
 

@@ -51,6 +51,7 @@ class Stop:
         return bool(due)
 
     def __enter__(self) -> Stop:
+        # In the main thread alone, as Python asks.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._listen)

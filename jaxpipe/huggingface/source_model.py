@@ -66,11 +66,7 @@ def dtype_of_source(workdir: str) -> str | None:
 def save_source_model(
     source: Path, workdir: Path, files: TensorFiles | GrownFiles, theirs: dict[str, Any], *, left_out: list[str]
 ) -> list[str]:
-    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied.
-
-    Args:
-        theirs: its config.json, or what is in force instead.
-    """
+    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
     folder = workdir / FOLDER
     folder.mkdir()
     copied = copy_companions(source, folder)

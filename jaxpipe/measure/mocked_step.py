@@ -65,7 +65,6 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
 
     Args:
         devices: the devices of the cluster, node by node.
-        gpus_per_node: devices of a node.
         stage: index along `pipe` that the first device gets; along the other axes it gets 0.
 
     Raises:

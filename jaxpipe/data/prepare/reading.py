@@ -60,7 +60,6 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
     """Returns all files that `patterns` name, each once, in order of their paths.
 
     Args:
-        patterns: files or globs; `**` descends.
         file_format: "text", "jsonl", "chat", which is JSON lines too, or "auto": by the endings .jsonl and .json,
             before .gz if the name has it.
 
