@@ -31,14 +31,22 @@ def commands() -> dict[str, str]:
     files = {path.stem: path for path in _PACKAGE.glob("*.py") if not path.stem.startswith("_")}
     files |= {path.parent.name: path for path in _PACKAGE.glob("*/__main__.py")}
     trees = {name: ast.parse(path.read_text()) for name, path in sorted(files.items())}
-    return {name: (ast.get_docstring(tree) or "").split("\n")[0] for name, tree in trees.items() if _has_main(tree)}
+    return {
+        name: (ast.get_docstring(tree) or "").split("\n")[0]
+        for name, tree in trees.items()
+        if ast.unparse(tree.body[-1]).startswith("if __name__ == '__main__'")
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names; without one, or for help, lists all; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in HELP:
-        print(_list())
+        names = commands()
+        width = max(map(len, names))
+        print(f"jaxpipe {__version__}: pipeline-parallel training of large language models\n")
+        print(*(f"  {name:{width}}  {line}" for name, line in names.items()), sep="\n")
+        print("\n`jaxpipe COMMAND --help` lists the flags of a command.")
         return 0
     if given[0] == "--version":
         print(__version__)
@@ -57,24 +65,6 @@ def _run(command: str, *arguments: str) -> int:
     sys.argv = [f"jaxpipe {command}", *arguments]
     runpy.run_module(f"jaxpipe.{command}", run_name="__main__")  # ends with SystemExit
     return 0
-
-
-def _list() -> str:
-    names = commands()
-    width = max(map(len, names))
-    return "\n".join(
-        [
-            f"jaxpipe {__version__}: pipeline-parallel training of large language models",
-            "",
-            *(f"  {name:{width}}  {line}" for name, line in names.items()),
-            "",
-            "`jaxpipe COMMAND --help` lists the flags of a command.",
-        ]
-    )
-
-
-def _has_main(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
 
 
 if __name__ == "__main__":

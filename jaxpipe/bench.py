@@ -40,6 +40,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.cluster.axes import MeshSizes
+from jaxpipe.command_line import main_of
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.distributed.gloo import tune_gloo
@@ -51,17 +52,6 @@ from jaxpipe.measure.timing import keep_freed_memory, median, timed
 from jaxpipe.schedules import Costs, Schedule, simulate
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.training.setup import devices_of
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"config": "configs/bench_cpu.py"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -221,7 +211,6 @@ def time_lost(
     Args:
         whole_s: seconds of the step on all devices together.
         work_s: seconds of its work, when all devices compute.
-        by_clock: `clock_efficiency` of the schedule.
         messages_s: seconds of its rounds without actions, on all devices together.
         extra_work_s: seconds of work that the unpipelined step does not have.
 
@@ -241,6 +230,8 @@ def time_lost(
         "lost_to_waiting": (whole_s - work_s - bubble_s - messages_s - extra_work_s) / whole_s,
     }
 
+
+main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from absl import flags
 from absl.flags import FlagValues
@@ -58,6 +59,11 @@ def run(
         return command(parse(values, arguments, usage=usage, positional=positional, required=required))
 
     return exit_status(parse_and_run)
+
+
+def main_of(run: Callable[..., int], command: Callable[[FlagValues], int | None], **options: Any) -> Callable[..., int]:
+    """The `main` of a command's module: calls `run` with the given arguments, by default those of this process."""
+    return lambda arguments=None: run(command, arguments=arguments, **options)
 
 
 def exit_status(call: Callable[[], int | None]) -> int:
@@ -162,13 +168,7 @@ def missing(flag: str, example: str, *, found: str = "missing") -> ConfigError:
 
 
 def check_unused(values: FlagValues, names: Iterable[str], because: str) -> None:
-    """Raises ConfigError if one of the flags `names` differs from its default.
-
-    Args:
-        values: parsed flags.
-        names: flags without effect beside the others.
-        because: the reason why they have none, a sentence.
-    """
+    """Raises ConfigError if one of the flags `names` differs from its default."""
     for name in names:
         value = getattr(values, name)
         if value != values[name].default:
@@ -224,23 +224,14 @@ class NumberParser(flags.ArgumentParser):
     """Parses a flag that is a number, 0 or more, or above 0; products, ratios and sums of such numbers are finite."""
 
     def __init__(self, what: str, *, is_positive: bool):
-        """Makes the parser of a flag.
-
-        Args:
-            what: the noun in messages, "time" or "size".
-            is_positive: whether 0 is refused.
-        """
+        """Makes the parser of a flag: `what` is the noun in messages, "time"; if it `is_positive`, 0 is refused."""
         self._what = what
         self._is_positive = is_positive
         smallest = f"above 0, at least {LEAST:g}" if is_positive else f"0 or more, at least {LEAST:g} where not 0"
         self.syntactic_help = f"a number, {smallest}, at most {MOST:g}"
 
     def parse(self, argument: str | float) -> float:
-        """The number in `argument`.
-
-        Raises:
-            ValueError: the text is not a number, or one outside the range.
-        """
+        """The number in `argument`; ValueError if the text is not a number, or one outside the range."""
         try:
             number = float(argument)
         except ValueError:

@@ -23,6 +23,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import open_canonical, save_canonical
+from jaxpipe.command_line import main_of
 from jaxpipe.config import model_config
 from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import run
@@ -41,17 +42,6 @@ from jaxpipe.training import run_folder
 
 HF = "hf:"
 MOST_TOKENS = 10_000_000
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"from": "hf:DIR", "to": "runs/converted"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -82,12 +72,7 @@ def execute(values: FlagValues) -> None:
 def convert(
     source: str, target: str, *, dtype: str | None = None, step: int | None = None, vocab_size: int | None = None
 ) -> str:
-    """Imports or exports a model, as `source` and `target` ask for; returns the report.
-
-    Raises:
-        ConfigError: `import_model` or `export_model` raises it, `source` and `target` fit neither, or an option has no
-            effect.
-    """
+    """Imports or exports a model, as `source` and `target` ask for; returns the report."""
     if source.startswith(HF) == target.startswith(HF):
         raise ConfigError(
             f"--from={source} with --to={target}",
@@ -106,7 +91,6 @@ def convert(
 
 
 def _check_unused(options: Mapping[str, object], why: str, source: str) -> None:
-    """Raises ConfigError for an option that has no effect."""
     for name, value in options.items():
         if value is not None:
             raise ConfigError(
@@ -118,8 +102,6 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     """Makes the run `target` from the Hugging Face model in `source`; returns the report.
 
     Args:
-        source: folder of the model.
-        target: folder of the run.
         vocab_size: tokens of the run's model, more than those of the source; None: as many.
 
     Raises:
@@ -139,7 +121,12 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:
-        _check_grows(vocab_size, config.model.vocab_size, source=source)
+        if vocab_size <= config.model.vocab_size:
+            raise ConfigError(
+                f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {config.model.vocab_size} tokens",
+                rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
+                repair=f"leave --vocab_size out, or set it to more than {config.model.vocab_size}",
+            )
         # Another dict, since `theirs` may be compared with the file again.
         theirs = theirs | {"vocab_size": vocab_size}
         config = configs.read_config(theirs, where=where)
@@ -166,21 +153,10 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     )
 
 
-def _check_grows(vocab_size: int, num_tokens: int, *, source: str) -> None:
-    if vocab_size <= num_tokens:
-        raise ConfigError(
-            f"--vocab_size={vocab_size}, and the model of --from={HF}{source} has {num_tokens} tokens",
-            rule="vocabulary-grows: the tables of tokens get more rows; none is taken away",
-            repair=f"leave --vocab_size out, or set it to more than {num_tokens}",
-        )
-
-
 def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None) -> str:
     """Makes the Hugging Face model `target` from a checkpoint of a run; returns the report.
 
     Args:
-        source: folder of the run.
-        target: folder of the model.
         dtype: dtype of all tensors, "float32", "bfloat16" or "float16"; "" keeps the original dtypes.
         step: step of the checkpoint; None takes the last.
 
@@ -209,10 +185,8 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         tensors = TensorMap.of_names(architecture, ours, in_files)
         # The run's record may have been changed since.
         tensors.check(in_files, where=str(original.folder))
-    with (
-        open_canonical(run_path, model=LanguageModel(ours), step=step) as saved,
-        whole_folder(path, flag=flag) as work,
-    ):
+    saved = open_canonical(run_path, model=LanguageModel(ours), step=step)
+    with whole_folder(path, flag=flag) as work:
         # A generator, so that one parameter at a time is in memory.
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
         if original:
@@ -238,6 +212,10 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         f"next       transformers.{architecture.name}.from_pretrained({target!r})"
     )
 
+
+main = main_of(
+    run, execute, define_flags=define_flags, usage=__doc__, required={"from": "hf:DIR", "to": "runs/converted"}
+)
 
 if __name__ == "__main__":
     sys.exit(main())

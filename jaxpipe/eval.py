@@ -16,6 +16,7 @@ from absl.flags import FlagValues
 from ml_collections import config_flags
 
 from jaxpipe.checkpoints import restore_params
+from jaxpipe.command_line import main_of
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import (
     config_of,
@@ -34,13 +35,6 @@ from jaxpipe.training.resume import check_same_schedule, keep_schedule
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import format_losses, make_eval_step
 from jaxpipe.training.task import task_of
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute, define_flags=define_flags, usage=__doc__, arguments=arguments, required={"workdir": "runs/first"}
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -84,6 +78,8 @@ def execute(values: FlagValues) -> None:
         say(f"devices    {setup.devices.reason}")
         say(f"step {step}: held-out {format_losses(heldout, unit=setup.task.loss_unit)}")
 
+
+main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"workdir": "runs/first"})
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -63,8 +63,6 @@ def read_whole(path: Path, *, encoding: str = "utf-8", waits: bool = False) -> s
     """The text of a file that is read at once, as a config; one that does not end, as /dev/zero, is refused.
 
     Args:
-        path: the file.
-        encoding: of its text.
         waits: whether it may be a pipe, as `<(program)` of bash is, and is read when its writer writes.
 
     Raises:
@@ -83,12 +81,7 @@ def read_whole(path: Path, *, encoding: str = "utf-8", waits: bool = False) -> s
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`; if the process is killed meanwhile, the old file stays.
-
-    Args:
-        path: path of the file; its folder exists.
-        content: the new content; text is written as UTF-8.
-    """
+    """Writes `content`, text as UTF-8, to `path`; if the process is killed meanwhile, the old file stays."""
     with whole_files([Path(path)]) as (file,):
         file.write(content.encode() if isinstance(content, str) else content)
 

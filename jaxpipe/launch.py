@@ -26,7 +26,6 @@ from absl.flags import FlagValues
 
 from jaxpipe.command_line import define_number, exit_status, parse
 from jaxpipe.distributed import shared_device
-from jaxpipe.distributed.log import TERMINAL
 from jaxpipe.distributed.supervisor import JOIN_FLAGS, Group, commands_of
 from jaxpipe.errors import ConfigError
 
@@ -71,17 +70,13 @@ def launch(values: FlagValues, arguments: Sequence[str]) -> int:
     count = values.num_processes
     commands = commands_of(("-m", values.module), arguments, count)
     per_device = values.processes_per_device
-    devices = _shared_devices(count, per_device) if per_device > 1 else _devices(count)
+    # With address, count, number and devices all given, jax looks for no cluster, not even in a SLURM job.
+    alone = [{"JAX_LOCAL_DEVICE_IDS": str(process)} for process in range(count)]
+    devices = _shared_devices(count, per_device) if per_device > 1 else alone
     # Unbuffered, so that lines of several processes come in the order of time.
-    environments = [os.environ | _terminal() | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices]
+    environments = [os.environ | {"PYTHONUNBUFFERED": "1"} | variables for variables in devices]
     with Group(commands, environments, grace_s=values.grace_s) as group:
         return group.wait()
-
-
-def _devices(count: int) -> list[dict[str, str]]:
-    """For each process the variable that gives it a device of its own."""
-    # With address, count, number and devices all given, jax looks for no cluster, not even in a SLURM job.
-    return [{"JAX_LOCAL_DEVICE_IDS": str(process)} for process in range(count)]
 
 
 def _shared_devices(count: int, per_device: int) -> list[dict[str, str]]:
@@ -149,17 +144,6 @@ def _parse(values: FlagValues, arguments: Sequence[str]) -> None:
             picture=EXAMPLE,
             repair="add or correct it, or put -- before it; --help lists the flags",
         ) from None
-
-
-def _terminal() -> dict[str, str]:
-    """That there is a terminal, and its size, as environment variables: a progress bar cannot ask a pipe for them."""
-    try:
-        # The bar is written to stderr, which may be a terminal while stdout is a file.
-        size = os.get_terminal_size(sys.stderr.fileno())
-    except OSError:
-        return {}
-    # Lines get the number of their process in front.
-    return {TERMINAL: "1", "COLUMNS": str(size.columns - len("[00] ")), "LINES": str(size.lines)}
 
 
 if __name__ == "__main__":

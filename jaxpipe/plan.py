@@ -21,7 +21,7 @@ from absl.flags import FlagValues
 
 from jaxpipe.cluster.hardware import with_such_cores
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.command_line import check_unused, define_number
+from jaxpipe.command_line import check_unused, define_number, main_of
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
@@ -33,17 +33,6 @@ from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules.methods.registry import DELAYED, METHOD_FILE_HELP, register, register_file
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"config": "configs/gpt3_96b.py", "topology": "a100-80g:6x8"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -135,6 +124,14 @@ def execute(values: FlagValues) -> None:
 def _command() -> str:
     return shlex.join(["python", "-m", "jaxpipe.plan", *sys.argv[1:]])
 
+
+main = main_of(
+    run,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    required={"config": "configs/gpt3_96b.py", "topology": "a100-80g:6x8"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 from absl.flags import FlagValues
 
+from jaxpipe.command_line import main_of
 from jaxpipe.config.command_line import run
 from jaxpipe.data.indexed import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
@@ -26,17 +27,6 @@ from jaxpipe.data.special_tokens import FILE, TOKENIZER_CONFIG
 from jaxpipe.data.tokenizer import BYTE, format_characters
 
 _MOST_WORKERS = 1024  # the tokenizer's library starts all of them, however few texts there are
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -107,6 +97,7 @@ def execute(values: FlagValues) -> None:
 
 def format_prepared(prepared: Prepared) -> str:
     """Returns the report of a preparation: counts, speed, and the flags to train with."""
+    notes = prepared.notes
     has_loss = prepared.num_learned is not None
     learned = prepared.num_learned or 0
     loss = [f"{LOSS}.bin", f"{LOSS}.idx"] if has_loss else []
@@ -115,18 +106,18 @@ def format_prepared(prepared: Prepared) -> str:
     trained = f", after {prepared.train_s:.1f} s of training the vocabulary" if prepared.train_s else ""
     size = f"data.seq_len={prepared.seq_len}" if prepared.seq_len else f"model.vocab_size={prepared.vocab_size}"
     lines = [
-        f"read       {prepared.num_files:,} files, {prepared.num_text_bytes / 1e6:,.1f} MB of text",
-        *_format_tally("replaced", prepared.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
-        *_format_tally("left out", prepared.empty, "empty documents; the first in"),
-        *_format_tally("markup", prepared.markup, "lines with the name of a special token, read as text; the first is"),
-        *(["           --markup reads such names as these tokens"] if prepared.markup.num else []),
+        f"read       {prepared.num_files:,} files, {notes.num_text_bytes / 1e6:,.1f} MB of text",
+        *_format_tally("replaced", notes.replaced, "places of invalid UTF-8, by U+FFFD; the first in"),
+        *_format_tally("left out", notes.empty, "empty documents; the first in"),
+        *_format_tally("markup", notes.markup, "lines with the name of a special token, read as text; the first is"),
+        *(["           --markup reads such names as these tokens"] if notes.markup.num else []),
         # The most frequent characters alone: a text may lack thousands.
         *(
-            [f"dropped    {prepared.dropped.total():,} characters: {format_characters(prepared.dropped)}"]
-            if prepared.dropped
+            [f"dropped    {notes.dropped.total():,} characters: {format_characters(notes.dropped)}"]
+            if notes.dropped
             else []
         ),
-        *_format_tally("unknown", prepared.unknown, "tokens stand for what the vocabulary lacks; the first in"),
+        *_format_tally("unknown", notes.unknown, "tokens stand for what the vocabulary lacks; the first in"),
         f"documents  {prepared.num_documents:,}",
         f"vocabulary {prepared.vocab_size:,} tokens",
         *(
@@ -140,9 +131,9 @@ def format_prepared(prepared: Prepared) -> str:
             else []
         ),
         f"tokens     {prepared.num_tokens:,}, {prepared.dtype.name};"
-        f" {prepared.num_text_bytes / prepared.num_tokens:.2f} bytes a token",
+        f" {notes.num_text_bytes / prepared.num_tokens:.2f} bytes a token",
         *([f"learned    {learned:,} tokens, {learned / prepared.num_tokens:.1%}: the answers"] if has_loss else []),
-        f"speed      {prepared.num_text_bytes / 1e6 / prepared.encode_s:.1f} MB/s: {prepared.encode_s:.1f} s{trained}",
+        f"speed      {notes.num_text_bytes / 1e6 / prepared.encode_s:.1f} MB/s: {prepared.encode_s:.1f} s{trained}",
         f"written    {', '.join(prepared.prefix + suffix for suffix in written)}",
         f"train with --config.data.files={shlex.quote(f'indexed:{prepared.prefix}')}"
         f" --config.data.tokenizer={shlex.quote(prepared.tokenizer)} --config.{size}"
@@ -156,6 +147,14 @@ def format_prepared(prepared: Prepared) -> str:
 def _format_tally(what: str, tally: Tally, of: str) -> list[str]:
     return [f"{what:10} {tally.num:,} {of} {tally.first}"] if tally.num else []
 
+
+main = main_of(
+    run,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    required={"input": "'texts/*.txt'", "tokenizer": "bpe:32000", "output": "data/text"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

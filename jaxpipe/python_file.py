@@ -48,10 +48,8 @@ def values_in_file(path: str, kind: type[T], *, built_in: Collection[T], error: 
     """All values of type `kind` that the Python file `path` defines, in its order; at least one.
 
     Args:
-        path: path of the file, without ":NAME".
         kind: type of the values, as `Method` or `Family`.
         built_in: existing values, which the file may import but does not define.
-        error: class of the error to raise.
 
     Raises:
         error: the file does not exist, cannot be run, or defines no such value.
@@ -104,13 +102,7 @@ def run_file(path: Path) -> ModuleType:
 
 @contextmanager
 def errors_of_file(path: str, *, error: type[JaxpipeError], rule: str) -> Iterator[None]:
-    """Turns what the code of a user's file raises, also where it exits, into an `error`; a JaxpipeError passes.
-
-    Args:
-        path: path of the file.
-        error: class of the error to raise.
-        rule: the rule that its text states.
-    """
+    """Turns what the code of a user's file raises, also where it exits, into an `error`; a JaxpipeError passes."""
     try:
         yield
     # Ctrl-C is meant for the command, and not a fault of the file.

@@ -22,7 +22,7 @@ from absl import flags
 from absl.flags import FlagValues
 
 from jaxpipe.checkpoints import restore_canonical
-from jaxpipe.command_line import define_number
+from jaxpipe.command_line import define_number, main_of
 from jaxpipe.config import model_config
 from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import define_allow_code, run
@@ -42,17 +42,6 @@ from jaxpipe.training import run_folder
 
 NUM_SEEDS = 2**32
 LEAST_TEMPERATURE = 1e-30  # by which logits can be divided in float32
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"workdir": "runs/quickstart", "prompt": "'def '"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -292,6 +281,10 @@ def _draw(logits: jax.Array, keys: jax.Array, index: Any, *, temperature: float,
         )
     )(keys, logits)
 
+
+main = main_of(
+    run, execute, define_flags=define_flags, usage=__doc__, required={"workdir": "runs/quickstart", "prompt": "'def '"}
+)
 
 if __name__ == "__main__":
     sys.exit(main())

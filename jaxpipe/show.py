@@ -157,7 +157,6 @@ def _num_layers(values: FlagValues) -> int:
 
 
 def _others(schedule: Schedule, values: FlagValues) -> list[Schedule]:
-    """The schedules to compare with, of the same size."""
     sizes = {"num_devices": schedule.num_devices, "num_microbatches": schedule.batch_size}
     return [build(name, **sizes) for name in values.compare]
 

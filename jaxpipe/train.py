@@ -20,21 +20,11 @@ from absl import flags
 from absl.flags import FlagValues
 from ml_collections import config_flags
 
+from jaxpipe.command_line import main_of
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, define_process_flags
 from jaxpipe.config.command_line import run as run_command
 from jaxpipe.distributed.supervisor import STOPPED
 from jaxpipe.training import fit
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run_command(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"config": "configs/quickstart.py", "workdir": "runs/first"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -61,6 +51,14 @@ def execute(values: FlagValues) -> int:
     )
     return STOPPED if run.is_stopped else 0
 
+
+main = main_of(
+    run_command,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    required={"config": "configs/quickstart.py", "workdir": "runs/first"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -46,7 +46,7 @@ def time_group(cells: tuple[Cell, ...], *, num_repeats: int) -> dict[str, Any]:
         "cells": [asdict(cell) for cell in cells],
         "subject": subject_of_config(config),
         "identity": identity_of(jax.local_devices()[0], num_repeats=num_repeats, num_layers=NUM_LAYERS),
-        **num_parameters(stages),
+        **num_parameters(stages.whole, stages.params, num_layers=stages.config.model.num_layers),
         "link": asdict(link_between(jax.devices(), num_repeats=num_repeats)),
         "update": update,
         "runs": [{"counts": run.counts, "timings": each} for run, each in zip(runs, rest, strict=False)],

@@ -18,24 +18,12 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.checks import damaged_files, no_checkpoint
 from jaxpipe.checkpoints.files import CHECKPOINTS, About, Keep, damages
-from jaxpipe.command_line import run
+from jaxpipe.command_line import main_of, run
 from jaxpipe.files import local_path
 from jaxpipe.units import mib
 
 _HEAD = ("step", "complete", "MiB", "written (UTC)", "held-out loss", "kept because of")
 _SET_ASIDE = "set aside"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        positional=("command", "workdir"),
-        required={"command": "list", "workdir": "runs/first"},
-    )
 
 
 def define_flags(values: FlagValues) -> None:
@@ -56,11 +44,7 @@ def execute(values: FlagValues) -> None:
 
 
 def list_checkpoints(folder: Path) -> str:
-    """A table of all checkpoints in `folder`; one that is deleted meanwhile is left out.
-
-    Raises:
-        ConfigError: `folder` contains no checkpoint.
-    """
+    """A table of all checkpoints in `folder`, less those deleted meanwhile; ConfigError if there is none."""
     abouts = {step: files.read_about(folder / str(step)) for step in files.complete_steps(folder)}
     # A run may save, set aside and delete while this reads: what has no folder any more is left out below.
     others = dict.fromkeys(files.set_aside_paths(folder), _SET_ASIDE)
@@ -83,12 +67,7 @@ def list_checkpoints(folder: Path) -> str:
 
 
 def verify_checkpoints(folder: Path) -> None:
-    """Prints for each complete checkpoint in `folder` whether it is undamaged.
-
-    Raises:
-        ConfigError: `folder` contains no complete checkpoint.
-        CheckpointError: a file is damaged.
-    """
+    """Prints which checkpoints are undamaged; CheckpointError at its end unless all are, ConfigError without any."""
     steps = files.complete_steps(folder)
     wrong = {}
     if not steps:
@@ -123,6 +102,15 @@ def _keep(abouts: dict[int, About | None]) -> Keep:
     fields = configs[-1].get("checkpoint", {}) if configs else {}
     return Keep(**{name: fields[f"keep_{name}"] for name in ("last", "every", "best") if f"keep_{name}" in fields})
 
+
+main = main_of(
+    run,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    positional=("command", "workdir"),
+    required={"command": "list", "workdir": "runs/first"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,8 @@ paths, as "params.layers.attention.norm.scale".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,70 +19,50 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from jaxpipe.checkpoints.checks import check_parts, writers
-from jaxpipe.checkpoints.files import unfinished_path
+from jaxpipe.checkpoints.files import About, unfinished_path, write_sums
 from jaxpipe.files import LONGEST_WRITE_S
 
 Arrays = Mapping[str, Any]
 
 
-class ArrayWriter:
-    """Writes one checkpoint at a time in the background."""
+def write_checkpoint(
+    folder: Path, arrays: Arrays, *, config: dict[str, Any], heldout_loss: float | None = None
+) -> ocp.AsyncCheckpointer:
+    """Starts to write a checkpoint in the background; returns Orbax's checkpointer, whose `close` ends the writing.
 
-    def __init__(self, *, before_commit: Callable[[Path], None]):
-        """Prepares the writer; nothing is written yet.
+    Args:
+        folder: named by its step; gets its name when it is complete.
+        arrays: of JAX or NumPy; they must not change before they are written.
 
-        Args:
-            before_commit: called with the folder, in a thread of process 0, when it contains the parts of all processes
-                and before it gets its name; if it raises, the folder does not get its name.
-        """
-        self._of_caller = before_commit
-        self._started: tuple[Path, frozenset[int]] | None = None  # folder and processes of the last checkpoint
-        logging.getLogger("absl").addFilter(_is_not_of_orbax)
+    Raises:
+        Exception: any error of Orbax or the file system, later by the checkpointer; CheckpointError there if the folder
+            lacks the part of some process.
+    """
+    about = About(int(folder.name), datetime.now(UTC).isoformat(timespec="seconds"), config, heldout_loss)
+    unfinished = unfinished_path(folder.parent, about.step)
+    processes = writers(arrays)
+
+    def before_commit() -> None:
+        """Runs in a thread of process 0 alone, when all processes have written; if it raises, there is no commit."""
+        check_parts(unfinished, processes)
+        about.write(unfinished)
+        write_sums(unfinished)
+
+    logging.getLogger("absl").addFilter(_is_not_of_orbax)
+    checkpointer = ocp.AsyncCheckpointer(
+        _handler(),
+        async_options=ocp.AsyncOptions(
+            timeout_secs=int(LONGEST_WRITE_S),
+            post_finalization_callback=before_commit,
+            # Made at once: a folder that cannot be made is then an error of this function and not one of a thread.
+            create_directories_asynchronously=False,
+        ),
         # Orbax's own file of metadata changes after `before_commit`, so no checksum could match it.
-        without: Any = _NoStepMetadata()
-        self._checkpointer = ocp.AsyncCheckpointer(
-            _handler(),
-            async_options=ocp.AsyncOptions(
-                timeout_secs=int(LONGEST_WRITE_S),
-                post_finalization_callback=self._before_commit,
-                # Made at once: a folder that cannot be made is then an error of `save` and not one of a thread.
-                create_directories_asynchronously=False,
-            ),
-            checkpoint_metadata_store=without,
-        )
-
-    def start(self, folder: Path, arrays: Arrays) -> None:
-        """Starts to write `arrays`, of JAX or NumPy; they must not change before `wait` returns.
-
-        Raises:
-            Exception: any error of Orbax or the file system.
-        """
-        self._started = unfinished_path(folder.parent, int(folder.name)), writers(arrays)
-        # A copy of the names, since the thread reads them after this returns.
-        self._checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
-
-    def check(self) -> None:
-        """Raises whatever has gone wrong in the background; does not wait."""
-        self._checkpointer.check_for_errors()
-
-    def wait(self) -> None:
-        """Returns when the checkpoint is complete.
-
-        Raises:
-            CheckpointError: the folder lacks the part of some process.
-            Exception: whatever went wrong in the background.
-        """
-        self._checkpointer.wait_until_finished()
-
-    def close(self) -> None:
-        """Ends the threads of the writer."""
-        self._checkpointer.close()
-
-    def _before_commit(self) -> None:
-        assert self._started is not None
-        folder, processes = self._started
-        check_parts(folder, processes)
-        self._of_caller(folder)
+        checkpoint_metadata_store=ocp.metadata.metadata_store(enable_write=False),
+    )
+    # A copy of the names, since the thread reads them after this returns.
+    checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
+    return checkpointer
 
 
 def read_arrays(folder: Path, like: Arrays) -> dict[str, jax.Array]:
@@ -127,25 +108,3 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Whether a record is not from Orbax, which logs errors of its threads with many traces, and raises them too."""
     return "orbax/checkpoint" not in record.pathname
-
-
-class _NoStepMetadata:
-    """A MetadataStore of Orbax that stores nothing."""
-
-    def is_blocking_writer(self) -> bool:
-        return True
-
-    def write(self, file_path: Any, metadata: Any) -> None:
-        pass
-
-    def read(self, file_path: Any) -> None:
-        return None
-
-    def update(self, file_path: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_until_finished(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -10,17 +10,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax
+import orbax.checkpoint as ocp
 
 from jaxpipe.checkpoints import files
-from jaxpipe.checkpoints.arrays import ArrayWriter, read_arrays, shapes
+from jaxpipe.checkpoints.arrays import read_arrays, shapes, write_checkpoint
 from jaxpipe.checkpoints.checks import check_same, not_written
-from jaxpipe.checkpoints.files import About, Keep, write_sums
+from jaxpipe.checkpoints.files import Keep
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.errors import CheckpointError
@@ -34,9 +34,6 @@ class Checkpoints:
 
     All processes of a run create one and call its methods in the same order. On leaving its context, the last
     checkpoint is complete.
-
-    Attributes:
-        num_failed: checkpoints in a row that could not be written.
     """
 
     def __init__(
@@ -52,8 +49,6 @@ class Checkpoints:
 
         Args:
             folder: folder of the checkpoints, which all processes see; made with the first checkpoint.
-            pipeline: pipeline that the states belong to.
-            keep: the rule by which checkpoints are kept.
             read_only: whether nothing is written, deleted or set aside.
             say: takes messages: in every process about checkpoints passed over, in process 0 about those set aside.
         """
@@ -63,9 +58,8 @@ class Checkpoints:
         self._read_only = read_only
         self._say = say
         self._form: StateForm | None = None
-        self._writer: ArrayWriter | None = None
-        self._in_flight: About | None = None  # about.json of the checkpoint being written
-        self.num_failed = 0
+        self._in_flight: tuple[Path, ocp.AsyncCheckpointer] | None = None  # the checkpoint being written, and by what
+        self.num_failed = 0  # checkpoints in a row that could not be written
         self._last: int | None = None  # the step that was saved or restored last
         if not read_only:
             self._clean()
@@ -83,10 +77,6 @@ class Checkpoints:
             if error is None:
                 raise
             self._say(str(failed))
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
 
     def steps(self) -> list[int]:
         """Steps whose checkpoints are complete, ascending."""
@@ -100,9 +90,6 @@ class Checkpoints:
 
         Args:
             step: number of batches consumed.
-            state: the train state.
-            config: config of the run, as JSON can hold it.
-            heldout_loss: the newest held-out loss, or None.
 
         Raises:
             CheckpointError: this checkpoint or the one before it cannot be written.
@@ -113,33 +100,32 @@ class Checkpoints:
         if step == self._last:
             return
         self._last = step
-        # Before anything is written: the thread of `_before_commit` reads it.
-        self._in_flight = About(step, datetime.now(UTC).isoformat(timespec="seconds"), config, heldout_loss)
+        folder = self.folder / str(step)
         try:
             self._set_aside([later for later in self.steps() if later >= step], "replaced")
-            if self._writer is None:
-                self._writer = ArrayWriter(before_commit=self._before_commit)
-            self._writer.start(self.folder / str(step), self._form_of(state).to_arrays(state))
+            arrays = self._form_of(state).to_arrays(state)
+            self._in_flight = folder, write_checkpoint(folder, arrays, config=config, heldout_loss=heldout_loss)
         except Exception as error:
-            raise self._failed(step, error) from error
+            raise self._failed(folder, error) from error
 
     def check(self) -> None:
-        """Returns at once, unless the checkpoint in flight has failed already.
-
-        Raises:
-            CheckpointError: the checkpoint cannot be written.
-        """
-        self._finish(lambda writer: writer.check())
+        """Returns at once, unless the checkpoint in flight has failed already."""
+        if self._in_flight is not None:
+            folder, checkpointer = self._in_flight
+            try:
+                checkpointer.check_for_errors()
+            except Exception as error:
+                raise self._failed(folder, error) from error
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete and those that need not be kept are deleted.
-
-        Raises:
-            CheckpointError: the checkpoint cannot be written.
-        """
+        """Returns when the last checkpoint is complete and those that need not be kept are deleted."""
         if self._in_flight is None:
             return
-        self._finish(lambda writer: writer.wait())
+        folder, checkpointer = self._in_flight
+        try:
+            checkpointer.close()
+        except Exception as error:
+            raise self._failed(folder, error) from error
         self._in_flight = None
         self.num_failed = 0
         # One process deletes; the others would race with it.
@@ -183,31 +169,16 @@ class Checkpoints:
         self._last, state = read_newest(self.folder, read, step=step, say=self._say)
         return self._last, state
 
-    def _finish(self, call: Callable[[ArrayWriter], None]) -> None:
-        """Calls `check` or `wait` of the writer if a checkpoint is in flight."""
-        if self._in_flight is None or self._writer is None:
-            return
-        try:
-            call(self._writer)
-        except Exception as error:
-            raise self._failed(self._in_flight.step, error) from error
-
     def _form_of(self, like: Any) -> StateForm:
         self._form = self._form or StateForm(like, like.params, self._pipeline)
         return self._form
-
-    def _before_commit(self, folder: Path) -> None:
-        """Runs in a thread of Orbax, in process 0 alone."""
-        assert self._in_flight is not None
-        self._in_flight.write(folder)
-        write_sums(folder)
 
     def _set_aside(self, steps: Iterable[int], why: str) -> None:
         if jax.process_index() == 0:
             for step in sorted(steps):
                 self._say(f"checkpoint of step {step} is set aside as {files.set_aside(self.folder, step, why).name}")
 
-    def _failed(self, step: int, error: Exception) -> CheckpointError:
+    def _failed(self, folder: Path, error: Exception) -> CheckpointError:
         """The error to raise; deletes the partial checkpoint, since the disk may be full."""
         # Both: neither may a later `wait` finish this one, nor `save` of the same step be passed over.
         self._in_flight = self._last = None
@@ -215,7 +186,7 @@ class Checkpoints:
         self._clean()
         if isinstance(error, CheckpointError):
             return CheckpointError(str(error))
-        return not_written(self.folder, step, error, self.steps())
+        return not_written(folder, error, self.steps())
 
     def _clean(self) -> None:
         if jax.process_index() == 0:
@@ -233,7 +204,6 @@ class Saver:
         """Saves nothing yet.
 
         Args:
-            checkpoints: the run's checkpoints.
             num_processes: processes of the run. Several do not try again: a failure is known to one of them alone.
             say: takes the error of each try but the last.
         """
@@ -255,12 +225,7 @@ class Saver:
         """Starts to save a state if that is due, or if an earlier one could not be written; call it after every step.
 
         Args:
-            step: number of steps done.
-            state: returns the train state.
-            is_due: whether the run saves after this step.
             is_last: whether no step follows; then this returns when the checkpoint is complete.
-            config: config of the run, as JSON can hold it.
-            heldout_loss: the newest held-out loss, or None.
 
         Raises:
             CheckpointError: all tries have failed, or the run has several processes.

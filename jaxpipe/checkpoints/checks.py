@@ -18,13 +18,7 @@ _MOST_SHOWN = 20
 
 
 def check_same(saved: Shapes, wanted: Shapes, *, folder: Path) -> None:
-    """Raises ConfigError unless a checkpoint has the wanted arrays, with their shapes; it may have others too.
-
-    Args:
-        saved: shapes of the checkpoint's arrays, by name.
-        wanted: shapes of the parameters or of a whole state, by name.
-        folder: folder of the checkpoint.
-    """
+    """Raises ConfigError unless a checkpoint has the wanted arrays, with their shapes; it may have others too."""
     # The checkpoint may have more, but not of the parameters: then it is another model.
     different = sorted(name for name in wanted if saved.get(name) != wanted[name])
     different += sorted(name for name in saved if name.startswith(_PARAMS) and name not in wanted)
@@ -91,21 +85,11 @@ def damaged_files(folder: Path, damaged: Mapping[int, Sequence[str]]) -> Checkpo
     )
 
 
-def parts_missing(folder: Path, missing: Sequence[str]) -> CheckpointError:
-    """The error for a checkpoint in `folder` without the parts that some processes have written elsewhere."""
-    return CheckpointError(
-        f"the checkpoint {folder} lacks the parts of some processes: {len(missing)}",
-        rule="checkpoint-shared: all processes of a run write into one folder, which all of them see",
-        picture=f"not there: {first_of(missing, joined_by=', ', most=_MOST_SHOWN)}",
-        repair="name a --workdir on a file system that all machines share",
-    )
-
-
-def not_written(folder: Path, step: int, error: Exception, complete: Sequence[int]) -> CheckpointError:
-    """The error for a checkpoint of `step` whose writing failed with `error`."""
+def not_written(folder: Path, error: Exception, complete: Sequence[int]) -> CheckpointError:
+    """The error for a checkpoint whose writing failed with `error`, beside the `complete` ones."""
     lines = str(error).splitlines() or [type(error).__name__]
     return CheckpointError(
-        f"the checkpoint of step {step} cannot be written to {folder}",
+        f"the checkpoint of step {folder.name} cannot be written to {folder.parent}",
         rule="checkpoint-written: there is room and permission for a checkpoint more than are kept",
         picture=f"{lines[0][:300]}\ncomplete there: {', '.join(f'step {good}' for good in complete) or 'none'}",
         repair="make room, or correct the folder; the same command resumes an ended run from the last complete one",
@@ -137,4 +121,9 @@ def check_parts(folder: Path, processes: frozenset[int]) -> None:
     """Raises CheckpointError unless `folder` has the parts of all `processes`."""
     missing = [f"{_PART}{process}" for process in sorted(processes) if not (folder / f"{_PART}{process}").is_dir()]
     if missing:
-        raise parts_missing(folder, missing)
+        raise CheckpointError(
+            f"the checkpoint {folder} lacks the parts of some processes: {len(missing)}",
+            rule="checkpoint-shared: all processes of a run write into one folder, which all of them see",
+            picture=f"not there: {first_of(missing, joined_by=', ', most=_MOST_SHOWN)}",
+            repair="name a --workdir on a file system that all machines share",
+        )

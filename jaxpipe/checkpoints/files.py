@@ -35,19 +35,12 @@ _DELETED = "deleted"
 
 @dataclass(frozen=True)
 class About:
-    """The contents of about.json.
-
-    Attributes:
-        step: step of the checkpoint.
-        written: time of writing, ISO 8601.
-        config: config of the run at that time; empty if there was none.
-        heldout_loss: the last held-out loss before the checkpoint, or None.
-    """
+    """The contents of about.json."""
 
     step: int
-    written: str
-    config: dict[str, Any]
-    heldout_loss: float | None
+    written: str  # time, ISO 8601
+    config: dict[str, Any]  # of the run at that time; empty if there was none
+    heldout_loss: float | None  # the last one before the checkpoint
 
     def write(self, folder: Path) -> None:
         """Writes about.json into the folder of a checkpoint."""
@@ -71,24 +64,18 @@ def heldout_losses(folder: Path) -> dict[int, float | None]:
 
 def complete_steps(folder: Path) -> list[int]:
     """Steps with complete checkpoints, ascending; only the checksums tell whether they are undamaged."""
-    if not folder.is_dir():
-        return []
     # A checkpoint that is deleted meanwhile counts: the newer one for which it was deleted may not be in this listing.
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and not path.is_file())
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and not path.is_file())
 
 
 def unfinished(folder: Path) -> list[Path]:
     """Half-written and half-deleted checkpoints, left by killed processes."""
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _UNFINISHED in path.name or f".{_DELETED}" in path.name)
+    return sorted([*folder.glob(f"*{_UNFINISHED}*"), *folder.glob(f"*.{_DELETED}*")])
 
 
 def set_aside_paths(folder: Path) -> list[Path]:
     """Checkpoints that have been set aside."""
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if ".damaged" in path.name or ".replaced" in path.name)
+    return sorted([*folder.glob("*.damaged*"), *folder.glob("*.replaced*")])
 
 
 def unfinished_path(folder: Path, step: int) -> Path:
@@ -137,44 +124,31 @@ def paths_of_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Keep:
-    """The rule by which checkpoints are kept; the newest always is.
+    """The rule by which checkpoints are kept; the newest always is."""
 
-    Attributes:
-        last: number of newest checkpoints.
-        every: steps between checkpoints that are kept forever; 0 keeps none.
-        best: number of checkpoints with the least held-out loss.
-    """
-
-    last: int = 3
-    every: int = 0
-    best: int = 0
+    last: int = 3  # number of newest checkpoints
+    every: int = 0  # steps between checkpoints that are kept forever; 0 keeps none
+    best: int = 0  # number of checkpoints with the least held-out loss
 
     def reasons(self, losses: Mapping[int, float | None]) -> dict[int, list[str]]:
-        """The reasons to keep each checkpoint, by step; one without a reason may be deleted.
-
-        Args:
-            losses: the held-out loss, or None, of each checkpoint, by step.
+        """The reasons to keep each checkpoint, by step, given its held-out loss; one without may be deleted.
 
         Example:
             >>> Keep(last=1, every=20, best=1).reasons({10: 1.5, 20: 2.0, 30: None, 40: 1.75, 50: 2.5})
             {10: ['best 1'], 20: ['every 20'], 30: [], 40: ['every 20'], 50: ['last 1']}
         """
+        steps = sorted(losses)
         # The newest stays in any case: deleting all would lose the run.
         last = max(self.last, 1)
-        newest = sorted(losses)[-last:]
         # NaN is less than nothing and more than nothing; it would be sorted anywhere.
         measured = {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
-        # Of equal losses the newer one.
-        best = sorted(measured, key=lambda step: (measured[step], -step))[: self.best]
-        reasons: dict[int, list[str]] = {step: [] for step in sorted(losses)}
-        for step, of_step in reasons.items():
-            if step in newest:
-                of_step.append(f"last {last}")
-            if self.every and step % self.every == 0:
-                of_step.append(f"every {self.every}")
-            if step in best:
-                of_step.append(f"best {self.best}")
-        return reasons
+        kept = {
+            f"last {last}": steps[-last:],
+            f"every {self.every}": [step for step in steps if self.every and step % self.every == 0],
+            # Of equal losses the newer one.
+            f"best {self.best}": sorted(measured, key=lambda step: (measured[step], -step))[: self.best],
+        }
+        return {step: [reason for reason, of_reason in kept.items() if step in of_reason] for step in steps}
 
 
 # Sums: SHA256SUMS of a checkpoint, by which damage is found
@@ -189,7 +163,8 @@ def write_sums(folder: Path) -> None:
     """Writes the checksums of all files in `folder`, in several threads: hashing releases Python's lock."""
     names = _names(folder)
     # Hashing may not take more threads than cores: the devices' own threads compute meanwhile.
-    with ThreadPoolExecutor(min(_MOST_THREADS, _num_cores())) as pool:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(_MOST_THREADS, num_cores)) as pool:
         sums = list(pool.map(lambda name: _sum(folder / name), names))
     write_whole(folder / SUMS, "".join(f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)))
 
@@ -198,8 +173,6 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
     """Finds damaged or missing files in `folder`: one text for each.
 
     Args:
-        folder: folder of a complete checkpoint.
-        share: index of the share to check.
         num_shares: number of shares that the files are divided into; each share checks that all files exist.
     """
     try:
@@ -216,11 +189,6 @@ def damages(folder: Path, *, share: int = 0, num_shares: int = 1) -> list[str]:
     with ThreadPoolExecutor(_MOST_THREADS) as pool:
         wrong = pool.map(lambda name: _damage(folder, name, expected[name]), names)
         return missing + added + [damage for damage in wrong if damage]
-
-
-def _num_cores() -> int:
-    """The number of cores that this process may use, as far as the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _damage(folder: Path, name: str, expected: str) -> str:

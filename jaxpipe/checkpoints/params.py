@@ -6,10 +6,8 @@ they are NumPy arrays of this host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,9 +15,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxpipe.checkpoints.arrays import ArrayWriter, read_array, read_arrays, shapes
+from jaxpipe.checkpoints.arrays import read_array, read_arrays, shapes, write_checkpoint
 from jaxpipe.checkpoints.checks import check_same, not_written
-from jaxpipe.checkpoints.files import CHECKPOINTS, About, write_sums
+from jaxpipe.checkpoints.files import CHECKPOINTS
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
 from jaxpipe.program import Pipeline
@@ -41,22 +39,12 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
     Raises:
         CheckpointError: it cannot be written.
     """
-    folder = workdir / CHECKPOINTS
-    about = About(step, datetime.now(UTC).isoformat(timespec="seconds"), {}, None)
-
-    def before_commit(unfinished: Path) -> None:
-        about.write(unfinished)
-        write_sums(unfinished)
-
-    writer = ArrayWriter(before_commit=before_commit)
+    folder = workdir / CHECKPOINTS / str(step)
     try:
-        writer.start(folder / str(step), dict(_named(params)))
-        writer.wait()
+        write_checkpoint(folder, dict(_named(params)), config={}).close()
     except Exception as error:
-        raise not_written(folder, step, error, ()) from error
-    finally:
-        writer.close()
-    return folder / str(step)
+        raise not_written(folder, error, ()) from error
+    return folder
 
 
 def restore_params(
@@ -66,9 +54,6 @@ def restore_params(
 
     Args:
         workdir: folder of the run, which may go on meanwhile.
-        model: model of the run.
-        pipeline: pipeline to whose devices the parameters go.
-        say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
         ConfigError: there is no checkpoint, or it is of another model.
@@ -87,34 +72,22 @@ def restore_params(
 
 @dataclass(frozen=True)
 class SavedParams:
-    """The canonical parameters of a checkpoint, read one by one.
-
-    Attributes:
-        step: step of the checkpoint.
-        folder: folder of the checkpoint.
-    """
+    """The canonical parameters of a checkpoint, read one by one."""
 
     step: int
     folder: Path
 
     def read(self, path: str) -> np.ndarray:
-        """The parameter at `path`, as "layers.attention.norm.scale", with all its layers.
-
-        Raises:
-            CheckpointError: the run has deleted the checkpoint meanwhile.
-        """
+        """The parameter at `path`, with all its layers; CheckpointError if the run has deleted the checkpoint."""
         return read_whole(self.folder, lambda: read_array(self.folder, f"params.{path}"))
 
 
-@contextmanager
 def open_canonical(
     workdir: Path, *, model: HasInit, step: int | None = None, say: Callable[[str], None] = print
-) -> Iterator[SavedParams]:
-    """The parameters of one checkpoint in `workdir`, read one by one when they are needed.
+) -> SavedParams:
+    """The parameters of one checkpoint of a run, read one by one when they are needed.
 
     Args:
-        workdir: folder of the run.
-        model: model of the run.
         step: step of the checkpoint; None takes the newest undamaged one.
         say: takes a message about each checkpoint that is passed over, in every process.
 
@@ -122,24 +95,13 @@ def open_canonical(
         ConfigError: there is no checkpoint, or it is of another model.
         CheckpointError: all checkpoints are damaged, or that of `step` is.
     """
-    yield read_newest(workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model), step=step, say=say)
+    return read_newest(workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model), step=step, say=say)
 
 
 def restore_canonical(
     workdir: Path, *, model: HasInit, step: int | None = None, say: Callable[[str], None] = print
 ) -> tuple[int, Any]:
-    """Returns the step and the canonical parameters, NumPy arrays of this host, of a checkpoint in `workdir`.
-
-    Args:
-        workdir: folder of the run.
-        model: model of the run.
-        step: step of the checkpoint; None takes the newest undamaged one.
-        say: takes a message about each checkpoint that is passed over, in every process.
-
-    Raises:
-        ConfigError: there is no checkpoint, or it is of another model.
-        CheckpointError: all checkpoints are damaged, or that of `step` is.
-    """
+    """The step and the canonical parameters, NumPy arrays of this host; arguments and errors as of `open_canonical`."""
 
     def read(chosen: Choice) -> tuple[int, Any]:
         saved = _checked(chosen, model)

@@ -42,33 +42,15 @@ def broadcast_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """The checkpoint that was chosen to be read.
-
-    Attributes:
-        folder: folder of the checkpoint.
-        step: step of the checkpoint.
-        damaged: newer checkpoints that are damaged, step -> what is wrong.
-    """
+    """The checkpoint that was chosen to be read."""
 
     folder: Path
     step: int
-    damaged: dict[int, str]
+    damaged: dict[int, str]  # newer checkpoints that are damaged, step -> what is wrong
 
 
-def newest_undamaged(folder: Path, *, step: int | None = None, say: Callable[[str], None] = print) -> Choice:
-    """Finds the newest checkpoint in `folder` whose files match its checksums, or that of `step` if it is undamaged.
-
-    Each process checks its share of the files.
-
-    Args:
-        folder: folder of all checkpoints.
-        step: the only step that is accepted; None accepts all.
-        say: is called with a line for each checkpoint that is passed over.
-
-    Raises:
-        CheckpointError: all complete checkpoints are damaged, or that of `step` is.
-        ConfigError: there is no checkpoint.
-    """
+def _newest_undamaged(folder: Path, *, step: int | None, say: Callable[[str], None]) -> Choice:
+    """The newest checkpoint whose files match its checksums; each process checks its share of the files."""
     damaged: dict[int, str] = {}
     vanished: set[int] = set()
     while True:
@@ -101,7 +83,6 @@ class VanishedError(CheckpointError):
     """A checkpoint was deleted or set aside while it was read."""
 
     def __init__(self, folder: Path):
-        """Makes the error for the checkpoint in `folder`."""
         super().__init__(
             f"the checkpoint {folder} was deleted or set aside while it was read",
             rule="checkpoint-kept: a run keeps the checkpoints that its checkpoint.keep_* name, and deletes others",
@@ -120,10 +101,8 @@ def read_newest(
     """Returns the result of `read` for the newest undamaged checkpoint in `folder`, or for that of `step`.
 
     Args:
-        folder: folder of all checkpoints.
         read: reads the chosen checkpoint through `read_whole`; called again for another one if it was deleted
             meanwhile.
-        step: the only step that is accepted; None accepts all.
         say: is called with a line for each checkpoint that is passed over.
 
     Raises:
@@ -131,7 +110,7 @@ def read_newest(
         ConfigError: there is no checkpoint.
     """
     while True:
-        chosen = newest_undamaged(folder, step=step, say=say)
+        chosen = _newest_undamaged(folder, step=step, say=say)
         try:
             return read(chosen)
         except VanishedError:

@@ -32,17 +32,11 @@ def has_tree_of(params: Any) -> Callable[[Any], bool]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of the state.
+    """One leaf of the state."""
 
-    Attributes:
-        name: path of the leaf, as "params.layers.attention.norm.scale".
-        part: the distribution over devices.
-        like: shape, dtype and sharding of the canonical form.
-    """
-
-    name: str
+    name: str  # path of the leaf, as "params.layers.attention.norm.scale"
     part: Part
-    like: jax.ShapeDtypeStruct
+    like: jax.ShapeDtypeStruct  # shape, dtype and sharding of the canonical form
 
     @property
     def num_bytes(self) -> int:
@@ -57,27 +51,16 @@ class Leaf:
 
 
 class StateForm:
-    """The leaves of a train state in groups, of which one is copied at a time.
-
-    Attributes:
-        groups: groups of leaves, in the order of the state's leaves.
-    """
+    """The leaves of a train state in groups, of which one is copied at a time."""
 
     def __init__(self, like: Any, params: Any, pipeline: Pipeline):
-        """Describes states like `like`.
-
-        Args:
-            like: a state, or its shapes.
-            params: the staged parameters in it.
-            pipeline: pipeline that they belong to.
-        """
         self._canonical = Canonical(pipeline.layout, pipeline.mesh)
         self._structure = jax.tree.structure(like)
         # To save GPU memory, the copies of a group move to the host before the next group is copied.
         self._host = "pinned_host" if pipeline.mesh.devices.flat[0].platform == "gpu" else None
         parts = jax.tree.leaves(pipeline.parts(params))
         is_staged = has_tree_of(params)
-        self.groups: list[list[Leaf]] = []
+        self.groups: list[list[Leaf]] = []  # groups of leaves, in the order of the state's leaves
         for path, subtree in jax.tree_util.tree_leaves_with_path(like, is_leaf=is_staged):
             leaves = jax.tree_util.tree_leaves_with_path(subtree, is_leaf=is_masked)
             if is_staged(subtree):
@@ -86,7 +69,8 @@ class StateForm:
                     for (_, leaf), param, part in zip(leaves, jax.tree.leaves(params), parts, strict=True)
                 ]
             else:
-                distributions = [_of_number(leaf) for _, leaf in leaves]
+                # Not parameters but numbers, which every device holds.
+                distributions = [Part((), None, (), (), 1, tuple(leaf.shape), stacked=False) for _, leaf in leaves]
             there = [(*pair, part) for pair, part in zip(leaves, distributions, strict=True) if not is_masked(pair[1])]
             self._add([self._leaf((*path, *rest), leaf, part) for rest, leaf, part in there])
 
@@ -136,8 +120,3 @@ class StateForm:
                 room = GROUP_BYTES
             self.groups[-1].append(leaf)
             room -= leaf.num_bytes
-
-
-def _of_number(leaf: Any) -> Part:
-    """The distribution of a leaf that is not a parameter: every device holds all of it."""
-    return Part((), None, (), (), 1, tuple(leaf.shape), stacked=False)

@@ -19,23 +19,13 @@ from ml_collections import config_flags
 
 from jaxpipe.cluster.axes import describe_mesh
 from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.command_line import main_of
 from jaxpipe.compile.gpus import absent_gpus, check_compilable, check_plugin
 from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.config.model import microbatch_size
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"config": "configs/gpt3_96b.py", "topology": "a100-80g:4x8"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -73,6 +63,14 @@ def execute(values: FlagValues) -> None:
         f"{to_text(compiled)}"
     )
 
+
+main = main_of(
+    run,
+    execute,
+    define_flags=define_flags,
+    usage=__doc__,
+    required={"config": "configs/gpt3_96b.py", "topology": "a100-80g:4x8"},
+)
 
 if __name__ == "__main__":
     sys.exit(main())

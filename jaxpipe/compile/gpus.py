@@ -28,12 +28,7 @@ _UNTUNED = {"xla_gpu_autotune_level": 0}  # matmuls cannot be timed: cuBLAS's ow
 
 
 def absent_gpus(topology: Topology, *, deterministic: bool = False) -> tuple[Any, ...]:
-    """The GPUs of `topology`, node by node, for a mesh to compile for; call it before any other use of JAX.
-
-    Args:
-        topology: hardware and number of the GPUs.
-        deterministic: the value of `mesh.deterministic`, which decides flags of the compiler.
-    """
+    """The GPUs of `topology`, node by node, for a mesh to compile for; call it before any other use of JAX."""
     # The flags of a run, so that the compiled program is that of the run; tuning alone is left out.
     add_flags(_UNTUNED | GPU_FLAGS | (DETERMINISTIC_GPU_FLAGS if deterministic else {}))
     # JAX itself runs on CPUs here; asked for GPUs it would fail without any.
@@ -76,12 +71,7 @@ def check_plugin() -> None:
 
 
 def check_compilable(config: ConfigDict, topology: Topology) -> None:
-    """Raises ConfigError if the config does not match the topology, or cannot be compiled for absent GPUs.
-
-    Args:
-        config: the checked config.
-        topology: the topology of the absent GPUs.
-    """
+    """Raises ConfigError if the config does not match the topology, or cannot be compiled for absent GPUs."""
     hardware = topology.hardware
     if hardware.compute_capability < OLDEST_CAPABILITY:
         raise ConfigError(

@@ -6,7 +6,7 @@ Reads the text of optimized HLO (`compiled.as_text()`); knows nothing of schedul
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -77,11 +77,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def collectives_in(text: str) -> set[str]:
-    """The kinds of collectives in a program, as "all-reduce".
-
-    Args:
-        text: optimized HLO.
-    """
+    """The kinds of collectives in a program, as "all-reduce"."""
     opcodes = (i.opcode for computation in computations(text)[0].values() for i in computation.instructions)
     return {opcode.removesuffix("-start") for opcode in opcodes} & _COLLECTIVES
 
@@ -93,7 +89,6 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
     buffer on and those that write one slice of it in place.
 
     Args:
-        text: optimized HLO.
         shapes: the shapes as HLO writes them: `f32[8,2,256]`.
 
     Raises:
@@ -137,7 +132,6 @@ def overlapped_permutes(
     end: the guard of an action is a loop.
 
     Args:
-        text: scheduled HLO.
         scope: pattern of the scopes to count; None counts all. Permutes that XLA has combined count as one.
         opcode: of other collectives, as "all-reduce".
     """
@@ -166,9 +160,6 @@ def unordered_collectives(text: str) -> list[tuple[str, str]]:
 
     XLA executes such a pair at once on a CPU device, in an order of its own, where its collectives meet under one key
     or take each other's threads. Collectives of one computation it executes one after another.
-
-    Args:
-        text: optimized HLO.
     """
     of_name, _ = computations(text)
     pairs = []
@@ -210,24 +201,24 @@ def _is_synchronous(permute: Instruction) -> bool:
     return '"is_sync":true' in permute.rest
 
 
+def _executed(by_name: dict[str, Computation], instruction: Instruction, nested: Collection[str]) -> list[Instruction]:
+    """The instruction, and those in it if its opcode is among the `nested` ones."""
+    is_open = instruction.opcode in nested
+    inside = _reachable(by_name, instruction.called, in_fusions="fusion" in nested) if is_open else ()
+    return [instruction, *(inner for name in inside for inner in by_name[name].instructions)]
+
+
 def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a matmul, or a loop or fusion with one."""
     # A matmul that reads its kernel in place is a fusion around the call of cuBLAS.
-    is_around = instruction.opcode in ("while", "fusion")
-    inside = _reachable(by_name, instruction.called, in_fusions=True) if is_around else ()
-    return any(
-        candidate.opcode == "dot" or _MATRIX_PRODUCT.search(candidate.rest)
-        for candidate in (instruction, *(candidate for name in inside for candidate in by_name[name].instructions))
-    )
+    executed = _executed(by_name, instruction, ("while", "fusion"))
+    return any(inner.opcode == "dot" or _MATRIX_PRODUCT.search(inner.rest) for inner in executed)
 
 
 def _has_collective(of_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a collective, or a loop or branch with one."""
-    inside = _reachable(of_name, instruction.called) if instruction.opcode in _NESTED else ()
-    return any(
-        candidate.opcode.removesuffix("-start") in _COLLECTIVES
-        for candidate in (instruction, *(inner for name in inside for inner in of_name[name].instructions))
-    )
+    executed = _executed(of_name, instruction, _NESTED)
+    return any(inner.opcode.removesuffix("-start") in _COLLECTIVES for inner in executed)
 
 
 def _updates_in_place(computed: dict[str, Computation], instruction: Instruction) -> bool:

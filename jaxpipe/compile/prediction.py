@@ -28,19 +28,12 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes per device of one training step.
+    """Bytes per device of one training step."""
 
-    Attributes:
-        state: parameters and optimizer state, updated in place.
-        batch: tokens and targets.
-        held: the bytes held between actions, by kind, from `held_bytes`.
-        workspace: temporaries of an action, by its part; only one runs at a time, so the largest counts.
-    """
-
-    state: int
-    batch: int
-    held: dict[str, int]
-    workspace: dict[str, int]
+    state: int  # parameters and optimizer state, updated in place
+    batch: int  # tokens and targets
+    held: dict[str, int]  # the bytes held between actions, by kind, from `held_bytes`
+    workspace: dict[str, int]  # temporaries of an action, by its part; only one runs at a time, so the largest counts
 
     @property
     def temp_bytes(self) -> int:
@@ -64,14 +57,7 @@ class Prediction:
 
 
 def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> Prediction:
-    """The prediction for `step`; compiles only the parts of an action, each alone.
-
-    Args:
-        step: the step.
-        state: the train state between two calls, or its shapes and shardings.
-        batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-        has_dropout: whether the step uses dropout.
-    """
+    """The prediction for `step`; compiles only the parts of an action, each alone."""
     # Without shardings: `step.shapes` asks for shapes of the whole batch.
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
     of_step = step.shapes(state.params, shapes)
@@ -114,10 +100,8 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     not counted here.
 
     Args:
-        pipeline: pipeline whose functions are compiled, for its mesh.
         params: staged parameters, or their shapes.
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
-        has_dropout: whether the step uses dropout.
 
     Returns:
         layer_forward; layer_backward, which adds its gradients to the running sums; head, forward and backward,

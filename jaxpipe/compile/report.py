@@ -20,54 +20,23 @@ from jaxpipe.units import gib
 
 @dataclass(frozen=True)
 class Report:
-    """Numbers of one compiled training step; bytes are per device, and equal on all devices.
+    """Numbers of one compiled training step; bytes are per device, and equal on all devices."""
 
-    Attributes:
-        argument_bytes: train state and batch; this and the next three are XLA's counts.
-        temp_bytes: temporaries.
-        output_bytes: the new train state and the metrics.
-        alias_bytes: outputs that are written in place of arguments: the whole train state.
-        hardware_bytes: memory of one GPU.
-        num_slots: number of (stage, microbatch) pairs whose residuals one device holds at once: own, parked and in
-            transit.
-        slot_bytes: bytes of a slot.
-        transit_bytes: pages and gradients on their way between the two devices of a pair.
-        compile_s: seconds for tracing, lowering and compiling the step.
-        permutes: number of permutes in the program.
-        overlapped_permutes: number of `permutes` that are asynchronous and have an action between their start and their
-            end.
-        evict_load_permutes: number of `permutes` that move pages to and from the paired device.
-        overlapped_evict_load_permutes: number of `evict_load_permutes` that overlap.
-        exchange_permutes: number of `permutes` that carry gradients to the stage's other holder.
-        overlapped_exchange_permutes: number of `exchange_permutes` that overlap.
-        expert_collectives: number of collectives that bring rows to the devices of their experts, and back.
-        overlapped_expert_collectives: number of `expert_collectives` that overlap, if with one matmul.
-        link: the two devices of `pipe` between which the permutes carry most, source and target.
-        link_bytes_asked: bytes of a step that the schedule asks to be carried there.
-        link_bytes_sent: bytes that the permutes carry there, what nobody reads included.
-        prediction: the prediction from the schedule and the model.
-    """
-
-    argument_bytes: int
+    argument_bytes: int  # train state and batch; this and the next three are XLA's counts
     temp_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    hardware_bytes: int
+    output_bytes: int  # the new train state and the metrics
+    alias_bytes: int  # outputs that are written in place of arguments: the whole train state
+    hardware_bytes: int  # memory of one GPU
+    # Number of (stage, microbatch) pairs whose residuals one device holds at once: own, parked and in transit.
     num_slots: float
     slot_bytes: int
-    transit_bytes: int
-    compile_s: float
-    permutes: int
-    overlapped_permutes: int
-    evict_load_permutes: int
-    overlapped_evict_load_permutes: int
-    exchange_permutes: int
-    overlapped_exchange_permutes: int
-    expert_collectives: int
-    overlapped_expert_collectives: int
-    link: tuple[int, int]
-    link_bytes_asked: int
-    link_bytes_sent: int
+    transit_bytes: int  # pages and gradients on their way between the two devices of a pair
+    compile_s: float  # seconds for tracing, lowering and compiling the step
+    # By kind, collectives in the program, and how many of these are asynchronous with an action between start and end.
+    transfers: dict[str, tuple[int, int]]
+    link: tuple[int, int]  # the two devices of `pipe` between which the permutes carry most, source and target
+    link_bytes_asked: int  # bytes of a step that the schedule asks to be carried there
+    link_bytes_sent: int  # bytes that the permutes carry there, what nobody reads included
     prediction: Prediction
     reserve_bytes: int = RESERVE_BYTES
 
@@ -84,9 +53,11 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
         numbers = asdict(self)
-        del numbers["prediction"]
+        del numbers["prediction"], numbers["transfers"]
         return {
             **numbers,
+            **{kind: num for kind, (num, _) in self.transfers.items()},
+            **{f"overlapped_{kind}": num for kind, (_, num) in self.transfers.items()},
             "total_bytes": self.total_bytes,
             "fits": self.fits,
             "predicted_bytes": self.prediction.total_bytes,
@@ -96,20 +67,11 @@ class Report:
 
 
 def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
-    """The report of `step`; compiles the parts of its actions, for the prediction.
-
-    Args:
-        step: the compiled step.
-        hardware_bytes: memory of one device.
-    """
+    """The report of `step`; compiles the parts of its actions, for the prediction."""
     compiled = step.compiled
     memory = compiled.memory_analysis()
     text = compiled.as_text()
-    permutes, overlapped = overlapped_permutes(text)
-    evict_load_permutes, overlapped_evict_load = overlapped_permutes(text, scope=PAGE_TRANSFER)
-    exchange_permutes, overlapped_exchange = overlapped_permutes(text, scope=EXCHANGE)
     of_experts = [overlapped_permutes(text, scope=EXPERTS, opcode=opcode) for opcode in OF_EXPERTS]
-    expert_collectives, overlapped_expert = map(sum, zip(*of_experts, strict=True))
     shapes = compiled.shapes(step.state.params, step.batch)
     asked, sent = link_bytes(shapes)
     source, target = np.unravel_index(int(sent.argmax()), sent.shape)
@@ -123,14 +85,12 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         slot_bytes=shapes.storage.slot_bytes,
         transit_bytes=buffer_bytes(shapes).get("transit", 0),
         compile_s=step.compile_s,
-        permutes=permutes,
-        overlapped_permutes=overlapped,
-        evict_load_permutes=evict_load_permutes,
-        overlapped_evict_load_permutes=overlapped_evict_load,
-        exchange_permutes=exchange_permutes,
-        overlapped_exchange_permutes=overlapped_exchange,
-        expert_collectives=expert_collectives,
-        overlapped_expert_collectives=overlapped_expert,
+        transfers={
+            "permutes": overlapped_permutes(text),
+            "evict_load_permutes": overlapped_permutes(text, scope=PAGE_TRANSFER),
+            "exchange_permutes": overlapped_permutes(text, scope=EXCHANGE),
+            "expert_collectives": (sum(num for num, _ in of_experts), sum(num for _, num in of_experts)),
+        },
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
         link_bytes_sent=int(sent[source, target]),
@@ -168,33 +128,24 @@ def to_text(report: Report) -> str:
     return "\n".join(lines)
 
 
+# By kind of transfer, its line: how many there are, and how many of them overlap.
+_TRANSFERS = {
+    "permutes": "permutes     {}; {} travel while an action computes",
+    "evict_load_permutes": "evict, load  {} of these; {} travel while an action computes",
+    "exchange_permutes": "gradients    {} of these carry them to the stage's owner; {} travel while an action computes",
+    "expert_collectives": "experts      {} collectives bring rows to them and back; {} travel while a matmul computes",
+}
+
+
 def _transfers(report: Report) -> list[str]:
     """Lines of what travels; a kind of transfer that the program does not have has no line."""
-    behind_action = "travel while an action computes"
-    link = (
-        f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
-        f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}"
-    )
-    lines = [
-        (report.permutes, f"permutes     {report.permutes}; {report.overlapped_permutes} {behind_action}"),
-        (
-            report.evict_load_permutes,
-            f"evict, load  {report.evict_load_permutes} of these;"
-            f" {report.overlapped_evict_load_permutes} {behind_action}",
-        ),
-        (
-            report.exchange_permutes,
-            f"gradients    {report.exchange_permutes} of these carry them to the stage's owner;"
-            f" {report.overlapped_exchange_permutes} {behind_action}",
-        ),
-        (
-            report.expert_collectives,
-            f"experts      {report.expert_collectives} collectives bring rows to them and back;"
-            f" {report.overlapped_expert_collectives} travel while a matmul computes",
-        ),
-        (report.link_bytes_sent, link),
-    ]
-    return [line for count, line in lines if count]
+    lines = [_TRANSFERS[kind].format(*counts) for kind, counts in report.transfers.items() if counts[0]]
+    if report.link_bytes_sent:
+        lines.append(
+            f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
+            f" {report.link[1]}, where most is sent; the schedule asks for{_gibibytes(report.link_bytes_asked)}"
+        )
+    return lines
 
 
 def _rows(sizes: dict[str, int]) -> list[str]:

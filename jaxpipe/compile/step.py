@@ -23,23 +23,14 @@ from jaxpipe.training.step import TrainState, state_like
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """One compiled training step.
-
-    Attributes:
-        compiled: the step, compiled.
-        state: shapes and shardings of the train state.
-        batch: shapes of the batch, leaves [num_microbatches, microbatch size, ...].
-        has_dropout: whether the step uses dropout.
-        compile_s: seconds for tracing, lowering and compiling.
-        costs: expected costs for which its schedule was made.
-    """
+    """One compiled training step."""
 
     compiled: Step
-    state: TrainState
-    batch: dict[str, jax.ShapeDtypeStruct]
+    state: TrainState  # shapes and shardings of the train state
+    batch: dict[str, jax.ShapeDtypeStruct]  # shapes of the batch, leaves [num_microbatches, microbatch size, ...]
     has_dropout: bool
-    compile_s: float
-    costs: Decided
+    compile_s: float  # seconds for tracing, lowering and compiling
+    costs: Decided  # expected costs for which its schedule was made
 
     @property
     def pipeline(self) -> Pipeline:
@@ -53,9 +44,8 @@ def compile_step(
     """The training step that `jaxpipe.train` would run.
 
     Args:
-        config: the checked config.
         devices: data x pipe x tensor devices, which need not be present.
-        gpus_per_node: GPUs per node; None asks the devices.
+        gpus_per_node: None asks the devices.
         whole_batch: whether every device has the whole batch and takes its part of it, so that it can count the terms
             of all losses alone.
 
@@ -72,17 +62,12 @@ def compile_step(
     # ones.
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
     state = state_like(model, pipeline, optimizer, step.init)
-    batch = _batch_like(config, batch_sharding)
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=batch_sharding), example_batch(config)
+    )
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - start
     has_dropout = dropout_seed(config, model) is not None
     # Between two calls, as a run holds it: without flush some arrays are in flight.
     return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
-
-
-def _batch_like(config: ConfigDict, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        example_batch(config),
-    )

@@ -34,13 +34,6 @@ class Batches:
 
     A batch may end one epoch and begin the next.
 
-    Attributes:
-        sources: the sequences of each source.
-        batch_size: sequences of one step; `num_microbatches` divides it.
-        num_microbatches: microbatches of one step.
-        seed: determines the order.
-        weights: the weight of each source; a source's share of the sequences is its weight over the sum of all.
-
     Example:
         >>> from jaxpipe.data import CausalSequences
         >>> sequences = CausalSequences(np.arange(100), seq_len=4)
@@ -51,10 +44,11 @@ class Batches:
         (3, 1, 4)
     """
 
-    sources: tuple[Sequences, ...]
-    batch_size: int
-    num_microbatches: int
-    seed: int
+    sources: tuple[Sequences, ...]  # the sequences of each source
+    batch_size: int  # sequences of one step; `num_microbatches` divides it
+    num_microbatches: int  # microbatches of one step
+    seed: int  # determines the order
+    # The weight of each source; a source's share of the sequences is its weight over the sum of all.
     weights: tuple[Fraction, ...] = (Fraction(1),)
 
     def at(self, step: int, rows: np.ndarray | None = None) -> Batch:
@@ -76,10 +70,6 @@ class Batches:
         """Yields the batches of `step`, `step` + 1, ... without end, prepared ahead in background threads.
 
         An error in a thread is raised here, when its batch is asked for. `close` ends the threads.
-
-        Args:
-            step: the first one.
-            rows: the same as for `at`.
         """
         # As many steps as there are numbers: batches have no end.
         batches = grain.MapDataset.range(step, sys.maxsize).map(lambda step: self.at(step, rows))
@@ -148,20 +138,16 @@ class SequenceOrder:
 
     Up to any position each source has had its share of the sequences, to within one for each other source.
 
-    Attributes:
-        num_sequences: the number of sequences of each source, 1 .. 2^32.
-        weights: the weight of each source, positive; a source's share is its weight over the sum of all.
-        seed: determines the order of every epoch of every source, in 0 .. 2^32 - 1.
-
     Source: Grain's `MapDataset.shuffle` needs no memory: a block cipher (SIMON) on the index, repeated until the result
     is below the size. Its blocks have at least 16 bits, so an epoch of even a few sequences costs about 20 ms of a
     CPU core; a sequence, with everything else here, about 10 us. Shares are interleaved as by Grain's `MapDataset.mix`,
     but with exact weights: Grain rounds them, by up to a percent.
     """
 
-    num_sequences: tuple[int, ...]
+    num_sequences: tuple[int, ...]  # the number of sequences of each source, 1 .. 2^32
+    # The weight of each source, positive; a source's share is its weight over the sum of all.
     weights: tuple[Fraction, ...]
-    seed: int
+    seed: int  # determines the order of every epoch of every source, in 0 .. 2^32 - 1
 
     def __post_init__(self):
         if max(self.num_sequences) > MAX_SEQUENCES:
@@ -173,11 +159,7 @@ class SequenceOrder:
             )
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """Returns source, epoch and sequence at each of `positions`, "position 3", int64.
-
-        Args:
-            positions: "position", any of 0, 1, 2, ...
-        """
+        """Returns source, epoch and sequence at each of `positions`, "position 3", int64."""
         return np.array([self._address(position) for position in positions.tolist()], np.int64).reshape(-1, 3)
 
     def _address(self, position: int) -> tuple[int, int, int]:
@@ -212,7 +194,6 @@ class SequenceOrder:
 
     @cached_property
     def _shuffled(self) -> list[grain.MapDataset[int]]:
-        """All sequences of each source, shuffled, epoch after epoch."""
         return [
             grain.MapDataset.range(size).shuffle(seed=_seed(self.seed, source)).repeat()
             for source, size in enumerate(self.num_sequences)

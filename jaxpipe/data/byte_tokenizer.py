@@ -5,14 +5,12 @@ Goes in: any text. Comes out: its bytes in UTF-8, as a `Tokenizer`; a masked mod
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from jaxpipe.data.protocols import MaskedVocabulary
+from jaxpipe.data.protocols import MaskedVocabulary, Tokenizer
 
 BYTE = "byte"
 NUM_BYTES = 256
@@ -22,11 +20,8 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 @dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """A tokenizer whose tokens are bytes; for masked models it has four additional special tokens.
-
-    Attributes:
-        is_masked: whether a masked model uses it.
 
     Example:
         >>> tokenizer = ByteTokenizer(is_masked=False)
@@ -36,7 +31,7 @@ class ByteTokenizer:
         'é!'
     """
 
-    is_masked: bool
+    is_masked: bool  # whether a masked model uses it
 
     @property
     def vocab_size(self) -> int:
@@ -49,39 +44,14 @@ class ByteTokenizer:
         return END_BYTE
 
     @property
-    def ends(self) -> tuple[int, ...]:
-        """The separator alone."""
-        return (END_BYTE,)
-
-    @property
     def missing(self) -> tuple[str, ...]:
         """The empty tuple."""
         return ()
 
     @property
-    def about(self) -> dict[str, Any]:
-        """Empty: there are no files."""
-        return {}
-
-    @property
-    def drops(self) -> bool:
-        """False: there is nothing to leave out."""
-        return False
-
-    @property
     def separator_from(self) -> str:
         """Text that says what bytes end a document."""
         return "a NUL byte"
-
-    @property
-    def unknown(self) -> int | None:
-        """None: every text is bytes."""
-        return None
-
-    def lacking(self, texts: Sequence[str | bytes], *, reads_special: bool = False) -> Counter[str]:
-        """Returns an empty counter: every text is bytes."""
-        del texts, reads_special
-        return Counter()
 
     @property
     def masked(self) -> MaskedVocabulary | None:
@@ -92,11 +62,6 @@ class ByteTokenizer:
         return MaskedVocabulary(*special, is_maskable=np.arange(self.vocab_size) < NUM_BYTES)
 
     @property
-    def beginning(self) -> tuple[int, ...]:
-        """The empty tuple: a prompt begins with its own first byte."""
-        return ()
-
-    @property
     def identity(self) -> str:
         """The name "byte"."""
         return BYTE
@@ -105,20 +70,6 @@ class ByteTokenizer:
         """Returns the bytes of `text`; characters are encoded as UTF-8."""
         text = text.encode() if isinstance(text, str) else text
         return np.frombuffer(text, np.uint8).astype(np.min_scalar_type(self.vocab_size - 1))
-
-    def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
-        """Returns the bytes of each of `texts`."""
-        return [self.encode(text) for text in texts]
-
-    @property
-    def special_names(self) -> tuple[str, ...]:
-        """The empty tuple: no text is written with special tokens."""
-        return ()
-
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """The empty tuple."""
-        return ()
 
     def encode_places(
         self, texts: Sequence[str], reads_special: bool = True

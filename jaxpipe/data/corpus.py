@@ -28,48 +28,30 @@ BLOCK_TOKENS = 65536  # every k-th block of this many tokens is held out; blocks
 
 @dataclass(frozen=True)
 class Blend:
-    """Sources of tokens, and their weights in a batch.
+    """Sources of tokens, and their weights in a batch."""
 
-    Attributes:
-        sources: the documents of each source.
-        weights: the weight of each source; a source's share of a batch is its weight over the sum of all.
-    """
-
-    sources: tuple[Documents, ...]
+    sources: tuple[Documents, ...]  # the documents of each source
+    # The weight of each source; a source's share of a batch is its weight over the sum of all.
     weights: tuple[Fraction, ...] = (Fraction(1),)
 
     def __len__(self) -> int:
-        """Tokens of all sources."""
         return sum(len(source) for source in self.sources)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on, and tokens that are never trained on.
+    """Tokens to train on, and tokens that are never trained on."""
 
-    Attributes:
-        num_files: number of files that the tokens come from.
-        train: the tokens to train on.
-        heldout: other tokens of the same sources, with the same weights.
-        sources: all tokens of each source, by its name.
-        tokenizer: gives the tokens their meaning.
-        by_documents: whether rows are made of whole documents.
-    """
-
-    num_files: int
-    train: Blend
-    heldout: Blend
-    sources: Mapping[str, Documents]
-    tokenizer: Tokenizer
-    by_documents: bool = False
+    num_files: int  # number of files that the tokens come from
+    train: Blend  # the tokens to train on
+    heldout: Blend  # other tokens of the same sources, with the same weights
+    sources: Mapping[str, Documents]  # all tokens of each source, by its name
+    tokenizer: Tokenizer  # gives the tokens their meaning
+    by_documents: bool = False  # whether rows are made of whole documents
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of these tokens, which does not depend on where their files are.
-
-        Raises:
-            DataError: a file contains a token outside the model's vocabulary.
-        """
+        """The fingerprint, wherever files are; DataError if one contains a token outside the model's vocabulary."""
         weights = dict(zip(self.sources, self.train.weights, strict=True))
         return fingerprint(self.sources, weights, self.tokenizer, by_documents=self.by_documents)
 
@@ -92,8 +74,6 @@ def load_corpus(
         tokenizer: turns text into tokens; its separator follows every file.
         vocab_size: upper bound of the tokens of prepared files; each token is checked when it is read.
         heldout_fraction: about this fraction of the tokens is held out, in (0, 0.5].
-        batch_size: sequences of one step.
-        seq_len: tokens of one sequence.
         by_documents: whether whole documents are held out, not blocks of the running text.
 
     Raises:
@@ -105,12 +85,19 @@ def load_corpus(
     if files.startswith(INDEXED):
         weights = parse_blend(files)
         num_files = len(weights)
-        sources = {prefix: _open(prefix, vocab_size) for prefix in weights}
+        texts = [IndexedTokens.open(prefix) for prefix in weights]
+        tokens = [CheckedTokens(text.tokens, str(tokens_path(text.prefix)), vocab_size) for text in texts]
+        sources = {
+            text.prefix: Documents.ending_at(checked, text.ends, read_learned(text))
+            for text, checked in zip(texts, tokens, strict=True)
+        }
     else:
         paths = text_files(files)
         num_files = len(paths)
         weights = {files: Fraction(1)}
-        sources = {files: _encoded([*tokenizer.encode_documents(read_text_file(path, files) for path in paths)])}
+        documents = [*tokenizer.encode_documents(read_text_file(path, files) for path in paths)]
+        ends = np.cumsum([len(tokens) for tokens in documents], dtype=np.int64)
+        sources = {files: Documents.ending_at(np.concatenate(documents), lambda: ends)}
     for name, tokens in sources.items():
         num_sequences = math.ceil(batch_size * weights[name] / sum(weights.values()))
         _check_length(name, len(tokens), num_sequences=num_sequences, seq_len=seq_len, every=every)
@@ -130,25 +117,18 @@ class Blocks:
         train          0   1       3   4       6
         held out               2           5
 
-    Attributes:
-        tokens: all blocks; only those that are indexed are read.
-        block_size: tokens of a block; the last one may have fewer.
-        every: the last block of each `every` blocks is held out; at least 2.
-        is_heldout: whether this is the held-out part.
-
     Example:
         >>> train, heldout = (Blocks(np.arange(14), 2, 3, is_heldout) for is_heldout in (False, True))
         >>> train[np.arange(len(train))], heldout[np.arange(len(heldout))]
         (array([ 0,  1,  2,  3,  6,  7,  8,  9, 12, 13]), array([ 4,  5, 10, 11]))
     """
 
-    tokens: Tokens
-    block_size: int
-    every: int
+    tokens: Tokens  # all blocks; only those that are indexed are read
+    block_size: int  # tokens of a block; the last one may have fewer
+    every: int  # the last block of each `every` blocks is held out; at least 2
     is_heldout: bool
 
     def __len__(self) -> int:
-        """Tokens of this part."""
         num_full, rest = divmod(len(self.tokens), self.block_size * self.every)
         # The rest is a cycle that has begun: first its blocks to train on, then the held-out one.
         in_rest = max(0, rest - self._num_train)
@@ -174,7 +154,6 @@ def split_blocks(documents: Documents, *, every: int, seq_len: int) -> tuple[Doc
     Blocks are spread over the text, so both parts contain the same kinds of documents.
 
     Args:
-        documents: all of them.
         every: one of so many blocks is held out.
         seq_len: tokens that a sequence predicts; blocks are larger where those held out would have none.
     """
@@ -200,8 +179,6 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
     A document that is longer than a row, which is cut in any case, is cut where a block begins or ends, too.
 
     Args:
-        documents: all of them.
-        every: one of so many blocks is held out.
         seq_len: the most tokens that a document predicts in a row.
     """
     block_size = min(BLOCK_TOKENS, len(documents) // every)
@@ -234,28 +211,17 @@ def split_documents(documents: Documents, *, every: int, seq_len: int) -> tuple[
 
 @dataclass(frozen=True)
 class CheckedTokens:
-    """The tokens of a file, each checked against the vocabulary when it is read: a file may be of any size.
+    """The tokens of a file, each checked against the vocabulary when it is read: a file may be of any size."""
 
-    Attributes:
-        tokens: the tokens of the file, of any integer type.
-        file: the file's name, for messages.
-        vocab_size: upper bound of the tokens; every token is less.
-    """
-
-    tokens: Tokens
-    file: str
-    vocab_size: int
+    tokens: Tokens  # the tokens of the file, of any integer type
+    file: str  # the file's name, for messages
+    vocab_size: int  # upper bound of the tokens; every token is less
 
     def __len__(self) -> int:
-        """Tokens in the file."""
         return len(self.tokens)
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
-        """Returns the tokens at `positions`, of the same shape.
-
-        Raises:
-            DataError: one of them is not in the vocabulary.
-        """
+        """Returns the tokens at `positions`, of the same shape; DataError if one of them is not in the vocabulary."""
         tokens = self.tokens[positions]
         # The smallest of no tokens is an error of NumPy.
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
@@ -270,17 +236,6 @@ class CheckedTokens:
             picture=f"vocab_size={self.vocab_size}: tokens 0 .. {self.vocab_size - 1}",
             repair="set data.tokenizer to the one that the file was prepared with, and model.vocab_size for it",
         )
-
-
-def _encoded(documents: list[np.ndarray]) -> Documents:
-    ends = np.cumsum([len(tokens) for tokens in documents], dtype=np.int64)
-    return Documents.ending_at(np.concatenate(documents), lambda: ends)
-
-
-def _open(prefix: str, vocab_size: int) -> Documents:
-    indexed = IndexedTokens.open(prefix)
-    tokens = CheckedTokens(indexed.tokens, str(tokens_path(prefix)), vocab_size)
-    return Documents.ending_at(tokens, indexed.ends, read_learned(indexed))
 
 
 def _check_length(name: str, num_tokens: int, *, num_sequences: int, seq_len: int, every: int) -> None:

@@ -16,23 +16,12 @@ NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__py
 
 
 def text_files(files: str) -> list[Path]:
-    """Returns the text files that `files` names, in order of their paths.
-
-    Args:
-        files: a glob (`**` descends), or "auto" for the Python standard library without its tests.
-
-    Raises:
-        ConfigError: no file matches.
-    """
+    """Returns the text files that a glob or "auto" names, in order of their paths; ConfigError if there is none."""
     return _standard_library() if files == AUTO else _matching(files)
 
 
 def read_text_file(path: Path, files: str) -> bytes:
-    """Returns the bytes of `path`, one of the files that `files` names.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Returns the bytes of `path`, one of the files that `files` names; ConfigError if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

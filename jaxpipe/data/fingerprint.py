@@ -24,42 +24,30 @@ NUM_BLOCKS = 64  # read of a longer source: 2**20 tokens, at most 4 MiB
 
 @dataclass(frozen=True)
 class SourceFingerprint:
-    """The fingerprint of one source of tokens.
+    """The fingerprint of one source of tokens."""
 
-    Attributes:
-        name: the source's name in `data.files`; not compared, since files may move.
-        share: the source's share of a batch, a fraction.
-        num_tokens: length of the source.
-        crc32: checksum of the source's tokens as 32-bit little-endian integers, and of which of them are learned if not
-            all are; for a long source, of evenly spaced blocks.
-        documents: checksum of where documents begin and end, if rows are made of them; None for others, and in the
-            fingerprint of an old run, which then is not compared.
-    """
-
-    name: str = field(compare=False)
-    share: str
-    num_tokens: int
+    name: str = field(compare=False)  # the source's name in `data.files`; not compared, since files may move
+    share: str  # the source's share of a batch, a fraction
+    num_tokens: int  # length of the source
+    # Checksum of the source's tokens as 32-bit little-endian integers, and of which of them are learned if not all are;
+    # for a long source, of evenly spaced blocks.
     crc32: str
+    # Checksum of where documents begin and end, if rows are made of them; None for others, and in the fingerprint of an
+    # old run, which then is not compared.
     documents: str | None = None
 
     def __str__(self) -> str:
-        """A description on one line."""
         ends = f", crc32 of their documents {self.documents}" if self.documents else ""
         return f"{self.name!r}, {self.num_tokens:,} tokens, crc32 {self.crc32}{ends}, {self.share} of a batch"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The fingerprint of everything but the config's numbers that determines the tokens of a batch.
-
-    Attributes:
-        vocab_size: vocabulary size of the tokenizer.
-        tokenizer: the `identity` of the tokenizer.
-        sources: the fingerprint of each source, in the order that the order of the batches depends on.
-    """
+    """The fingerprint of everything but the config's numbers that determines the tokens of a batch."""
 
     vocab_size: int
-    tokenizer: str
+    tokenizer: str  # the `identity` of the tokenizer
+    # The fingerprint of each source, in the order that the order of the batches depends on.
     sources: tuple[SourceFingerprint, ...]
 
     def to_json(self) -> str:
@@ -68,11 +56,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
-        """Returns the fingerprint that `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: the text is no fingerprint.
-        """
+        """The fingerprint that `to_json` wrote; KeyError, TypeError or ValueError if the text is none."""
         content = json.loads(text)
         sources = tuple(SourceFingerprint(**source) for source in content["sources"])
         return cls(content["vocab_size"], content["tokenizer"], sources)
@@ -82,12 +66,6 @@ def fingerprint(
     sources: Mapping[str, Tokens], weights: Mapping[str, Fraction], tokenizer: Tokenizer, *, by_documents: bool = False
 ) -> Fingerprint:
     """Returns the fingerprint of `sources`; only a few blocks of long ones are read.
-
-    Args:
-        sources: tokens by name.
-        weights: the weight of each source.
-        tokenizer: gives the tokens their meaning.
-        by_documents: whether rows are made of whole documents.
 
     Example:
         >>> from jaxpipe.data import load_tokenizer

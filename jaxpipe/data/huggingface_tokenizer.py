@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,32 +24,22 @@ from jaxpipe.errors import ConfigError, first_of
 
 GROUP_BYTES = 2**24  # encoded at a time: enough for all cores, and the library's results fit into memory
 PLACES_BYTES = 2**20  # with the places of tokens: some hundred bytes for each
-_SomeText = TypeVar("_SomeText", str, bytes)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` library; see `Tokenizer`.
+    """A tokenizer of the `tokenizers` library; see `Tokenizer`."""
 
-    Attributes:
-        library: the library's tokenizer, which neither truncates nor pads, and reads names of special tokens as text.
-        vocab_size: the largest token plus one; some tokens below may be unused.
-        special: what the files beside it say.
-        separator: the token that ends a document.
-        separator_from: where its name or number comes from.
-        unknown: the token of all that has no other; None if there is none.
-        masked: the special tokens of a masked model, None for others.
-        drops: whether characters for which there is no token are left out; else they are an error.
-    """
-
+    # The library's tokenizer, which neither truncates nor pads, and reads names of special tokens as text.
     library: tokenizers.Tokenizer
-    vocab_size: int
-    special: SpecialTokens
-    separator: int
-    separator_from: str
-    unknown: int | None
-    masked: MaskedVocabulary | None
-    drops: bool = False
+    vocab_size: int  # the largest token plus one; some tokens below may be unused
+    special: SpecialTokens  # what the files beside it say
+    separator: int  # the token that ends a document
+    separator_from: str  # where its name or number comes from
+    unknown: int | None  # the token of all that has no other; None if there is none
+    masked: MaskedVocabulary | None  # the special tokens of a masked model, None for others
+    drops: bool = False  # whether characters for which there is no token are left out; else they are an error
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -81,10 +71,6 @@ class HuggingFaceTokenizer:
         """Returns the characters of `texts` that become no token at all, and how often each does.
 
         Characters that a normalizer or pre-tokenizer leaves out, as spaces, are not lacking.
-
-        Args:
-            texts: the texts.
-            reads_special: whether names of special tokens in them are these tokens.
         """
         library = self._reading_special if reads_special else self.library
         strings = [_text(text) for text in texts]
@@ -105,7 +91,6 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def _is_lacking(self) -> dict[str, bool]:
-        """The characters that were looked up."""
         return {}
 
     @property
@@ -115,9 +100,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Returns the tokens of `text`; invalid UTF-8 decodes to U+FFFD."""
-        self._check_lacking([text], reads_special=False)
-        with self._telling():
-            return self._ids(self.library.encode(_text(text), add_special_tokens=False))
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
         """Returns the tokens of each of `texts`, encoded by the threads of the library, one text in each."""
@@ -127,14 +110,9 @@ class HuggingFaceTokenizer:
         return [self._ids(encoding) for encoding in encodings]
 
     @property
-    def special_names(self) -> tuple[str, ...]:
-        """The names of the tokens that the files mark as special."""
-        return tuple(marked_special(self.library).values())
-
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """The tokens that the files mark as special."""
-        return tuple(marked_special(self.library))
+    def special_tokens(self) -> dict[int, str]:
+        """The names of the tokens that the files mark as special, by token."""
+        return marked_special(self.library)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -157,7 +135,7 @@ class HuggingFaceTokenizer:
         self._check_lacking(texts, reads_special=reads_special)
         library = self._reading_special if reads_special else self.library
         results = []
-        for group in _groups(texts, PLACES_BYTES):
+        for group in groups(texts, PLACES_BYTES):
             with self._telling():
                 encodings = library.encode_batch(group, add_special_tokens=False)
             # In two columns also where there is no token.
@@ -178,7 +156,7 @@ class HuggingFaceTokenizer:
 
     def encode_documents(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the tokens of each of `documents`, with the separator after them."""
-        for group in _groups(documents, GROUP_BYTES):
+        for group in groups(documents, GROUP_BYTES):
             for tokens in self.encode_batch(group):
                 yield np.append(tokens, self._array([self.separator]))
 
@@ -198,7 +176,7 @@ class HuggingFaceTokenizer:
             raise ConfigError(
                 "data.tokenizer names a vocabulary that cannot encode a text",
                 rule="tokenizer-words: there are tokens for all words, or one for those that are unknown",
-                picture=f"{error}; its special tokens are {', '.join(self.special_names) or 'none'}",
+                picture=f"{error}; its special tokens are {', '.join(self.special_tokens.values()) or 'none'}",
                 repair="name another file, or add the unknown token that its model asks for",
             ) from error
 
@@ -264,16 +242,16 @@ def _text(text: str | bytes) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
-def _groups(documents: Iterable[_SomeText], most: int) -> Iterator[list[_SomeText]]:
-    """Yields `documents` in groups of about `most` bytes or characters."""
+def groups(items: Iterable[Item], most: int, *, size: Callable[[Item], int] = len) -> Iterator[list[Item]]:
+    """Yields `items` in groups of about `most` bytes or characters, by the `size` of each."""
     group = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += len(document)
-        if size >= most:
+    left = most
+    for item in items:
+        group.append(item)
+        left -= size(item)
+        if left <= 0:
             yield group
             group = []
-            size = 0
+            left = most
     if group:
         yield group

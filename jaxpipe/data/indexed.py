@@ -83,19 +83,12 @@ _AGAIN = "write both files again with python -m jaxpipe.prepare, or copy them ag
 
 @dataclass(frozen=True, eq=False)
 class IndexedTokens:
-    """The tokens of PREFIX.bin and PREFIX.idx.
+    """The tokens of PREFIX.bin and PREFIX.idx."""
 
-    Attributes:
-        prefix: path of both files without their endings.
-        tokens: "tokens", in the file: all documents, concatenated.
-        lengths: "sequence", int32, tokens of each sequence; a document of Megatron-LM has one or more.
-        documents: "document + 1", int64: 0 and the end of each document, counted in sequences.
-    """
-
-    prefix: str
-    tokens: StoredArray
-    lengths: StoredArray
-    documents: StoredArray
+    prefix: str  # path of both files without their endings
+    tokens: StoredArray  # "tokens", in the file: all documents, concatenated
+    lengths: StoredArray  # "sequence", int32, tokens of each sequence; a document of Megatron-LM has one or more
+    documents: StoredArray  # "document + 1", int64: 0 and the end of each document, counted in sequences
 
     @classmethod
     def open(cls, prefix: str) -> IndexedTokens:
@@ -121,7 +114,8 @@ class IndexedTokens:
         documents = StoredArray(index_file, index, END, first_end, num_ends)
         num_tokens = check_sequences(index_file, lengths, pointers, dtype)
         check_documents(index_file, documents, num_sequences)
-        check_tokens_size(tokens_file, num_tokens, dtype)
+        what = f"a file of {num_tokens} tokens of {dtype.name}, which its index names,"
+        _check_size(tokens_file, what, num_tokens * dtype.itemsize, tokens_file.stat().st_size)
         tokens = StoredArray(tokens_file, tokens_file.open("rb", buffering=0), dtype, 0, num_tokens)
         return cls(prefix, tokens, lengths, documents)
 
@@ -151,11 +145,7 @@ class IndexedTokens:
 
 
 def read_learned(text: IndexedTokens) -> StoredArray | None:
-    """Returns which tokens of `text` are to be learned, "tokens", from PREFIX.loss.bin and .idx; None without them.
-
-    Raises:
-        DataError: the files are damaged, or of another text.
-    """
+    """Which tokens of `text` are to be learned; None without .loss files, DataError if these are of another text."""
     prefix = f"{text.prefix}{LOSS}"
     if not (tokens_path(prefix).is_file() or index_path(prefix).is_file()):
         return None
@@ -195,10 +185,6 @@ def check_files(prefix: str, tokens_file: Path, index_file: Path) -> None:
 def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
     """Returns the code of the dtype, the number of sequences and the number of document ends.
 
-    Args:
-        header: the first bytes of the index.
-        path: path of the index, for messages.
-
     Raises:
         DataError: the file is not an index, has another version or no sequences, or its tokens are not integers.
     """
@@ -208,8 +194,7 @@ def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
             rule=f"indexed-magic: it begins with {MAGIC!r}",
             picture=f"found {header[: len(MAGIC)]!r}",
         )
-    if len(header) < HEADER.size:
-        raise _truncated(path, "its header", HEADER.size, len(header))
+    _check_size(path, "its header", HEADER.size, len(header))
     _, version, code, num_sequences, num_ends = HEADER.unpack(header)
     if version != VERSION:
         raise _damaged(
@@ -236,8 +221,6 @@ def read_header(header: bytes, path: Path) -> tuple[int, int, int]:
 def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
     """Raises DataError if the index is not as long as its own header says."""
     num_bytes = path.stat().st_size
-    if num_bytes < needed_bytes:
-        raise _truncated(path, f"an index of {num_sequences} sequences", needed_bytes, num_bytes)
     # The modes of multimodal data are one byte for each sequence, behind all else.
     if num_bytes == needed_bytes + num_sequences:
         raise _damaged(
@@ -246,22 +229,11 @@ def check_index_size(path: Path, needed_bytes: int, num_sequences: int) -> None:
             picture=f"found {num_sequences} bytes after the ends of the documents, one for each sequence",
             repair="name data that Megatron-LM wrote without multimodal=True",
         )
-    if num_bytes > needed_bytes:
-        raise _damaged(
-            f"{path} is too long",
-            rule=f"indexed-size: an index of {num_sequences} sequences is as long as its header says",
-            picture=f"needed {needed_bytes} bytes\nfound  {num_bytes} bytes",
-        )
+    _check_size(path, f"an index of {num_sequences} sequences", needed_bytes, num_bytes)
 
 
 def check_sequences(path: Path, lengths: StoredArray, pointers: StoredArray, dtype: np.dtype) -> int:
     """Returns the number of tokens of all sequences, which follow each other without gaps.
-
-    Args:
-        path: path of the index.
-        lengths: "sequence", tokens of each.
-        pointers: "sequence", first byte of each.
-        dtype: dtype of the tokens.
 
     Raises:
         DataError: a length is negative, a sequence is at another position, or there are no tokens.
@@ -305,24 +277,13 @@ def check_documents(path: Path, documents: StoredArray, num_sequences: int) -> N
         )
 
 
-def check_tokens_size(path: Path, num_tokens: int, dtype: np.dtype) -> None:
-    """Raises DataError if the file of tokens is shorter or longer than its index says."""
-    needed = num_tokens * dtype.itemsize
-    num_bytes = path.stat().st_size
-    if needed != num_bytes:
+def _check_size(path: Path, what: str, needed_bytes: int, found_bytes: int) -> None:
+    if found_bytes != needed_bytes:
         raise _damaged(
-            f"{path} is {'shorter' if num_bytes < needed else 'longer'} than its index says",
-            rule=f"indexed-size: {num_tokens} tokens of {dtype.name} take {needed} bytes",
-            picture=f"needed {needed} bytes\nfound  {num_bytes} bytes",
+            f"{path} {'ends too early' if found_bytes < needed_bytes else 'is too long'}",
+            rule=f"indexed-size: {what} takes {needed_bytes} bytes",
+            picture=f"needed {needed_bytes} bytes\nfound  {found_bytes} bytes",
         )
-
-
-def _truncated(path: Path, what: str, needed_bytes: int, found_bytes: int) -> DataError:
-    return _damaged(
-        f"{path} ends too early",
-        rule=f"indexed-size: {what} takes {needed_bytes} bytes",
-        picture=f"needed {needed_bytes} bytes\nfound  {found_bytes} bytes",
-    )
 
 
 def _damaged(what: str, *, rule: str, picture: str, repair: str = _AGAIN) -> DataError:

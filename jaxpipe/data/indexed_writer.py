@@ -32,10 +32,6 @@ class IndexedWriter:
     """Writes tokens in Megatron-LM's indexed format; made by `write_indexed`.
 
     Keeps 8 bytes a document in memory; tokens are written at once.
-
-    Attributes:
-        num_tokens: number of tokens written so far.
-        num_learned: number of them that are learned; None: all are, and nothing is written of it.
     """
 
     def __init__(self, file: BinaryIO, *, vocab_size: int, code: int | None = None, loss: IndexedWriter | None = None):
@@ -43,11 +39,12 @@ class IndexedWriter:
         self._vocab_size = vocab_size
         self._code = dtype_code(vocab_size) if code is None else code
         self._loss = loss
+        # Number of them that are learned; None: all are, and nothing is written of it.
         self.num_learned = None if loss is None else 0
         self._open_tokens = 0  # of the document that has begun but not ended
         self._lengths: list[np.ndarray] = []
         self._num_sequences: list[np.ndarray] = []  # of each document
-        self.num_tokens = 0
+        self.num_tokens = 0  # number of tokens written so far
 
     @property
     def num_documents(self) -> int:

@@ -23,21 +23,13 @@ NUM_RANDOM = 5  # per sequence: whether it is short, its length if so, its begin
 
 @dataclass(frozen=True)
 class Segments:
-    """The lengths and places of the segments of a batch; the text of a sequence is A's tokens, then B's.
+    """The lengths and places of the segments of a batch; the text of a sequence is A's tokens, then B's."""
 
-    Attributes:
-        window: tokens of a window, the longest text.
-        num_tokens: "sequence", tokens of the text, A and B together.
-        num_first: "sequence", tokens of A.
-        is_swapped: "sequence", bool: A follows B in the window.
-        begin: "sequence", where in its window the text begins.
-    """
-
-    window: int
-    num_tokens: np.ndarray
-    num_first: np.ndarray
-    is_swapped: np.ndarray
-    begin: np.ndarray
+    window: int  # tokens of a window, the longest text
+    num_tokens: np.ndarray  # "sequence", tokens of the text, A and B together
+    num_first: np.ndarray  # "sequence", tokens of A
+    is_swapped: np.ndarray  # "sequence", bool: A follows B in the window
+    begin: np.ndarray  # "sequence", where in its window the text begins
 
     def is_text(self) -> np.ndarray:
         """Marks the columns of a text that hold a token, "sequence window", bool; the others follow its last token."""
@@ -60,7 +52,6 @@ class Segments:
 
         Args:
             text: "sequence window", the tokens; those after the end of a text are ignored.
-            vocabulary: gives the special tokens.
         """
         rows = np.arange(len(text))
         position = np.arange(self.window + NUM_SPECIAL)
@@ -88,9 +79,6 @@ def random_segments(bits: np.ndarray, *, window: int, short_fraction: float, may
 
     Args:
         bits: "sequence NUM_RANDOM", from `random_bits`.
-        window: tokens of a window, at least 2.
-        short_fraction: probability of a short text.
-        may_swap: whether half of the pairs are swapped.
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.2, and create_pretraining_data.py of google-research/bert
     for short texts; Lan et al. 2020, ALBERT (arXiv 1909.11942), section 3.1 for the order of the segments, as in
@@ -125,15 +113,6 @@ class MaskedSequences:
         token_types    0     0     0     0     0     1    1     1     1
         predicted 2, targets jumps, sentence_order 1
 
-    Attributes:
-        tokens: the source, at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken.
-        seq_len: tokens of one sequence with its special ones and padding; at least 5.
-        vocabulary: the special tokens, and which tokens may be masked.
-        mask_fraction: fraction of the maskable tokens of a text that is predicted, in (0, 1].
-        short_fraction: about this fraction of the texts is shorter than a window, in [0, 1].
-        seed: determines, with epoch and sequence, all that is random.
-        sentence_order: whether half of the pairs are swapped and the model predicts which.
-
     Example:
         >>> from jaxpipe.data import load_tokenizer
         >>> vocabulary = load_tokenizer("byte", is_masked=True).masked
@@ -143,13 +122,13 @@ class MaskedSequences:
         (2, 3)
     """
 
-    tokens: Tokens
-    seq_len: int
-    vocabulary: MaskedVocabulary
-    mask_fraction: float
-    short_fraction: float
-    seed: int
-    sentence_order: bool
+    tokens: Tokens  # the source, at least `seq_len - 3` tokens of `vocabulary`; read only where a sequence is taken
+    seq_len: int  # tokens of one sequence with its special ones and padding; at least 5
+    vocabulary: MaskedVocabulary  # the special tokens, and which tokens may be masked
+    mask_fraction: float  # fraction of the maskable tokens of a text that is predicted, in (0, 1]
+    short_fraction: float  # about this fraction of the texts is shorter than a window, in [0, 1]
+    seed: int  # determines, with epoch and sequence, all that is random
+    sentence_order: bool  # whether half of the pairs are swapped and the model predicts which
 
     @property
     def num_sequences(self) -> int:
@@ -193,16 +172,13 @@ class MaskedSequences:
             "predicted": predicted.astype(np.int32),
             # -1 is no target; such a choice stands in the extra column.
             "targets": np.where(is_chosen, targets, -1),
-            **self._order(segments.is_swapped.astype(np.int32)),
+            **({"sentence_order": segments.is_swapped.astype(np.int32)} if self.sentence_order else {}),
         }
 
     @property
     def _window(self) -> int:
         """Tokens of a window: a sequence without its special tokens."""
         return self.seq_len - NUM_SPECIAL
-
-    def _order(self, order: np.ndarray) -> Batch:
-        return {"sentence_order": order} if self.sentence_order else {}
 
 
 def num_predicted(num_maskable: int, mask_fraction: float) -> int:
@@ -252,8 +228,6 @@ def replace_predicted(bits: np.ndarray, targets: np.ndarray, vocabulary: MaskedV
 
     Args:
         bits: "sequence 2 x predicted", from `random_bits`.
-        targets: "sequence predicted", the tokens to predict.
-        vocabulary: gives the mask and the tokens to choose from.
 
     Source: Devlin et al. 2019 (arXiv 1810.04805), section 3.1 and appendix A.1.
     """
@@ -270,7 +244,6 @@ def random_bits(seed: int, epoch: int, sequences: np.ndarray, *, num_per_sequenc
         seed: first half of the generator's key, in 0 .. 2^64 - 1.
         epoch: second half of the generator's key, in 0 .. 2^64 - 1.
         sequences: "sequence"; each is the second word of the generator's counter, whose first word counts its numbers.
-        num_per_sequence: numbers for each sequence.
 
     Source: Philox4x64 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", as implemented by NumPy.
     """

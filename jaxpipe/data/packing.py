@@ -24,18 +24,15 @@ class CausalSequences:
     Documents are packed by concatenating and splitting: each is followed by a separator, and a sequence may end one
     document and begin the next. Nothing is padded, and only the end of the source is left out.
 
-    Attributes:
-        tokens: the source, at least `seq_len + 1` tokens; read only where a sequence is taken. Of Documents that are
-            not learned as a whole, only what is learned is a target.
-        seq_len: tokens of one sequence.
-
     Example:
         >>> CausalSequences(np.arange(100), seq_len=4).take(np.array([2]), epoch=0)["targets"]
         array([[ 9, 10, 11, 12]], dtype=int32)
     """
 
+    # The source, at least `seq_len + 1` tokens; read only where a sequence is taken. Of Documents that are not learned
+    # as a whole, only what is learned is a target.
     tokens: Tokens | Documents
-    seq_len: int
+    seq_len: int  # tokens of one sequence
 
     @property
     def learned(self) -> Tokens | None:
@@ -71,22 +68,16 @@ class PackedSequences:
         row        | A A A A A | B B B | . . |       two documents of 6 and 4 tokens, and padding
         positions  | 0 1 2 3 4 | 0 1 2 | 0 1 |
 
-    Attributes:
-        documents: the source; read only where a row is taken.
-        seq_len: tokens of a row.
-        one_each: whether a row has one document, or piece of one; else as many as fit, by best fit.
-        tells_padding: whether a batch says which columns are padding, for routers of experts.
-
     Example:
         >>> documents = Documents.ending_at(np.arange(10), lambda: np.array([6, 10]))
         >>> PackedSequences(documents, seq_len=10).take(np.array([0]), epoch=0)["positions"]
         array([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1]], dtype=int32)
     """
 
-    documents: Documents
-    seq_len: int
-    one_each: bool = False
-    tells_padding: bool = False
+    documents: Documents  # the source; read only where a row is taken
+    seq_len: int  # tokens of a row
+    one_each: bool = False  # whether a row has one document, or piece of one; else as many as fit, by best fit
+    tells_padding: bool = False  # whether a batch says which columns are padding, for routers of experts
 
     @property
     def learned(self) -> Tokens | None:
@@ -96,7 +87,7 @@ class PackedSequences:
     @property
     def num_sequences(self) -> int:
         """Rows of one epoch."""
-        return len(self._first_pieces) - 1
+        return len(self._rows[1]) - 1
 
     @property
     def padding(self) -> float:
@@ -122,14 +113,19 @@ class PackedSequences:
         positions are counted from the beginning of a piece, and once more in the padding, where "is_token" is 0.
         """
         del epoch
-        batch = self._empty(len(indices))
-        first = self._first_pieces[indices]
-        end = self._first_pieces[indices + 1]
+        shape = (len(indices), self.seq_len)
+        batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
+        if not self.one_each:
+            batch["positions"] = np.tile(np.arange(self.seq_len, dtype=np.int32), (len(indices), 1))
+        if self.tells_padding:
+            batch["is_token"] = np.zeros(shape, np.int32)
+        first = self._rows[1][indices]
+        end = self._rows[1][indices + 1]
         row = np.repeat(np.arange(len(indices)), end - first)
-        pieces = self._by_row[ranges(first, end - first)]
+        pieces = self._rows[0][ranges(first, end - first)]
         lengths = self._lengths[pieces]
         position = ranges(np.zeros_like(lengths), lengths)
-        source = np.repeat(self._starts[pieces], lengths) + position
+        source = np.repeat(self._pieces[0][pieces], lengths) + position
         before = np.cumsum(lengths) - lengths  # columns of all rows before a piece
         num_before_row = before[np.searchsorted(row, np.arange(len(indices)))]
         # Columns before a piece are counted over all rows; less those of the rows before, the count is of its own
@@ -146,24 +142,10 @@ class PackedSequences:
             batch["positions"][place] = position
         return batch
 
-    def _empty(self, num_sequences: int) -> Batch:
-        """Rows without a document."""
-        shape = (num_sequences, self.seq_len)
-        batch = {"tokens": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
-        if not self.one_each:
-            batch["positions"] = np.tile(np.arange(self.seq_len, dtype=np.int32), (num_sequences, 1))
-        if self.tells_padding:
-            batch["is_token"] = np.zeros(shape, np.int32)
-        return batch
-
     @cached_property
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each piece begins in the source, and its columns, "piece" each."""
         return cut_documents(*self.documents.spans, self.seq_len)
-
-    @property
-    def _starts(self) -> np.ndarray:
-        """Where each piece begins in the source, "piece"."""
-        return self._pieces[0]
 
     @property
     def _lengths(self) -> np.ndarray:
@@ -172,21 +154,12 @@ class PackedSequences:
 
     @cached_property
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pieces in the order of their rows, "piece", and where those of each row begin among these, "row + 1"."""
         lengths = self._lengths
         row = np.arange(len(lengths)) if self.one_each else best_fit(lengths, self.seq_len)
         by_row = np.argsort(row, kind="stable")
         # + 2: where each row begins, and behind the last one the end; -1 if there is no row.
         return by_row, np.searchsorted(row[by_row], np.arange(row.max(initial=-1) + 2))
-
-    @property
-    def _by_row(self) -> np.ndarray:
-        """The pieces in the order of their rows, "piece"."""
-        return self._rows[0]
-
-    @property
-    def _first_pieces(self) -> np.ndarray:
-        """Where the pieces of each row begin in `_by_row`, "row + 1"."""
-        return self._rows[1]
 
 
 def cut_documents(starts: np.ndarray, ends: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +170,6 @@ def cut_documents(starts: np.ndarray, ends: np.ndarray, seq_len: int) -> tuple[n
     Args:
         starts: "document", where each begins.
         ends: "document", where each ends.
-        seq_len: the longest piece.
 
     Example:
         >>> cut_documents(np.array([0, 6, 7]), np.array([6, 7, 20]), 5)
@@ -263,10 +235,8 @@ def _place(
     """Fills the rows `open_rows`, one after the other, with `pieces` of one length; returns the pieces that are left.
 
     Args:
-        pieces: "piece".
         open_rows: rows with `room` columns left.
         room: at least `length`.
-        length: of each piece.
         rows: the row of each piece, to be written.
         by_room: rows by the columns that are left in them, to be added to.
     """

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -20,9 +20,7 @@ Batch = dict[str, np.ndarray]  # int32 arrays by name, as a model's loss takes t
 class Tokens(Protocol):
     """A one-dimensional array of tokens that is read only where it is indexed; a NumPy array is one."""
 
-    def __len__(self) -> int:
-        """Number of tokens."""
-        ...
+    def __len__(self) -> int: ...
 
     def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
         """Returns the tokens at `positions`, of the same shape."""
@@ -31,20 +29,15 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Tokens of which it is known where documents are, and which of them a model is to learn.
+    """Tokens of which it is known where documents are, and which of them a model is to learn."""
 
-    Attributes:
-        tokens: of all documents.
-        find_spans: returns where each document begins and ends in `tokens`, "document" each, int64; called when `spans`
-            is first read.
-        learned: for each token 1 if it is to be predicted, 0 if it is only read, as a prompt is; None: all are.
-        are_some: whether there are tokens that belong to no document.
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # of all documents
+    # Returns where each document begins and ends in `tokens`, "document" each, int64; called when `spans` is first
+    # read.
     find_spans: Callable[[], tuple[np.ndarray, np.ndarray]]
+    # For each token 1 if it is to be predicted, 0 if it is only read, as a prompt is; None: all are.
     learned: Tokens | None = None
-    are_some: bool = False
+    are_some: bool = False  # whether there are tokens that belong to no document
 
     @classmethod
     def one(cls, tokens: Tokens) -> Documents:
@@ -88,21 +81,13 @@ class Documents:
 
 @dataclass(frozen=True, eq=False)
 class MaskedVocabulary:
-    """The special tokens of a masked language model, and which tokens may be masked.
+    """The special tokens of a masked language model, and which tokens may be masked."""
 
-    Attributes:
-        padding: fills a sequence up, [PAD].
-        classification: begins a sequence, [CLS].
-        separator: ends each of its two segments, [SEP].
-        mask: replaces a token that is to be predicted, [MASK].
-        is_maskable: "vocab", bool: the ordinary tokens; only these are predicted or replace another.
-    """
-
-    padding: int
-    classification: int
-    separator: int
-    mask: int
-    is_maskable: np.ndarray
+    padding: int  # fills a sequence up, [PAD]
+    classification: int  # begins a sequence, [CLS]
+    separator: int  # ends each of its two segments, [SEP]
+    mask: int  # replaces a token that is to be predicted, [MASK]
+    is_maskable: np.ndarray  # "vocab", bool: the ordinary tokens; only these are predicted or replace another
 
     @cached_property
     def maskable(self) -> np.ndarray:
@@ -111,7 +96,10 @@ class MaskedVocabulary:
 
 
 class Tokenizer(Protocol):
-    """Turns text into tokens and back. Tokens are of the smallest integer type that holds the vocabulary."""
+    """Turns text into tokens and back. Tokens are of the smallest integer type that holds the vocabulary.
+
+    What a class that inherits this does not say is so for bytes: each is a token, and none is special.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -126,31 +114,30 @@ class Tokenizer(Protocol):
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens at which a generated text ends: the separator, and others that the tokenizer's files name."""
-        ...
+        return (self.separator,)
 
     @property
     def about(self) -> dict[str, Any]:
         """The contents of files beside the tokenizer's own, as one tokenizer_config.json; empty if they say nothing."""
-        ...
+        return {}
 
     @property
     def unknown(self) -> int | None:
         """The token of all that has no other; None if there is none."""
-        ...
+        return None
 
     @property
     def drops(self) -> bool:
         """Whether characters for which there is no token are left out; else they are an error."""
-        ...
+        return False
 
     def lacking(self, texts: Sequence[str | bytes], *, reads_special: bool = False) -> Counter[str]:
         """Returns the characters of `texts` that become no token at all, and how often each does.
 
         Args:
-            texts: the texts.
             reads_special: whether names of special tokens in them are these tokens.
         """
-        ...
+        return Counter()
 
     @property
     def masked(self) -> MaskedVocabulary | None:
@@ -160,7 +147,7 @@ class Tokenizer(Protocol):
     @property
     def beginning(self) -> tuple[int, ...]:
         """The tokens before a prompt: one if the model was trained with a token that begins a text, else none."""
-        ...
+        return ()
 
     @property
     def identity(self) -> str:
@@ -173,17 +160,12 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list[np.ndarray]:
         """Returns the "tokens" of each of `texts`; uses all cores."""
-        ...
+        return [self.encode(text) for text in texts]
 
     @property
-    def special_names(self) -> tuple[str, ...]:
-        """The special tokens as they are written in a text."""
-        ...
-
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """The special tokens by their numbers, in the same order."""
-        ...
+    def special_tokens(self) -> Mapping[int, str]:
+        """The special tokens, as they are written in a text, by their numbers."""
+        return {}
 
     def encode_places(
         self, texts: Sequence[str], reads_special: bool = True
@@ -218,6 +200,5 @@ class Sequences(Protocol):
 
         Args:
             indices: "sequence", each less than `num_sequences`.
-            epoch: number of the pass over the source.
         """
         ...

@@ -34,23 +34,14 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens, ends and templates that the files beside a tokenizer.json name.
+    """The special tokens, ends and templates that the files beside a tokenizer.json name."""
 
-    Attributes:
-        named: the text of each token by its name, as "eos_token".
-        others: further special tokens.
-        end_ids: the tokens at which a generated text ends; they may not be in the vocabulary.
-        end_ids_from: the file that has these.
-        templates: the text of each chat template by its name, "default" of a single one.
-        template_files: the file that each comes from.
-    """
-
-    named: Mapping[str, str]
-    others: tuple[str, ...]
-    end_ids: tuple[int, ...]
-    end_ids_from: str
-    templates: Mapping[str, str]
-    template_files: Mapping[str, Path]
+    named: Mapping[str, str]  # the text of each token by its name, as "eos_token"
+    others: tuple[str, ...]  # further special tokens
+    end_ids: tuple[int, ...]  # the tokens at which a generated text ends; they may not be in the vocabulary
+    end_ids_from: str  # the file that has these
+    templates: Mapping[str, str]  # the text of each chat template by its name, "default" of a single one
+    template_files: Mapping[str, Path]  # the file that each comes from
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +89,8 @@ def read_special_tokens(path: Path) -> SpecialTokens:
     lists = [value for value in (both.get(name) for name in _LISTS) if value]
     others = [token for value in lists if isinstance(value, list) for token in value]
     added = both.get(_ADDED)
-    others += [token for token in added.values() if _is_special(token)] if isinstance(added, dict) else []
+    added = added.values() if isinstance(added, dict) else ()
+    others += [token for token in added if isinstance(token, dict) and token.get("special") is True]
     by_name = {name: value for name, value in both.items() if name.endswith("_token")}
     for value in lists:
         by_name |= value if isinstance(value, dict) else {}
@@ -136,10 +128,6 @@ def text_of(token: Any) -> str:
     """The text of a special token, which a file has as a text or as an object with "content"; "" for anything else."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
-
-
-def _is_special(token: Any) -> bool:
-    return isinstance(token, dict) and token.get("special") is True
 
 
 def _end_ids(path: Path) -> tuple[tuple[int, ...], str]:

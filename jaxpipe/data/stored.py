@@ -18,32 +18,19 @@ from jaxpipe.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
-    """The `num` numbers of a file that follow its first bytes; safe to use from several threads.
+    """The `num` numbers of a file that follow its first bytes; safe to use from several threads."""
 
-    Attributes:
-        path: path of the file, for messages; a file that takes its name later changes nothing.
-        file: the file, open.
-        dtype: of the numbers.
-        first_byte: where they begin.
-        num: how many they are.
-    """
-
-    path: Path
+    path: Path  # path of the file, for messages; a file that takes its name later changes nothing
     file: BinaryIO
     dtype: np.dtype
-    first_byte: int
+    first_byte: int  # where they begin
     num: int
 
     def __len__(self) -> int:
-        """How many numbers there are."""
         return self.num
 
     def __getitem__(self, positions: np.ndarray | slice, /) -> np.ndarray:
-        """Returns the numbers at `positions`, 0 .. num - 1, of the same shape; or those of a slice, whose step is 1.
-
-        Raises:
-            DataError: the file has become shorter, or its disk fails.
-        """
+        """The numbers at `positions`, of their shape, or of a slice of step 1; DataError if the file is shorter now."""
         if isinstance(positions, slice):
             first, end, _ = positions.indices(self.num)
             numbers = np.empty(max(0, end - first), self.dtype)

@@ -45,12 +45,6 @@ def load_tokenizer(name: str, *, is_masked: bool, drops: bool = False) -> ByteTo
 
 
 def with_beginning(prompt: Sequence[int], tokenizer: Tokenizer, reads_special: bool = True) -> list[int]:
-    """Returns the tokens of a prompt behind what the tokenizer puts before a text, unless the prompt writes it itself.
-
-    Args:
-        prompt: its tokens.
-        tokenizer: that has made them.
-        reads_special: whether names of special tokens in the prompt are these tokens.
-    """
+    """Returns a prompt's tokens behind what the tokenizer puts before a text, unless the prompt writes it itself."""
     beginning = [*tokenizer.beginning]
     return [*prompt] if reads_special and [*prompt[: len(beginning)]] == beginning else [*beginning, *prompt]

@@ -41,11 +41,7 @@ MOST_TOKENS = 2**31  # they are int32 in a batch
 
 
 def identity_of(path: Path) -> str:
-    """Returns the `identity` of the tokenizer in a tokenizer.json; it may lack special tokens.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """The `identity` of a tokenizer.json, which may lack special tokens; ConfigError if it cannot be read."""
     return identity(_library(path))
 
 
@@ -56,15 +52,7 @@ def file_of(name: str) -> Path:
 
 
 def read_tokenizer(name: str, *, is_masked: bool) -> HuggingFaceTokenizer:
-    """Returns the tokenizer of a file.
-
-    Args:
-        name: the path of a tokenizer.json, or of a folder that contains one.
-        is_masked: whether a masked model uses it, which needs special tokens.
-
-    Raises:
-        ConfigError: the file does not exist, cannot be read, or lacks the special tokens.
-    """
+    """Returns the tokenizer of a file."""
     path = file_of(name)
     if not path.is_file():
         raise ConfigError(
@@ -116,7 +104,15 @@ def _unknown(library: tokenizers.Tokenizer) -> int | None:
 
 def _library(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a file, in which what the files beside it name as special is special, as in transformers."""
-    library = _from_file(path)
+    try:
+        library = tokenizers.Tokenizer.from_str(read_whole(path))
+    except Exception as error:  # the library has no exceptions of its own
+        raise ConfigError(
+            "data.tokenizer names a file that cannot be read",
+            rule=f"tokenizer-form: the file was written by Hugging Face's tokenizers library, as every {FILE} is",
+            picture=f"{path}: {error}",
+            repair="name another file, or save this one again with tokenizers.Tokenizer.save",
+        ) from error
     added = library.get_added_tokens_decoder()
     new = []
     for name in read_special_tokens(path).names:
@@ -126,18 +122,6 @@ def _library(path: Path) -> tokenizers.Tokenizer:
             new.append(added.get(token, tokenizers.AddedToken(name, normalized=False)))
     library.add_special_tokens(new)
     return library
-
-
-def _from_file(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_str(read_whole(path))
-    except Exception as error:  # the library has no exceptions of its own
-        raise ConfigError(
-            "data.tokenizer names a file that cannot be read",
-            rule=f"tokenizer-form: the file was written by Hugging Face's tokenizers library, as every {FILE} is",
-            picture=f"{path}: {error}",
-            repair="name another file, or save this one again with tokenizers.Tokenizer.save",
-        ) from error
 
 
 def _end_of_document(

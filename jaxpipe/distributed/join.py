@@ -27,14 +27,9 @@ _NEVER_S = 2**31 - 1
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank of this process among all processes of a run.
+    """The rank of this process among all processes of a run."""
 
-    Attributes:
-        index: number of this process; process 0 prints, and writes the files that exist once.
-        count: number of processes.
-    """
-
-    index: int
+    index: int  # number of this process; process 0 prints, and writes the files that exist once
     count: int
 
     @property
@@ -78,8 +73,6 @@ def join(
 
     Args:
         coordinator_address: HOST:PORT of process 0; with None for all three jax looks for a cluster.
-        num_processes: number of processes.
-        process_id: number of this process.
 
     Raises:
         ConfigError: the flags do not belong together.

@@ -19,28 +19,19 @@ LONG_TIMES = 10  # an activity of this many longest steps hangs, even if nobody 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The report of a process about itself.
+    """The report of a process about itself."""
 
-    Attributes:
-        position: number of activities it has begun.
-        doing: description of the last activity begun, for messages.
-        where: host and process id.
-        number: serial number of the heartbeat, so that a new one differs from the last.
-        is_step: whether the activity is a training step; the duration of others (reading, compiling, evaluating,
-            writing) is unknown.
-        end: None while the process lives; "" if it ended normally, else the error that ended it.
-        status: exit status of the process after its end.
-        waits_for_files: whether the activity waits for a checkpoint that is written in the background. As long as all
-            processes live, it may take a day.
-    """
-
-    position: int
-    doing: str
-    where: str
-    number: int = 0
+    position: int  # number of activities it has begun
+    doing: str  # description of the last activity begun, for messages
+    where: str  # host and process id
+    number: int = 0  # serial number of the heartbeat, so that a new one differs from the last
+    # Whether the activity is a training step; the duration of others (reading, compiling, evaluating, writing) is
+    # unknown.
     is_step: bool = False
-    end: str | None = None
-    status: int = 0
+    end: str | None = None  # None while the process lives; "" if it ended normally, else the error that ended it
+    status: int = 0  # exit status of the process after its end
+    # Whether the activity waits for a checkpoint that is written in the background. As long as all processes live, it
+    # may take a day.
     waits_for_files: bool = False
 
     def begin(self, doing: str, *, is_step: bool, waits_for_files: bool) -> Heartbeat:
@@ -63,16 +54,11 @@ _UNHEARD = Heartbeat(position=0, doing="", where="")
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that the others cannot wait for.
+    """A process that the others cannot wait for."""
 
-    Attributes:
-        process: number of the process; None if all processes hang and none is behind the others.
-        why: the cause, as far as it is known.
-        status: exit status of the processes that cannot continue; the failed one's own if it ended by itself.
-    """
-
-    process: int | None
-    why: str
+    process: int | None  # number of the process; None if all processes hang and none is behind the others
+    why: str  # the cause, as far as it is known
+    # Exit status of the processes that cannot continue; the failed one's own if it ended by itself.
     status: int = LostProcess.exit_status
 
 
@@ -83,11 +69,7 @@ class Liveness:
         """Starts without heartbeats of the others.
 
         Args:
-            own: the first heartbeat of this process.
-            index: number of this process.
-            count: number of processes.
             limit_s: seconds of silence or delay after which a process is lost.
-            now: the time.
         """
         self.own = own
         self._index = index
@@ -130,12 +112,7 @@ class Liveness:
         return "never heard of" if heartbeat is None else f"{heartbeat.where}; its last: {heartbeat.doing}"
 
     def failure(self, now: float, *, patience: float = 1.0) -> Failure | None:
-        """The first process that the others cannot wait for, or None.
-
-        Args:
-            now: the time.
-            patience: multiplies the limit.
-        """
+        """The first process that the others cannot wait for, or None."""
         with self._lock:
             limit_s = patience * self._limit_s
             silent_s = now - self._answered_s

@@ -11,10 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FOLDER = "logs"
-TERMINAL = "JAXPIPE_TERMINAL"  # set by a launcher whose standard error is a terminal; its processes write to pipes
 LOGGER = logging.getLogger("jaxpipe")
 
-_print: list[Callable[[str], None]] = [print]
+_print: list[Callable[[str], None] | None] = [print]  # None prints nothing
 _early: list[str] = []  # texts that were logged before the file existed
 
 
@@ -24,8 +23,8 @@ def file_of(path: Path, process: int) -> Path:
 
 
 def has_terminal() -> bool:
-    """Whether somebody watches the standard error, so that a progress bar may overwrite itself."""
-    return sys.stderr is not None and (sys.stderr.isatty() or TERMINAL in os.environ)
+    """Whether the standard error is a terminal, so that a progress bar may overwrite itself."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def logging_to(path: Path, *, process: int) -> Iterator[None]:
 def printing_with(write: Callable[[str], None]) -> Iterator[None]:
     """A context in which `say` prints with `write`, for example that of a progress bar."""
     before = _print[0]
-    if before is not _nothing:
+    if before is not None:
         _print[0] = write
     try:
         yield
@@ -70,7 +69,7 @@ def printing_with(write: Callable[[str], None]) -> Iterator[None]:
 
 def only_log() -> None:
     """Makes `say` print nothing from now on."""
-    _print[0] = _nothing
+    _print[0] = None
 
 
 def say(text: str) -> None:
@@ -79,10 +78,11 @@ def say(text: str) -> None:
     A run outlives what reads its output: once that is closed, or its disk is full, the log alone has the text.
     """
     log(text)
-    if sys.stdout is None or _print[0] is _nothing:  # None: closed before Python started
+    write = _print[0]
+    if sys.stdout is None or write is None:  # the former: closed before Python started
         return
     try:
-        _print[0](text)
+        write(text)
         sys.stdout.flush()
     except OSError as error:
         log(f"the standard output takes no more text: {error.strerror}")
@@ -97,7 +97,3 @@ def log(text: str) -> None:
         LOGGER.info("%s", text)
     else:
         _early.append(text)
-
-
-def _nothing(text: str) -> None:
-    del text

@@ -24,14 +24,11 @@ class Stop:
     All processes begin the same activities in the same order and count them: positions. A process that received a
     signal writes into the store, before it begins its next position, that the run stops after that one. No process
     ends a step that another has not begun, so all read the request after that step, and not before.
-
-    Attributes:
-        reason: "", or which process received which signal.
     """
 
     def __init__(self, store: Store, *, process: int):
         """Listens for signals to the process with number `process`, once entered."""
-        self.reason = ""
+        self.reason = ""  # "", or which process received which signal
         self._store = store
         self._process = process
         self._position = 0
@@ -54,7 +51,7 @@ class Stop:
         return bool(due)
 
     def __enter__(self) -> Stop:
-        """Takes over the signals; in the main thread alone, as Python asks."""
+        # In the main thread alone, as Python asks.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._listen)
@@ -63,7 +60,6 @@ class Stop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restores the former handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # as signal.signal returned it
 
@@ -79,13 +75,7 @@ class Stop:
 
 
 class ProcessGroup:
-    """The processes of a run, seen from one of them; a context manager.
-
-    Attributes:
-        index: number of this process; process 0 prints, and writes the files that exist once.
-        count: number of processes.
-        stop: the request to stop after a signal.
-    """
+    """The processes of a run, seen from one of them; a context manager."""
 
     def __init__(
         self,
@@ -95,23 +85,12 @@ class ProcessGroup:
         *,
         lost_after_s: float,
     ):
-        """Joins the other processes; returns when all have joined.
-
-        Args:
-            coordinator_address: HOST:PORT of process 0; if all three are None, JAX looks for a cluster.
-            num_processes: number of processes.
-            process_id: number of this process.
-            lost_after_s: seconds within which all others end after a process is lost or stuck.
-
-        Raises:
-            ConfigError: the flags do not belong together.
-            LostProcess: not all processes have joined in time.
-        """
+        """Joins the other processes; returns when all have joined."""
         processes = join(coordinator_address, num_processes, process_id)
-        self.index = processes.index
-        self.count = processes.count
+        self.index = processes.index  # number of this process; process 0 prints, and writes the files that exist once
+        self.count = processes.count  # number of processes
         self._store = Store()
-        self.stop = Stop(self._store, process=self.index)
+        self.stop = Stop(self._store, process=self.index)  # the request to stop after a signal
         self._watch = Watch(self._store, processes, lost_after_s=lost_after_s)
         if not self.is_first:
             only_log()
@@ -141,7 +120,6 @@ class ProcessGroup:
         return self.stop.is_asked()
 
     def __enter__(self) -> ProcessGroup:
-        """Starts the watch and takes over the signals."""
         self._watch.__enter__()
         self.stop.__enter__()
         return self

@@ -69,14 +69,19 @@ def variables(process: int, *, processes_per_device: int, nccl: Version | None) 
     """The environment variables of a process that shares its device with others.
 
     Args:
-        process: number of the process.
-        processes_per_device: how many processes share a device.
         nccl: version of NCCL; None, not known, takes what every version accepts.
 
     Raises:
         ConfigError: NCCL is too old.
     """
-    _check(nccl)
+    least, who = max((NCCL_VARIABLES[0].version, "a share of a GPU"), _asked_by_jax())
+    if nccl is not None and nccl < least:
+        raise ConfigError(
+            f"NCCL {in_words(nccl)} is too old for --processes_per_device",
+            rule=f"nccl-version: {who} needs NCCL {in_words(least)}",
+            picture=f"{in_words(nccl)} < {in_words(least)}",
+            repair="pip install -U nvidia-nccl-cu13, or -cu12 for CUDA 12",
+        )
     rows = [row for row in NCCL_VARIABLES if nccl is None or row.version <= nccl]
     nccls = rows[0 if nccl is None else -1].variables
     return {
@@ -106,7 +111,10 @@ def installed_nccl() -> Version | None:
         number = ctypes.c_int()
         try:
             if ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number)) == 0:
-                return _version(number.value)
+                # NCCL_VERSION_CODE: 2708 is 2.7.8, and from 2.9 on 23007 is 2.30.7.
+                code = number.value
+                large = 10_000 if code >= 10_000 else 1000
+                return code // large, code % large // 100, code % 100
         except (OSError, AttributeError):  # there is none, or it is no NCCL
             continue
     return None
@@ -124,23 +132,6 @@ def _of_pip() -> list[str]:
         return []
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return [str(path) for folder in folders if (path := Path(folder) / "lib" / "libnccl.so.2").is_file()]
-
-
-def _version(number: int) -> Version:
-    """Of NCCL_VERSION_CODE: 2708 is 2.7.8, and from 2.9 on 23007 is 2.30.7."""
-    large = 10_000 if number >= 10_000 else 1000
-    return number // large, number % large // 100, number % 100
-
-
-def _check(nccl: Version | None) -> None:
-    least, who = max((NCCL_VARIABLES[0].version, "a share of a GPU"), _asked_by_jax())
-    if nccl is not None and nccl < least:
-        raise ConfigError(
-            f"NCCL {in_words(nccl)} is too old for --processes_per_device",
-            rule=f"nccl-version: {who} needs NCCL {in_words(least)}",
-            picture=f"{in_words(nccl)} < {in_words(least)}",
-            repair="pip install -U nvidia-nccl-cu13, or -cu12 for CUDA 12",
-        )
 
 
 def _asked_by_jax() -> tuple[Version, str]:

@@ -36,13 +36,7 @@ class Watch:
     """Watches the other processes while it is entered; does nothing for a single process."""
 
     def __init__(self, store: Store, processes: Rank, *, lost_after_s: float):
-        """Prepares the watch of one process over all others.
-
-        Args:
-            store: the store of the run.
-            processes: the rank of this process.
-            lost_after_s: seconds within which all others end after a process is lost or stuck.
-        """
+        """Prepares the watch of one process over all others."""
         self._store = store
         self._processes = processes
         self._lost_after_s = lost_after_s
@@ -59,7 +53,6 @@ class Watch:
         self._liveness.begin(doing, time.monotonic(), is_step=is_step, waits_for_files=waits_for_files)
 
     def __enter__(self) -> Watch:
-        """Starts the two threads of the watch."""
         if self._processes.count > 1:
             at_abort(self._before_abort)
             for work in (self._beat, self._judge):
@@ -76,7 +69,7 @@ class Watch:
         """
         if self._processes.count == 1:
             return
-        if error is not None and _is_of_collective(error):
+        if error is not None and any(word in str(error) for word in COLLECTIVE_ERRORS):
             self._ended.wait(self._lost_after_s)
         if error is None or isinstance(error, SystemExit):
             self._send_last("", 0)
@@ -90,11 +83,6 @@ class Watch:
         if self._processes.is_first:
             time.sleep(READ_WITHIN_PERIODS * self._period_s)
 
-    def _send(self, heartbeat: Heartbeat) -> None:
-        with self._telling:
-            if not self._ended.is_set():
-                self._store.set(f"{HEARTBEATS}{self._processes.index}", heartbeat.line())
-
     def _send_last(self, end: str, status: int) -> None:
         heartbeat = replace(self._liveness.own, end=end, status=status)
         with self._telling:  # no heartbeat of the other thread may follow this one
@@ -107,7 +95,10 @@ class Watch:
         while not self._ended.wait(self._period_s):
             number += 1
             try:
-                self._send(replace(self._liveness.own, number=number))
+                heartbeat = replace(self._liveness.own, number=number)
+                with self._telling:
+                    if not self._ended.is_set():
+                        self._store.set(f"{HEARTBEATS}{self._processes.index}", heartbeat.line())
                 lines = self._store.under(HEARTBEATS)
                 verdict = self._store.under(VERDICT)
             except Exception as error:  # whatever JAX's client raises; `_judge` sees that no heartbeats come
@@ -164,10 +155,6 @@ class Watch:
                 f"start the run again: it resumes from its newest checkpoint; {repair}set a larger train.lost_after_s"
             ),
         )
-
-
-def _is_of_collective(error: BaseException) -> bool:
-    return any(word in str(error) for word in COLLECTIVE_ERRORS)
 
 
 def _end(message: str, status: int) -> None:

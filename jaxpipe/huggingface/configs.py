@@ -38,11 +38,7 @@ _NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss")  # how it is computed
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """Returns the config.json in `folder`.
-
-    Raises:
-        ConfigError: the file does not exist, or is not a JSON object.
-    """
+    """Returns the config.json in `folder`; ConfigError if the file does not exist, or is not a JSON object."""
     path = folder / CONFIG
     repair = "name a folder that save_pretrained wrote, or a snapshot of a model from the Hugging Face hub"
     if not path.is_file():
@@ -64,11 +60,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
-    """Returns the class of transformers whose config `theirs` is.
-
-    Raises:
-        ConfigError: jaxpipe does not have that class.
-    """
+    """Returns the class of transformers whose config `theirs` is; ConfigError if jaxpipe does not have that class."""
     # Base models have no head here; their class is not among the names.
     names = theirs.get("architectures") or ["none"]
     name, *others = map(str, names if isinstance(names, list) else [names])
@@ -85,10 +77,6 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
 
 def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
     """Returns our config for the model of `theirs`, locked; all other fields are those of `base_config`.
-
-    Args:
-        theirs: a config.json of transformers 4 or 5.
-        where: the file, for messages.
 
     Raises:
         ConfigError: jaxpipe does not support the value of a field, or it has the wrong type.
@@ -122,15 +110,7 @@ def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: s
 
 
 def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
-    """Returns a config.json for the model of `config`, which jaxpipe made.
-
-    Args:
-        config: ours.
-        dtype: dtype of the tensors, "float32", "bfloat16" or "float16".
-
-    Raises:
-        ConfigError: no class of transformers can express this model.
-    """
+    """A config.json for a model that jaxpipe made; ConfigError if no class of transformers has such a model."""
     ours = model_config(config)
     wanted = defining_fields(config)
     misfits: list[tuple[str, list[str]]] = []
@@ -174,7 +154,6 @@ def defining_fields(config: ConfigDict, *, dropouts: bool = True) -> dict[str, A
     """Returns the fields that the outputs of a model depend on; two configs of the same model have equal ones.
 
     Args:
-        config: ours.
         dropouts: whether to include dropouts, on which only training depends.
     """
     fields = _resolved(model_config(config))
@@ -239,14 +218,7 @@ def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:
 
 
 def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where: str) -> None:
-    """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps.
-
-    Args:
-        config: config of the run.
-        theirs: our config for that config.json.
-        run: the run's folder, for messages.
-        where: path of that config.json, for messages.
-    """
+    """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps."""
     of_run = defining_fields(config, dropouts=False)
     of_file = defining_fields(theirs, dropouts=False)
     different = [name for name in sorted(of_run.keys() | of_file.keys()) if of_run.get(name) != of_file.get(name)]

@@ -13,7 +13,6 @@ from jaxpipe.huggingface.mapping import (
     Architecture,
     Field,
     Parameter,
-    Supported,
     linear,
     norm,
 )
@@ -49,11 +48,11 @@ FIELDS = (
     Field("hidden_dropout", "resid_pdrop", 0.1),
 )
 
-SUPPORTED = (
-    Supported("scale_attn_weights", (True,)),
-    Supported("scale_attn_by_inverse_layer_idx", (False,)),
-    Supported("reorder_and_upcast_attn", (False,)),
-)
+SUPPORTED = {
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+}
 
 # Old versions saved masks among the parameters; some files omit the name of the base model.
 GPT2 = Architecture(

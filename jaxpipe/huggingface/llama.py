@@ -6,8 +6,8 @@ Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Mapping
+from dataclasses import astuple, replace
 from typing import Any
 
 from jaxpipe.errors import ConfigError
@@ -20,7 +20,6 @@ from jaxpipe.huggingface.mapping import (
     Architecture,
     Field,
     Parameter,
-    Supported,
     linear,
     not_supported,
 )
@@ -61,11 +60,11 @@ PARAMETERS = (
     Parameter("shared.head.kernel", ("lm_head.weight",), TOKEN_ROWS),
 )
 
-SUPPORTED = (
-    Supported("hidden_act", ("silu", "swish")),
+SUPPORTED = {
+    "hidden_act": ("silu", "swish"),
     # Some files have null for no dropout.
-    Supported("attention_dropout", (0.0, None)),
-)
+    "attention_dropout": (0.0, None),
+}
 
 # Tables that old versions saved among the parameters.
 BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
@@ -179,11 +178,6 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
     Version 4 has `rope_theta` and `rope_scaling`, with the kind under "type" or "rope_type"; version 5 has all of it in
     `rope_parameters`. An original length at the top comes before the one inside, as in transformers.
 
-    Args:
-        theirs: the config.json.
-        where: the file, for messages.
-        default_theta: the class's own `default_theta`.
-
     Raises:
         ConfigError: a kind of scaling that jaxpipe does not support, or rotary positions for a part of each head.
     """
@@ -214,12 +208,10 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
             rule=f"huggingface-rope: {kind} needs {', '.join(ROPE_FIELDS[kind])}",
             repair="use the config.json that the model was saved with",
         )
-    return {"rope_theta": theta, "rope_scaling": _scaling(kind, [rope[key] for key in ROPE_FIELDS[kind]])}
-
-
-def _scaling(kind: str, numbers: Sequence[Any]) -> RotaryScaling | None:
+    numbers = [rope[key] for key in ROPE_FIELDS[kind]]
     # A factor of 1.0 scales nothing; None makes two such models equal.
-    return None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
+    scaling = None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
+    return {"rope_theta": theta, "rope_scaling": scaling}
 
 
 def write_rope(rope_theta: float, scaling: RotaryScaling | None) -> dict[str, Any]:
@@ -246,41 +238,32 @@ LLAMA = Architecture(
     heads_divide_hidden=True,
 )
 
-MISTRAL = Architecture(
-    "MistralForCausalLM",
-    "mistral",
-    "llama",
-    PARAMETERS,
-    _fields(32000, 14336, 8),
-    SUPPORTED,
+MISTRAL = replace(
+    LLAMA,
+    name="MistralForCausalLM",
+    model_type="mistral",
+    fields=_fields(32000, 14336, 8),
     read=_read_mistral,
     write=_write_mistral,
     longest=Field("seq_len", "max_position_embeddings", 4096 * 32),
-    buffers=BUFFERS,
+    heads_divide_hidden=False,
 )
 
-QWEN2 = Architecture(
-    "Qwen2ForCausalLM",
-    "qwen2",
-    "llama",
-    PARAMETERS,
-    _fields(151936, 22016, 32),
-    SUPPORTED,
+QWEN2 = replace(
+    MISTRAL,
+    name="Qwen2ForCausalLM",
+    model_type="qwen2",
+    fields=_fields(151936, 22016, 32),
     read=_read_qwen2,
     write=_write_qwen2,
     longest=Field("seq_len", "max_position_embeddings", 32768),
-    buffers=BUFFERS,
 )
 
-QWEN3 = Architecture(
-    "Qwen3ForCausalLM",
-    "qwen3",
-    "llama",
-    PARAMETERS,
-    _fields(151936, 22016, 32, 128),
-    SUPPORTED,
+QWEN3 = replace(
+    QWEN2,
+    name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    fields=_fields(151936, 22016, 32, 128),
     read=_read_qwen3,
     write=_write_qwen3,
-    longest=Field("seq_len", "max_position_embeddings", 32768),
-    buffers=BUFFERS,
 )

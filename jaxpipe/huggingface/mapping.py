@@ -1,7 +1,7 @@
 """The table of one class of transformers: which tensors hold which parameter, in which layout, and its config fields.
 
 A `Parameter` names the tensors of one of our parameters and the `Transform` between both layouts; a `Field` is a field
-of config.json and the matching one of jaxpipe's config, and `Supported` has the values of a field that jaxpipe knows;
+of config.json and the matching one of jaxpipe's config, and `Supported` the values of fields that jaxpipe knows;
 an `Architecture` has all of a class. Transforms only move numbers, so both ways are exact.
 """
 
@@ -18,47 +18,31 @@ from jaxpipe.models import Anatomy
 
 @dataclass(frozen=True)
 class Field:
-    """A field of our model's config that is one of theirs.
+    """A field of our model's config that is one of theirs."""
 
-    Attributes:
-        ours: name in our model's config.
-        theirs: name in config.json.
-        default: the value that transformers uses if config.json does not have the field.
-        choices: their values to ours, if these are names; of several names with one meaning, the first is written.
-        alias: another name that transformers reads for `theirs`.
-    """
-
-    ours: str
-    theirs: str
-    default: Any
+    ours: str  # name in our model's config
+    theirs: str  # name in config.json
+    default: Any  # the value that transformers uses if config.json does not have the field
+    # Their values to ours, if these are names; of several names with one meaning, the first is written.
     choices: Mapping[str, str] | None = None
-    alias: str = ""
+    alias: str = ""  # another name that transformers reads for `theirs`
 
 
-@dataclass(frozen=True)
-class Supported:
-    """A field of theirs that changes what the model computes, and the values of it that jaxpipe supports.
-
-    Attributes:
-        theirs: name in config.json; a missing field has the first value.
-        values: the supported values.
-    """
-
-    theirs: str
-    values: tuple[Any, ...]
-
+Supported = Mapping[
+    str, tuple[Any, ...]
+]  # their fields that change what a model computes, and the values that jaxpipe has
 
 # Fields that transformers' base class or the code of every model reads.
-SUPPORTED = (
-    Supported("add_cross_attention", (False,)),
-    Supported("auto_map", (None, {})),
-    Supported("is_causal", (True,)),
-    Supported("is_decoder", (False,)),
-    Supported("is_encoder_decoder", (False,)),
-    Supported("pruned_heads", (None, {})),
-    Supported("quantization_config", (None,)),
-    Supported("torchscript", (False,)),
-)
+SUPPORTED: Supported = {
+    "add_cross_attention": (False,),
+    "auto_map": (None, {}),
+    "is_causal": (True,),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "torchscript": (False,),
+}
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -71,11 +55,7 @@ ACTIVATIONS = {
 
 
 def read_fields(theirs: Mapping[str, Any], fields: Sequence[Field], *, where: str) -> dict[str, Any]:
-    """Returns our values of `fields`.
-
-    Raises:
-        ConfigError: a field has a value that jaxpipe does not support.
-    """
+    """Returns our values of `fields`; ConfigError if a field has a value that jaxpipe does not support."""
     ours = {}
     for field in fields:
         # The alias only where the name itself is missing, as in transformers.
@@ -99,13 +79,13 @@ def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
     return {field.theirs: theirs(field) for field in fields}
 
 
-def check_supported(theirs: Mapping[str, Any], supported: Sequence[Supported], *, where: str) -> None:
+def check_supported(theirs: Mapping[str, Any], supported: Supported, *, where: str) -> None:
     """Raises ConfigError if a field of theirs has a value that jaxpipe does not support."""
-    for field in (*supported, *SUPPORTED):
+    for field, values in {**supported, **SUPPORTED}.items():
         # A missing field has the first of the values, and so passes.
-        value = theirs.get(field.theirs, field.values[0])
-        if value not in field.values:
-            raise not_supported(where, field.theirs, value, field.values)
+        value = theirs.get(field, values[0])
+        if value not in values:
+            raise not_supported(where, field, value, values)
 
 
 def not_supported(where: str, theirs: str, value: Any, legal: Sequence[Any]) -> ConfigError:
@@ -129,10 +109,6 @@ class Transform:
 
     The tensors are those of one layer, or of the embedding or head; weights are "out in" in PyTorch
     and "in out" here. Both functions are given the anatomy of the model.
-
-    Attributes:
-        to_ours: function from the tensors to our array.
-        to_theirs: function from our array to the tensors.
     """
 
     to_ours: Callable[[tuple[Array, ...], Anatomy], Array]
@@ -141,21 +117,16 @@ class Transform:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of ours, and the tensors of theirs that hold it.
+    """One parameter of ours, and the tensors of theirs that hold it."""
 
-    Attributes:
-        path: path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it.
-        names: names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer;
-            one name with {expert} stands for those of all experts.
-        transform: the transform between both layouts.
-        also: another name for the same numbers; a file with tied embeddings may have any of the names.
-        also_tied: a name that holds the same numbers if embeddings are tied, and other numbers if they are not.
-    """
-
-    path: str
+    path: str  # path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it
+    # Names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer; one name
+    # with {expert} stands for those of all experts.
     names: tuple[str, ...]
     transform: Transform
+    # Another name for the same numbers; a file with tied embeddings may have any of the names.
     also: tuple[str, ...] = ()
+    # A name that holds the same numbers if embeddings are tied, and other numbers if they are not.
     also_tied: tuple[str, ...] = ()
 
     def names_of(self, num_tensors: int) -> tuple[str, ...]:
@@ -167,35 +138,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One class of transformers.
+    """One class of transformers."""
 
-    Attributes:
-        name: class name, as in "architectures" of config.json.
-        model_type: `model_type` of config.json.
-        family: family of our model.
-        parameters: all parameters of the class.
-        fields: fields of its config that are fields of ours under another name.
-        supported: fields of its config of which jaxpipe supports only some values.
-        read: (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
-        write: our config -> the fields of theirs that `fields` cannot express, and those that never vary.
-        longest: the field for the longest sequence, in tokens.
-        buffers: patterns for names of tensors that are no parameters; they are left out.
-        prefix: prefix of tensor names, which some files omit.
-        heads_divide_hidden: whether transformers refuses another number of heads.
-    """
-
-    name: str
+    name: str  # class name, as in "architectures" of config.json
     model_type: str
     family: str
     parameters: tuple[Parameter, ...]
-    fields: tuple[Field, ...]
-    supported: tuple[Supported, ...]
+    fields: tuple[Field, ...]  # fields of its config that are fields of ours under another name
+    supported: Supported  # fields of its config of which jaxpipe supports only some values
+    # (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
     read: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    # Our config -> the fields of theirs that `fields` cannot express, and those that never vary.
     write: Callable[[Any], dict[str, Any]]
-    longest: Field
-    buffers: tuple[str, ...] = ()
-    prefix: str = ""
-    heads_divide_hidden: bool = False
+    longest: Field  # the field for the longest sequence, in tokens
+    buffers: tuple[str, ...] = ()  # patterns for names of tensors that are no parameters; they are left out
+    prefix: str = ""  # prefix of tensor names, which some files omit
+    heads_divide_hidden: bool = False  # whether transformers refuses another number of heads
 
 
 def norm(path: str, name: str) -> tuple[Parameter, Parameter]:
@@ -237,16 +195,6 @@ def _ungroup(columns: Array, anatomy: Anatomy) -> tuple[Array, ...]:
     return tuple(part.reshape(*leading, -1) for part in parts)
 
 
-def _split(columns: Array) -> tuple[Array, ...]:
-    """The thirds of the columns: queries, keys and values of equally many heads."""
-    third = columns.shape[-1] // 3
-    return columns[..., :third], columns[..., third : 2 * third], columns[..., 2 * third :]
-
-
-def _join(parts: tuple[Array, ...]) -> Array:
-    return parts[0].__array_namespace__().concat(parts, axis=-1)
-
-
 def _transpose(tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(tensor.T for tensor in tensors)
 
@@ -277,6 +225,6 @@ SEPARATE_QKV_BIASES = Transform(_group, _ungroup)
 
 # GPT-2's Conv1D: one weight, "in out", or one bias, with the columns of queries, keys and values side by side.
 FUSED_QKV = Transform(
-    lambda tensors, anatomy: _group(_split(tensors[0]), anatomy),
-    lambda array, anatomy: (_join(_ungroup(array, anatomy)),),
+    lambda tensors, anatomy: _group(tensors[0].__array_namespace__().split(tensors[0], 3, axis=-1), anatomy),
+    lambda array, anatomy: (array.__array_namespace__().concat(_ungroup(array, anatomy), axis=-1),),
 )

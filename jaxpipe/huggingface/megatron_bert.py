@@ -5,9 +5,7 @@ Source: transformers, models/megatron_bert/modeling_megatron_bert.py and configu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from jaxpipe.huggingface.mapping import (
     ACTIVATIONS,
@@ -19,7 +17,6 @@ from jaxpipe.huggingface.mapping import (
     Architecture,
     Field,
     Parameter,
-    Supported,
     linear,
     norm,
 )
@@ -76,16 +73,7 @@ FIELDS = (
     Field("hidden_dropout", "hidden_dropout_prob", 0.1),
 )
 
-SUPPORTED = (Supported("position_embedding_type", ("absolute",)),)
-
-
-def _read_pretraining(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {"sentence_order": True}
-
-
-def _read_masked(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {"sentence_order": False}
-
+SUPPORTED = {"position_embedding_type": ("absolute",)}
 
 # Old versions saved positions among the parameters.
 PRETRAINING = Architecture(
@@ -95,10 +83,10 @@ PRETRAINING = Architecture(
     PARAMETERS,
     FIELDS,
     SUPPORTED,
-    read=_read_pretraining,
+    read=lambda theirs, where: {"sentence_order": True},
     write=lambda config: {},
     longest=Field("seq_len", "max_position_embeddings", 512),
     buffers=(r"bert\.embeddings\.position_ids",),
 )
 
-MASKED = replace(PRETRAINING, name="MegatronBertForMaskedLM", read=_read_masked)
+MASKED = replace(PRETRAINING, name="MegatronBertForMaskedLM", read=lambda theirs, where: {"sentence_order": False})

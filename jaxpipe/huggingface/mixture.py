@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxpipe.huggingface.llama import BUFFERS, LAYER, LLAMA, MISTRAL, QWEN3, read_rope
-from jaxpipe.huggingface.mapping import EXPERT, STACKED, TRANSPOSED, Architecture, Field, Parameter, Supported
+from jaxpipe.huggingface.llama import LAYER, LLAMA, MISTRAL, QWEN3, read_rope
+from jaxpipe.huggingface.mapping import EXPERT, STACKED, TRANSPOSED, Field, Parameter
 from jaxpipe.models import MixtureConfig
 
 _DENSE = "layers.feed_forward."
@@ -93,22 +93,18 @@ MIXTRAL = replace(
     family="mixtral",
     parameters=_parameters("block_sparse_moe", "w1", "w3", "w2"),
     fields=_fields(MISTRAL.fields, num_chosen=2, norm_epsilon=Field("norm_epsilon", "rms_norm_eps", 1e-5)),
-    supported=(
-        *MISTRAL.supported,
-        Supported("router_jitter_noise", (0.0,)),
-        Supported("num_shared_experts", (None, 0)),
-    ),
+    supported={**MISTRAL.supported, "router_jitter_noise": (0.0,), "num_shared_experts": (None, 0)},
     read=_read_mixtral,
     write=_write_mixtral,
-    buffers=BUFFERS,
 )
 
-QWEN3_MOE = Architecture(
-    "Qwen3MoeForCausalLM",
-    "qwen3_moe",
-    "qwen3_moe",
-    _parameters("mlp", "gate_proj", "up_proj", "down_proj"),
-    _fields(
+QWEN3_MOE = replace(
+    QWEN3,
+    name="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    family="qwen3_moe",
+    parameters=_parameters("mlp", "gate_proj", "up_proj", "down_proj"),
+    fields=_fields(
         QWEN3.fields,
         num_chosen=8,
         hidden=Field("hidden", "hidden_size", 2048),
@@ -117,9 +113,7 @@ QWEN3_MOE = Architecture(
         head_size=Field("head_size", "head_dim", None),
         feed_forward=Field("feed_forward", "moe_intermediate_size", 768),
     ),
-    (*QWEN3.supported, Supported("decoder_sparse_step", (1,)), Supported("mlp_only_layers", ([], None))),
+    supported={**QWEN3.supported, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     read=_read_qwen3_moe,
     write=_write_qwen3_moe,
-    longest=QWEN3.longest,
-    buffers=BUFFERS,
 )

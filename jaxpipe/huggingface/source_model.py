@@ -48,19 +48,12 @@ COMPANIONS = (CONFIG, GENERATION, *OF_TOKENIZER, "LICENSE", "LICENSE.txt")
 
 @dataclass(frozen=True)
 class SourceModel:
-    """The form of the Hugging Face model that a run started from.
+    """The form of the Hugging Face model that a run started from."""
 
-    Attributes:
-        folder: the folder `hf/` of the run.
-        headers: headers of the tensor files, by file name.
-        index: text of the index; None for a single file.
-        left_out: names of the tensors that are no parameters.
-    """
-
-    folder: Path
-    headers: dict[str, str]
-    index: str | None
-    left_out: tuple[str, ...]
+    folder: Path  # the folder `hf/` of the run
+    headers: dict[str, str]  # headers of the tensor files, by file name
+    index: str | None  # text of the index; None for a single file
+    left_out: tuple[str, ...]  # names of the tensors that are no parameters
 
 
 def dtype_of_source(workdir: str) -> str | None:
@@ -73,15 +66,7 @@ def dtype_of_source(workdir: str) -> str | None:
 def save_source_model(
     source: Path, workdir: Path, files: TensorFiles | GrownFiles, theirs: dict[str, Any], *, left_out: list[str]
 ) -> list[str]:
-    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied.
-
-    Args:
-        source: folder of the model.
-        workdir: folder of the run.
-        files: its tensors.
-        theirs: its config.json, or what is in force instead.
-        left_out: names of the tensors that are no parameters.
-    """
+    """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
     folder = workdir / FOLDER
     folder.mkdir()
     copied = copy_companions(source, folder)
@@ -96,11 +81,7 @@ def save_source_model(
 
 
 def read_source_model(workdir: Path) -> SourceModel | None:
-    """Returns the form of the model that a run started from; None for a run of a model that jaxpipe made.
-
-    Raises:
-        ConfigError: the record cannot be read.
-    """
+    """The form of the model that a run started from, None if jaxpipe made it; ConfigError if it cannot be read."""
     folder = workdir / FOLDER
     if not folder.is_dir():
         return None
@@ -170,9 +151,6 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
 
     tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
     another class for some, and with it another way to cut text into words.
-
-    Returns:
-        The names of the files.
     """
     path = _file_of(config)
     if path is None:
@@ -218,8 +196,6 @@ def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
     after tuning on chats.
 
     Args:
-        config: config of the run, whose tokenizer is a file.
-        target: the folder of the model.
         is_new: whether the tokenizer is another than the model came with, so that the old numbers mean other tokens.
     """
     tokenizer = tokenizer_of(config)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,13 +39,7 @@ _ALIGNMENT_BYTES = 8
 
 
 class TensorFiles:
-    """All tensors of the files in a folder.
-
-    Attributes:
-        headers: the header of each file, by its name.
-        entries: the entry of each tensor, by its name.
-        index: text of the index; None for a single file.
-    """
+    """All tensors of the files in a folder."""
 
     def __init__(self, folder: Path):
         """Opens the files.
@@ -54,23 +49,21 @@ class TensorFiles:
         """
         self._folder = folder
         # A single file comes before an index that lies beside it, as in transformers.
+        # Text of the index; None for a single file.
         self.index = None if (folder / SINGLE).is_file() else _read_index(folder)
         names = [SINGLE] if self.index is None else _shards(folder, self.index)
         self._open = {name: _open(folder / name) for name in names}
-        self.headers = {name: read_header(folder / name) for name in names}
+        self.headers = {name: read_header(folder / name) for name in names}  # the header of each file, by its name
         in_file = {name: entries(header) for name, header in self.headers.items()}
         self._check_once(in_file)
+        # The entry of each tensor, by its name.
         self.entries: dict[str, Entry] = {name: entry for file in in_file.values() for name, entry in file.items()}
         self._file_of = {name: file for file, of_file in in_file.items() for name in of_file}
         if self.index is not None:
             self._check_index(json.loads(self.index)["weight_map"])
 
     def read(self, name: str) -> np.ndarray:
-        """Returns the tensor `name`, float32.
-
-        Raises:
-            ConfigError: the tensor's dtype is not one of a parameter.
-        """
+        """Returns the tensor `name`, float32; ConfigError if the tensor's dtype is not one of a parameter."""
         code = self.entries[name].code
         if code not in DTYPES:
             raise ConfigError(
@@ -116,33 +109,19 @@ class GrownFiles:
 
     Source: for the mean, Hewitt 2021, "Initializing new word embeddings for pretrained language models"; transformers'
     `resize_token_embeddings` draws around it.
-
-    Attributes:
-        headers: the header that each file would have, by its name.
-        entries: the entry of each tensor, by its name.
-        index: text of the index, with the new size; None for a single file.
     """
 
     def __init__(self, files: TensorFiles, names: frozenset[str], *, num_rows: int):
-        """Adds rows.
-
-        Args:
-            files: the files.
-            names: the tensors that grow.
-            num_rows: rows of each of these.
-        """
+        """Adds rows."""
         self._files = files
         self._names = names
         self._num_rows = num_rows
+        # The header that each file would have, by its name.
         self.headers = {file: self._grown(header) for file, header in files.headers.items()}
+        # The entry of each tensor, by its name.
         self.entries = {name: entry for header in self.headers.values() for name, entry in entries(header).items()}
-        self.index = files.index
-        if files.index is not None:
-            index = json.loads(files.index)
-            size = sum(entry.end - entry.start for entry in self.entries.values())
-            # The metadata may be null.
-            index["metadata"] = (index.get("metadata") or {}) | {"total_size": size}
-            self.index = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        # Text of the index, with the new size; None for a single file.
+        self.index = None if files.index is None else index_of(self.headers, json.loads(files.index))
 
     def read(self, name: str) -> np.ndarray:
         """Returns the tensor `name`, float32; `TensorFiles.read` has the errors."""
@@ -216,19 +195,12 @@ def _open(path: Path) -> safe_open:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor in a header: its dtype, shape and place in the file.
+    """One tensor in a header: its dtype, shape and place in the file."""
 
-    Attributes:
-        code: code of the dtype, for example "F32".
-        shape: shape of the tensor.
-        start: first byte of its numbers, counted from the end of the header.
-        end: byte after the last one.
-    """
-
-    code: str
+    code: str  # code of the dtype, for example "F32"
     shape: tuple[int, ...]
-    start: int
-    end: int
+    start: int  # first byte of its numbers, counted from the end of the header
+    end: int  # byte after the last one
 
 
 def read_header(path: Path) -> str:
@@ -275,6 +247,19 @@ def new_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], file_metadata
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
     # Spaces at the end are JSON too; the format asks for numbers that begin at a multiple of eight.
     return text + " " * (-len(text.encode()) % _ALIGNMENT_BYTES)
+
+
+def index_of(headers: Mapping[str, str], before: Mapping[str, Any]) -> str:
+    """Returns the text of the index of files with these headers, given what it had before."""
+    in_files = {file: entries(header) for file, header in headers.items()}
+    size = sum(entry.end - entry.start for of_file in in_files.values() for entry in of_file.values())
+    index = {
+        **before,
+        # The metadata may be null; the size counts numbers, not headers.
+        "metadata": (before.get("metadata") or {}) | {"total_size": size},
+        "weight_map": {name: file for file, of_file in in_files.items() for name in of_file},
+    }
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 class TensorWriter:

@@ -26,42 +26,24 @@ _LAYERS = "layers."
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a transformers model.
+    """A tensor of a transformers model."""
 
-    Attributes:
-        names: the names that it may have; a file has one or more of them.
-        new_names: the names that it gets in a new file.
-        shape: shape of the tensor.
-    """
-
-    names: tuple[str, ...]
-    new_names: tuple[str, ...]
+    names: tuple[str, ...]  # the names that it may have; a file has one or more of them
+    new_names: tuple[str, ...]  # the names that it gets in a new file
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors that hold one parameter in one layer, or in the embedding or head.
+    """The tensors that hold one parameter in one layer, or in the embedding or head."""
 
-    Attributes:
-        parameter: the row of the table.
-        layer: index of the layer; None outside the layers.
-        tensors: the tensors, one for each that the parameter's transform takes.
-    """
-
-    parameter: Parameter
-    layer: int | None
+    parameter: Parameter  # the row of the table
+    layer: int | None  # index of the layer; None outside the layers
     tensors: tuple[Tensor, ...]
 
 
 class TensorMap:
-    """The tensors that hold the parameters of a model, by name and shape.
-
-    Args:
-        architecture: the class of transformers.
-        config: config of our model.
-        has_prefix: whether the names have the architecture's prefix.
-    """
+    """The tensors that hold the parameters of a model of ours, by name and shape; names may lack a prefix."""
 
     def __init__(self, architecture: Architecture, config: Any, *, has_prefix: bool = True):
         self.architecture = architecture
@@ -106,11 +88,7 @@ class TensorMap:
         return sum(int(np.prod(tensor.shape)) for group in self.groups for tensor in group.tensors)
 
     def check(self, entries: Mapping[str, Entry], *, where: str) -> list[str]:
-        """Returns the names in `entries` that are no parameters, which are left out.
-
-        Raises:
-            ConfigError: tensors are missing, unknown, or of another shape.
-        """
+        """The names that are no parameters; ConfigError if tensors are missing, unknown, or of another shape."""
         tensors = [tensor for group in self.groups for tensor in group.tensors]
         known = {name: tensor for tensor in tensors for name in tensor.names}
         missing = [tensor.names[0] for tensor in tensors if not any(name in entries for name in tensor.names)]
@@ -135,11 +113,7 @@ class TensorMap:
         return buffers
 
     def read(self, files: TensorFiles | GrownFiles, *, where: str) -> Any:
-        """Returns the canonical parameters, float32, of files that `check` accepts.
-
-        Raises:
-            ConfigError: two tensors of one parameter have different numbers.
-        """
+        """The canonical parameters, float32; ConfigError if two tensors of one parameter have different numbers."""
         # Whole parameters, filled layer by layer: stacking a list of layers would hold all of it twice.
         arrays = {path: np.empty(shape, np.float32) for path, shape in self.shapes.items()}
         for group in self.groups:

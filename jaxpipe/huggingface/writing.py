@@ -7,9 +7,8 @@ format of a file (`tensor_files`), and where the numbers come from (`tensors`).
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from jaxpipe.huggingface.tensor_files import (
     SINGLE,
     TensorWriter,
     entries,
+    index_of,
     metadata,
     new_header,
 )
@@ -37,15 +37,10 @@ _METADATA = {"format": "pt"}  # transformers refuses files without it
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files to write: which tensors are in which file.
+    """The files to write: which tensors are in which file."""
 
-    Attributes:
-        headers: headers of the tensor files, by file name.
-        index: text of the index; None for a single file.
-    """
-
-    headers: dict[str, str]
-    index: str | None
+    headers: dict[str, str]  # headers of the tensor files, by file name
+    index: str | None  # text of the index; None for a single file
 
     @property
     def texts(self) -> dict[str, str]:
@@ -56,7 +51,6 @@ class ModelFiles:
         """Writes all files to `folder`.
 
         Args:
-            folder: the folder to write to.
             tensors: names and numbers of each tensor; names that no header has are skipped.
 
         Raises:
@@ -82,26 +76,19 @@ def files_of_source(source: SourceModel, *, dtype: str) -> ModelFiles:
     """Returns the files that the model came in, without the tensors that are no parameters.
 
     Args:
-        source: the form of the model.
         dtype: dtype of all tensors; "" keeps each tensor's own.
     """
     headers = {file: _rewrite(header, source.left_out, dtype) for file, header in source.headers.items()}
     # Byte for byte the same index if no header changes.
     if source.index is None or headers == source.headers:
         return ModelFiles(headers, source.index)
-    index = json.loads(source.index)
-    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if name not in source.left_out}
-    # The size counts numbers, not headers.
-    index["metadata"] = (index.get("metadata") or {}) | {"total_size": sum(map(_num_bytes, headers.values()))}
-    return ModelFiles(headers, _index_text(index))
+    return ModelFiles(headers, index_of(headers, json.loads(source.index)))
 
 
 def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: int = MAX_SHARD_BYTES) -> ModelFiles:
     """Returns the files of a new model: one, or shards with an index.
 
     Args:
-        tensors: shapes by name.
-        dtype: dtype of all tensors.
         max_bytes: size of the numbers of one file; a larger tensor has a file of its own.
     """
     code = CODES[dtype]
@@ -121,18 +108,11 @@ def new_files(tensors: Mapping[str, tuple[int, ...]], *, dtype: str, max_bytes: 
     # Every name has the number of files, so all tensors are distributed first.
     names = [SINGLE.replace(".", f"-{number:05}-of-{count:05}.") for number in range(1, count + 1)]
     headers = {file: new_header(group, _METADATA) for file, group in zip(names, groups, strict=True)}
-    weight_map = {name: file for file, group in zip(names, groups, strict=True) for name in group}
-    total = sum(map(_num_bytes, headers.values()))
-    return ModelFiles(headers, _index_text({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    return ModelFiles(headers, index_of(headers, {}))
 
 
 def check_target(path: Path, *, flag: str) -> None:
-    """Raises ConfigError unless `path` is missing or an empty folder.
-
-    Args:
-        path: the folder to write.
-        flag: the flag that named it, as it was given.
-    """
+    """Raises ConfigError unless `path` is missing or an empty folder."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists():
@@ -149,37 +129,30 @@ def check_target(path: Path, *, flag: str) -> None:
 def whole_folder(target: Path, *, flag: str) -> Iterator[Path]:
     """Yields a folder beside `target` to write to, which becomes `target` at the end, and vanishes on an error.
 
-    Args:
-        target: the folder to write.
-        flag: the flag that named it, as it was given.
-
     Raises:
         ConfigError: `target` exists, or cannot be made or filled.
     """
     check_target(target, flag=flag)
+    # Beside the target, on the same disk: renaming to another disk is no rename.
+    folder = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, on the same disk: renaming to another disk is no rename.
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise _not_written(flag, error) from error
-    try:
+        folder.mkdir(parents=True)
         yield folder
-        folder.chmod(0o777 & ~_umask())  # mkdtemp gives access to its owner alone
         folder.rename(target)
     except OSError as error:
-        raise _not_written(flag, error) from error
+        raise ConfigError(
+            f"{flag} cannot be written",
+            rule="convert-target: the folder can be made, and has room for the model",
+            picture=f"{error.filename or 'while writing'}: {error.strerror}",
+            repair="name another folder, get permission to write there, or free space",
+        ) from error
     finally:
         # After the rename nothing has this name any more.
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cast(numbers: np.ndarray, dtype: np.dtype, *, name: str) -> np.ndarray:
-    """Returns `numbers` rounded to `dtype`.
-
-    Raises:
-        ConfigError: some exceed its largest number.
-    """
+    """Returns `numbers` rounded to `dtype`; ConfigError if some exceed its largest number."""
     # A number that is too large is told below, with the tensor's name.
     with np.errstate(over="ignore"):
         cast = numbers.astype(dtype)
@@ -201,27 +174,3 @@ def _rewrite(header: str, left_out: tuple[str, ...], dtype: str) -> str:
     tensors = {name: (CODES[dtype] if dtype else entry.code, entry.shape) for name, entry in kept.items()}
     is_same = tensors == {name: (entry.code, entry.shape) for name, entry in entries(header).items()}
     return header if is_same else new_header(tensors, metadata(header))
-
-
-def _num_bytes(header: str) -> int:
-    return sum(entry.end - entry.start for entry in entries(header).values())
-
-
-def _index_text(index: dict) -> str:
-    return json.dumps(index, indent=2, sort_keys=True) + "\n"
-
-
-def _not_written(flag: str, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{flag} cannot be written",
-        rule="convert-target: the folder can be made, and has room for the model",
-        picture=f"{error.filename or 'while writing'}: {error.strerror}",
-        repair="name another folder, get permission to write there, or free space",
-    )
-
-
-def _umask() -> int:
-    # The mask cannot be read without being set.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

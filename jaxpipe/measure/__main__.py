@@ -33,28 +33,17 @@ from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.cluster.axes import KERNEL_AXES, written
-from jaxpipe.command_line import check_unused
+from jaxpipe.command_line import check_unused, main_of
 from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import define_config_file, run
 from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Link, Times
+from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import mock, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
 from jaxpipe.measure.timing import keep_freed_memory
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return run(
-        execute,
-        define_flags=define_flags,
-        usage=__doc__,
-        arguments=arguments,
-        required={"config": "configs/bench_cpu.py"},
-    )
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -102,7 +91,12 @@ def execute(values: FlagValues) -> None:
         check_output(values.output, overwrite=values.overwrite)
     if values.num_processes > 1:
         # Before processes are started: each would report the same error.
-        _check_alone(config, values.num_processes)
+        if mesh_sizes(config).num_kernel_parts > 1:
+            raise ConfigError(
+                f"--num_processes={values.num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
+                rule="measured-processes: each of several processes has one device, and no layer is split over devices",
+                repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
+            )
         program = ("-m", "jaxpipe.measure")
         content = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
         measurement = Measurement.from_json(content)
@@ -128,11 +122,7 @@ def _leave_pipeline_out(config: ConfigDict) -> None:
 
 
 def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
-    """The microbatch sizes of the flag, by default the config's.
-
-    Raises:
-        ConfigError: a size is not a whole number from 1 to 99999.
-    """
+    """The microbatch sizes of the flag, by default the config's; ConfigError unless each is from 1 to 99999."""
     if written is None:
         return [microbatch_size(config)]
     # At most five digits, as the error says: larger ones fit no device, and int() reads any number of digits.
@@ -156,47 +146,26 @@ def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
     )
 
 
-def _check_alone(config: ConfigDict, num_processes: int) -> None:
-    if mesh_sizes(config).num_kernel_parts > 1:
-        raise ConfigError(
-            f"--num_processes={num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
-            rule="measured-processes: each of several processes has one device, and no layer is split over devices",
-            repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
-        )
-
-
 # Output: a table, and costs.json
 
 
 def check_output(path: str, *, overwrite: bool) -> None:
     """Raises ConfigError if `path` cannot be written; called before anything is timed."""
     file = local_path(path)
-    # Checked before anything is timed, which takes minutes.
     folder = file.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        said = (
-            f"the folder {str(folder)!r} may not be written to"
-            if folder.is_dir()
-            else f"there is no folder {str(folder)!r}"
-        )
-        raise ConfigError(
-            f"--output={path}: {said}",
-            rule="output: the file's folder exists and can be written to",
-            picture=f"looked from {os.getcwd()}",
-            repair="make the folder, or name another file",
-        )
-    if file.is_dir():
-        raise ConfigError(
-            f"--output={path} is a folder",
-            rule="output: a file, which holds the times as JSON",
-            repair=f"name a file, as --output={file / 'costs.json'}",
-        )
-    if file.exists() and not overwrite:
-        raise ConfigError(
-            f"--output={path} is there already",
-            rule="output: a measurement is overwritten only on request",
-            repair="add --overwrite, or name another file",
-        )
+    for is_wrong, said, repair in (
+        (not folder.is_dir(), f"there is no folder {str(folder)!r}", "make the folder, or name another file"),
+        (not os.access(folder, os.W_OK | os.X_OK), f"the folder {str(folder)!r} may not be written to", "name another"),
+        (file.is_dir(), "it is a folder", f"name a file, as --output={file / 'costs.json'}"),
+        (file.exists() and not overwrite, "it is there already", "add --overwrite, or name another file"),
+    ):
+        if is_wrong:
+            raise ConfigError(
+                f"--output={path}: {said}",
+                rule="output: a file in a folder that can be written to; one that is there is overwritten on request",
+                picture=f"looked from {os.getcwd()}",
+                repair=repair,
+            )
 
 
 def _check_resolved(measurement: Measurement) -> None:
@@ -237,15 +206,14 @@ def to_text(measurement: Measurement) -> str:
         lines.append(f"  {name.removesuffix('_s').replace('_', ' '):32}{row}")
     spreads = "".join(f"{100 * measurement.spread_ratio[size]:10.1f} %" for size in sizes)
     lines.append(f"  {'repeats apart (quartiles)':32}{spreads}")
-    lines.append(f"link              {_link_text(measurement.link)}")
+    link = "not measured: there is one device"
+    if measurement.link is not None:
+        link = f"{1e6 * measurement.link.latency_s:.4g} us and {measurement.link.bytes_per_s / 1e9:.4g} GB/s, one way"
+    lines.append(f"link              {link}")
     return "\n".join(lines)
 
 
-def _link_text(link: Link | None) -> str:
-    if link is None:
-        return "not measured: there is one device"
-    return f"{1e6 * link.latency_s:.4g} us and {link.bytes_per_s / 1e9:.4g} GB/s, one way"
-
+main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
     sys.exit(main())

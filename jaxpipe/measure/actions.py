@@ -45,26 +45,17 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Stages:
-    """Three stages as pipelines with whole and with split backwards, ready to time.
-
-    Attributes:
-        config: the config of the three stages.
-        model: the model as each device computes it.
-        whole: the pipeline whose backwards are in one part.
-        halves: the pipeline whose backwards are in two.
-        params, batch: parameters and batch for both pipelines.
-        num_layers: layers of each stage.
-        part: stages of one layer whose pipelines have S and T, with a device's part of the vocabulary; None if the
-            config does not split it over `pipe`.
-    """
+    """Three stages as pipelines with whole and with split backwards, ready to time."""
 
     config: ConfigDict
-    model: LanguageModel
-    whole: Pipeline
-    halves: Pipeline
-    params: PyTree
+    model: LanguageModel  # the model as each device computes it
+    whole: Pipeline  # the pipeline whose backwards are in one part
+    halves: Pipeline  # the pipeline whose backwards are in two
+    params: PyTree  # for both pipelines, as the batch
     batch: PyTree
     num_layers: int
+    # Stages of one layer whose pipelines have S and T, with a device's part of the vocabulary; None if the config does
+    # not split it over `pipe`.
     part: Stages | None = None
 
     def compile_some(self, pipeline: Pipeline) -> Callable[[np.ndarray], Any]:
@@ -79,15 +70,7 @@ class Stages:
 
 
 def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: int, num_layers: int) -> Stages:
-    """The three stages of a checked config's model.
-
-    Args:
-        config: a checked config; its model, data, optimizer and sizes along `KERNEL_AXES` are used, and `mesh.pipe` if
-            it splits the vocabulary.
-        devices: those that share the kernels of a layer.
-        microbatch_size: sequences of a microbatch.
-        num_layers: layers of each stage.
-    """
+    """The three stages of a checked config's model."""
     stages = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=num_layers, splits_head=False)
     num_parts = vocab_pipe(config)
     if num_parts == 1:
@@ -127,7 +110,10 @@ def _make_stages(
 
     whole = pipeline(by_halves=False)
     halves = pipeline(by_halves=True)
-    staged = partial(_staged_params, model, whole)
+
+    def staged() -> PyTree:
+        return whole.to_stages(model.init(jax.random.key(0)))
+
     params = jax.jit(staged, out_shardings=whole.shardings(jax.eval_shape(staged)))()
     return Stages(config, model, whole, halves, params, put_batch(whole, example_batch(config)), num_layers)
 
@@ -157,10 +143,6 @@ def some_actions(pipeline: Pipeline, stage: int, kinds: Sequence[Kind]) -> np.nd
     return np.isin(pipeline.table.kind, kinds) & (pipeline.table.stage == stage)
 
 
-def _staged_params(model: LanguageModel, pipeline: Pipeline) -> PyTree:
-    return pipeline.to_stages(model.init(jax.random.key(0)))
-
-
 Counts = dict[str, int]  # number of times that a run contains each unknown
 
 # The time of a step without any action: with whole backwards, with split ones, with S and T.
@@ -179,15 +161,10 @@ _IN_LAYER = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run of some actions of a program.
-
-    Attributes:
-        call: executes the actions.
-        counts: number of times that the run contains each unknown.
-    """
+    """A run of some actions of a program."""
 
     call: Callable[[], Any]
-    counts: Counts
+    counts: Counts  # number of times that the run contains each unknown
 
 
 def compile_runs(stages: Stages) -> list[Run]:
@@ -202,12 +179,7 @@ def compile_runs(stages: Stages) -> list[Run]:
 
 
 def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
-    """The times of the actions, from the timed runs of `compile_runs`.
-
-    Args:
-        runs: for each run, its counts and its time in seconds.
-        update_s: the time of the rest of a step, measured separately.
-    """
+    """The times of the actions, from the timed runs of `compile_runs`."""
     seconds = solve(runs)
     rests = (_REST, _REST_OF_SPLIT, _REST_OF_PART)
     return Times(**{name: value for name, value in seconds.items() if name not in rests}, update_s=update_s)
@@ -215,9 +187,6 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
     """The seconds of each unknown, by non-negative least squares.
-
-    Args:
-        runs: for each run, its counts and its time in seconds.
 
     Example:
         >>> {name: round(value, 3) for name, value in solve([({"a": 1}, 2.0), ({"a": 1, "b": 4}, 10.0)]).items()}

@@ -32,6 +32,7 @@ from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, ti
 from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
 from jaxpipe.mesh import choose_devices, on_devices
 from jaxpipe.mesh.xla_flags import add_flags
+from jaxpipe.program import Pipeline
 from jaxpipe.training.setup import optimizer_and_step
 from jaxpipe.training.step import init_state
 
@@ -117,9 +118,7 @@ def measure(
         config: a checked config; its model, data, optimizer, `mesh.deterministic` and sizes along `KERNEL_AXES` are
             used, and `mesh.pipe` if it splits the vocabulary.
         devices: devices of this process: those that share kernels, to time, and one for the link if there is one more.
-        microbatch_sizes: the microbatch sizes to measure, in sequences.
         num_layers: layers of each of the three timed stages.
-        num_repeats: repeats of each timing.
     """
     num_timed = mesh_sizes(config).num_kernel_parts
     update_s = None
@@ -132,7 +131,7 @@ def measure(
         if update_s is None:
             (timings_of_run,) = time_by_turns([compile_update(stages)], num_repeats=num_repeats)
             update_s = median(timings_of_run).wall_s
-            parameters = num_parameters(stages)
+            parameters = num_parameters(stages.whole, stages.params, num_layers=stages.config.model.num_layers)
         runs = compile_runs(stages)
         timings = time_by_turns([run.call for run in runs], num_repeats=num_repeats)
         seconds = [
@@ -169,17 +168,16 @@ def subject_of_config(config: ConfigDict) -> dict[str, Any]:
     )
 
 
-def num_parameters(stages: Stages) -> dict[str, int]:
-    """The numbers of parameters on a device: in a layer, in embedding and head, and in all that is updated."""
-    parts = stages.whole.parts(stages.params)
-    sizes = {
-        name: sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name]))
-        for name in ("layers", "shared")
-    }
+def num_parameters(pipeline: Pipeline, params: Any, *, num_layers: int) -> dict[str, int]:
+    """Parameters on a device: in a layer, in embedding and head, and in all that is updated with `num_layers`."""
+    parts = pipeline.parts(params)
+    layer, shared = (
+        sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
+    )
     return {
-        "num_layer_parameters": sizes["layers"],
-        "num_shared_parameters": sizes["shared"],
-        "num_update_parameters": stages.config.model.num_layers * sizes["layers"] + sizes["shared"],
+        "num_layer_parameters": layer,
+        "num_shared_parameters": shared,
+        "num_update_parameters": num_layers * layer + shared,
     }
 
 
@@ -213,11 +211,7 @@ _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
 def devices_to_measure(config: ConfigDict) -> list[Any]:
-    """The devices to time and, if there is one more, one for the link; call it before any other use of JAX.
-
-    Raises:
-        ConfigError: there are fewer devices than share the kernels of a layer.
-    """
+    """The devices to time, and one for the link if there is; ConfigError if layers need more. Called before JAX."""
     num_timed = mesh_sizes(config).num_kernel_parts
     platform = config.mesh.platform
     if platform != "gpu":

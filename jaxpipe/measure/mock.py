@@ -69,11 +69,7 @@ def execute(values: FlagValues) -> dict[str, Any]:
 
 
 def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
-    """Nodes, and GPUs of a node, as `--mock` names them, for the mesh of a checked config.
-
-    Raises:
-        ConfigError: `written` has another form, or the mesh has another size.
-    """
+    """Nodes, and GPUs of a node, as `--mock` names them; ConfigError unless the mesh has as many devices."""
     # At most four digits each, as the rule says: more would be a typo.
     numbers = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})", written)
     axes = mesh_axes(config)

@@ -28,7 +28,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, setting_of
 from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
 from jaxpipe.estimate.times import stage_seconds
-from jaxpipe.measure.measurement import identity_of, subject_of_config
+from jaxpipe.measure.measurement import identity_of, num_parameters, subject_of_config
 from jaxpipe.measure.timing import Timing, median, spread_ratio, timed
 from jaxpipe.mesh import AXES
 from jaxpipe.mesh.local import collectives_are_local
@@ -44,43 +44,27 @@ _BLOCK = 2**20 - 3  # numbers; a prime, so that rows of a matrix differ
 
 @dataclass(frozen=True)
 class MockedStep:
-    """A device's part of a step, as it was timed.
+    """A device's part of a step, as it was timed."""
 
-    Attributes:
-        stage: index of the device along `pipe`.
-        collectives: "local" operations of the same shapes, or "skipped" by XLA.
-        num_devices: devices of the cluster.
-        step_s, spread_ratio: median, and interquartile range over it.
-        num_skipped: steps whose update was left out, since a number was not finite.
-        peak_bytes: the most that the allocator gave out; None where it does not count.
-        compiled_bytes: arguments, outputs and temporaries of the program, by XLA.
-        accounted_bytes: the same, as the schedule and the model say.
-        busy_forwards: work of the device by the schedule's clock, in forwards of a stage.
-        busy_s: the same in seconds, with the update; None without a source of times.
-        source: where these seconds are from.
-    """
-
-    stage: int
-    collectives: str
-    num_devices: int
-    step_s: float
-    spread_ratio: float
-    num_skipped: int
-    peak_bytes: int | None
-    compiled_bytes: int
-    accounted_bytes: int
-    busy_forwards: float
-    busy_s: float | None
-    source: str
+    stage: int  # index of the device along `pipe`
+    collectives: str  # "local" operations of the same shapes, or "skipped" by XLA
+    num_devices: int  # devices of the cluster
+    step_s: float  # median
+    spread_ratio: float  # interquartile range over the median
+    num_skipped: int  # steps whose update was left out, since a number was not finite
+    peak_bytes: int | None  # the most that the allocator gave out; None where it does not count
+    compiled_bytes: int  # arguments, outputs and temporaries of the program, by XLA
+    accounted_bytes: int  # the same, as the schedule and the model say
+    busy_forwards: float  # work of the device by the schedule's clock, in forwards of a stage
+    busy_s: float | None  # the same in seconds, with the update; None without a source of times
+    source: str  # where these seconds are from
 
 
 def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int, stage: int) -> CompiledStep:
     """The step as `jaxpipe.train` runs it on a cluster, for the first of `devices` at `stage`.
 
     Args:
-        config: a checked config.
         devices: the devices of the cluster, node by node.
-        gpus_per_node: devices of a node.
         stage: index along `pipe` that the first device gets; along the other axes it gets 0.
 
     Raises:
@@ -110,9 +94,6 @@ def measure_mocked(
     """The times and bytes of a step of `compile_mocked`, and what is to be expected; the steps follow each other.
 
     Args:
-        step: the compiled step.
-        config: its checked config.
-        gpus_per_node, stage: as in `compile_mocked`.
         num_repeats: steps that are timed, after a first one.
 
     Returns:
@@ -133,6 +114,10 @@ def measure_mocked(
     # Donated arguments are outputs, too; XLA counts them on both sides.
     arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     alone = None if source is None else _without_collectives(source).times(setting)
+    busy_s = None
+    if alone is not None:
+        of_kind = stage_seconds(alone, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
+        busy_s = busy(schedule, stage, of_kind) + alone.update_s
     mocked = MockedStep(
         stage=stage,
         collectives="local" if collectives_are_local() else "skipped",
@@ -144,7 +129,7 @@ def measure_mocked(
         compiled_bytes=arguments + memory.temp_size_in_bytes,
         accounted_bytes=predict(step.compiled, step.state, step.batch, has_dropout=step.has_dropout).total_bytes,
         busy_forwards=busy(schedule, stage, costs.of_kind(schedule.num_stages) / float(np.mean(costs.forward))),
-        busy_s=None if alone is None else _busy_s(schedule, stage, setting, alone),
+        busy_s=busy_s,
         source=f"times of {config.pipeline.costs}" if is_costs_file(config.pipeline.costs) else "a roofline",
     )
     measurement = _measurement(step, config, setting, mocked, device, num_repeats)
@@ -239,11 +224,6 @@ def _without_collectives(source: TimeSource) -> TimeSource:
     return replace(source, exposed_fraction=0.0) if isinstance(source, Roofline) else source
 
 
-def _busy_s(schedule: Schedule, stage: int, setting: Setting, times: Times) -> float:
-    of_kind = stage_seconds(times, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
-    return busy(schedule, stage, of_kind) + times.update_s
-
-
 def _scaled(times: Times, alone: Times, ratio: float) -> Times:
     """`times` whose parts without collectives, `alone`, take `ratio` times as long; those of S and T are left out."""
     scaled = {
@@ -257,11 +237,8 @@ def _scaled(times: Times, alone: Times, ratio: float) -> Times:
 def _measurement(
     step: CompiledStep, config: ConfigDict, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
 ) -> Measurement:
-    """The measurement without times."""
-    parts = step.pipeline.parts(step.state.params)
-    layer, shared = (
-        sum(prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
-    )
+    sizes = num_parameters(step.pipeline, step.state.params, num_layers=0)
+    updated = num_updated(setting, sizes["num_layer_parameters"], sizes["num_shared_parameters"])
     identity = identity_of(device, num_repeats=num_repeats, num_layers=max(step.pipeline.layers_per_stage))
     how = (
         f"stage {mocked.stage} of {mocked.num_devices} devices, collectives {mocked.collectives};"
@@ -272,8 +249,6 @@ def _measurement(
         subject=subject_of_config(config),
         times={},
         spread_ratio={setting.microbatch_size: mocked.spread_ratio},
-        num_layer_parameters=layer,
-        num_shared_parameters=shared,
-        num_update_parameters=round(num_updated(setting, layer, shared)),
+        **sizes | {"num_update_parameters": round(updated)},
         link=None,
     )

@@ -45,11 +45,6 @@ def is_launched(values: FlagValues) -> bool:
 def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: int) -> Any:
     """Starts the Python `program` with `arguments` in each process; returns the result that process 0 told.
 
-    Args:
-        program: the arguments of Python, as ("-m", "jaxpipe.bench"); the program takes the flags of `define_flags`.
-        arguments: arguments of the program.
-        num_processes: number of processes, 2 or more.
-
     Raises:
         ConfigError: more processes than cores, or a process failed.
     """

@@ -19,16 +19,15 @@ from ml_collections import ConfigDict
 
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
-from jaxpipe.config import build_schedule, model_config
-from jaxpipe.config.model import mesh_sizes
+from jaxpipe.config import build_schedule
 from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of
-from jaxpipe.models import LanguageModel, ModelConfig
+from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.training.batches import example_batch
+from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
 from jaxpipe.training.step import init_state, mean_factors
 
@@ -39,31 +38,18 @@ _STEPS_IN_A_ROW = 4
 
 @dataclass(frozen=True)
 class StepPair:
-    """One pipelined and one unpipelined step on the same numbers, ready to compile.
-
-    Attributes:
-        config: the checked config.
-        pipeline: makes the pipelined step; without flush it is that of one batch with a flush.
-        schedule: the schedule of the pipelined step.
-        model: the model as one device computes it.
-        params: staged float32 masters, on the mesh.
-        batch: the batch on the mesh.
-        canonical: parameters in compute dtype, on this process's first device.
-        local_batch: the batch on that device.
-        scale: factors that turn sums of losses into means.
-        dropout_seed: the trainer's seed; None if the model has no dropout.
-    """
+    """One pipelined and one unpipelined step on the same numbers, ready to compile."""
 
     config: ConfigDict
-    model: LanguageModel
-    pipeline: Pipeline
+    model: LanguageModel  # the model as one device computes it
+    pipeline: Pipeline  # makes the pipelined step; without flush it is that of one batch with a flush
     schedule: Schedule
-    params: PyTree
-    batch: PyTree
-    canonical: PyTree
-    local_batch: PyTree
-    scale: PyTree
-    dropout_seed: int | None
+    params: PyTree  # staged float32 masters, on the mesh
+    batch: PyTree  # the batch on the mesh
+    canonical: PyTree  # parameters in compute dtype, on this process's first device
+    local_batch: PyTree  # the batch on that device
+    scale: PyTree  # factors that turn sums of losses into means
+    dropout_seed: int | None  # the trainer's seed; None if the model has no dropout
 
     @property
     def key(self) -> jax.Array | None:
@@ -160,10 +146,7 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
         pipeline=pipeline,
         schedule=build_schedule(config),
         params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
-        batch=jax.tree.map(
-            lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
-            local_batch,
-        ),
+        batch=put_batch(pipeline, local_batch),
         canonical=jax.jit(computed_with)(),
         local_batch=local_batch,
         # NumPy scalars, which belong to no device: both steps take them.
@@ -178,10 +161,7 @@ def unpipelined_loss_and_grads(
     """Losses and float32 gradients of their sum by `jax.grad`, scanned over layers and microbatches.
 
     Args:
-        model: the model as one device computes it.
-        params: canonical parameters.
         batch: leaves [num_microbatches, microbatch size, ...].
-        scale: a factor for each kind of loss.
         key: the step's random key; None means no dropout.
     """
     random = None if key is None else Randomness(jax.random.key_data(key), jnp.zeros((), jnp.int32))
@@ -212,7 +192,7 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
 
     Returns:
         compile_s (tracing, lowering and compiling); argument_bytes, temp_bytes, alias_bytes as XLA reports
-        them; slot_bytes, and formula_slot_bytes as the literature counts them; num_slots; expected_temp_bytes, the sum
+        them; slot_bytes; num_slots; expected_temp_bytes, the sum
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
@@ -228,22 +208,13 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
 
     shapes = step.shapes(pair.params, pair.batch)
     held = held_bytes(shapes)
-    message = shapes.message
     workspace = workspace_bytes(pipeline, pair.params, pair.batch, has_dropout=pair.dropout_seed is not None)
-    formula = layer_bytes(
-        model_config(config),
-        batch=message.shape[0],
-        seq_len=config.data.seq_len,
-        tensor=mesh_sizes(config).num_kernel_parts,
-        itemsize=message.dtype.itemsize,
-    )
     return {
         "compile_s": compile_s,
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "slot_bytes": shapes.storage.slot_bytes,
-        "formula_slot_bytes": formula * max(pipeline.layers_per_stage),
         "num_slots": step.table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
         "hlo_slot_copies": len(whole_writes(text, pool_shapes(shapes.storage))),
@@ -269,39 +240,3 @@ def pool_shapes(storage: Storage) -> set[str]:
     """The shapes of the page pools' leaves, as HLO writes them."""
     rows = [row for pool in storage.pools for row in pool.like()]
     return {f"{_HLO_DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}
-
-
-def layer_bytes(config: ModelConfig, *, batch: int, seq_len: int, tensor: int, itemsize: int) -> int:
-    """Bytes that a layer saves of one microbatch for backward on one device, by the formulas of the literature.
-
-    Each operation that needs an array in backward saves it once, in compute dtype, and a dropout saves its mask as
-    bytes; all is split over `tensor` devices (sequence parallel).
-
-    With s tokens of b sequences, h = hidden, a heads of size d of which g have their own keys and values, width f
-    and k matmuls to it (2 where the activation is gated, else 1), in elements for each of the s b tokens:
-
-    * `full`: h, the layer's input.
-    * `attention`, or attention without stored scores: 4 h + d (2 a + 2 g) + (k + 1) f: inputs of two norms 2 h,
-      inputs of the matmuls 2 h + a d, queries a d, keys and values 2 g d, inputs of the activation k f, and their
-      results, the input of the last matmul. With dropout on the residual branches, another 2 h bytes of masks. For
-      GPT, with a d = h, g = a and k = 1: 8 h + 2 f, or 34 s b h bytes in 16 bits where f = 4 h.
-    * `none` adds the softmax, a s, and with dropout its result, a s, and the mask, a s bytes: in 16 bits
-      5 a s^2 b bytes more.
-
-    Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023,
-    equations 1 to 4 and table 2; gates and grouped queries are counted by us in the same way.
-    """
-    anatomy = config.anatomy
-    h = anatomy.hidden
-    a = anatomy.num_heads
-    heads = anatomy.head_size * (2 * a + 2 * anatomy.num_kv_heads)
-    elements = 4 * h + heads + (anatomy.num_up + 1) * anatomy.width
-    masks = 2 * h if anatomy.hidden_dropout else 0
-    if config.recompute == "full":
-        elements = h
-        masks = 0
-    elif config.recompute == "none" and config.attention == "xla":
-        is_dropped = anatomy.attention_dropout > 0
-        elements += (2 if is_dropped else 1) * a * seq_len
-        masks += a * seq_len if is_dropped else 0
-    return batch * seq_len * (elements * itemsize + masks) // tensor

@@ -30,7 +30,6 @@ def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
     """The time of a step of `call` until its results are ready.
 
     Args:
-        call: does one step and returns its results.
         num_steps: if above 1, `call` begins one step more in a row, and returns a list of what they bring. The first
             is not counted: processes begin it together, and without flush they are apart by a backward from then on.
     """
@@ -47,7 +46,6 @@ def timed(call: Callable[[], Any], *, num_steps: int = 1) -> Timing:
 
 
 def _processor_s() -> float:
-    """Processor time of this process until now, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -92,7 +90,6 @@ def _begin() -> None:
 
 
 def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
-    """The mean of the timings over all processes."""
     if jax.process_count() == 1:
         return timings
     # Float32 is what a gather takes without x64; times need no more digits.

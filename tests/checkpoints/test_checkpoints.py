@@ -339,7 +339,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from tiny_states import FORMS, make_pipeline, numbers, staged
-from jaxpipe.checkpoints import Checkpoints, Keep, checkpoints
+from jaxpipe.checkpoints import Checkpoints, Keep, arrays
 
 pipeline = make_pipeline(**FORMS["bpipe, data"])
 state = staged(numbers(), pipeline, count=0)
@@ -351,7 +351,7 @@ def wait_to_be_killed(folder):
     print("in flight", flush=True)
     time.sleep(600)
 
-checkpoints.write_sums = wait_to_be_killed
+arrays.write_sums = wait_to_be_killed
 saved.save(20, state, config={})
 time.sleep(600)
 """

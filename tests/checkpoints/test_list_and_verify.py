@@ -102,7 +102,7 @@ def test_a_checkpoint_that_vanishes_while_names_are_read_counts(run, monkeypatch
         delete(folder, step)
     (folder / "notes").write_text("")
     (folder / "50").write_text("")
-    monkeypatch.setattr("pathlib.Path.iterdir", lambda path: [*found, folder / "notes", folder / "50"])
+    monkeypatch.setattr("pathlib.Path.glob", lambda path, pattern: [*found, folder / "notes", folder / "50"])
     assert complete_steps(folder) == [10, 20, 30]
 
 

@@ -116,11 +116,11 @@ def test_parameters_of_this_host_that_vanish_are_chosen_anew(run, monkeypatch, c
 
 def test_parameters_that_vanish_while_they_are_read_one_by_one(run):
     """Whoever has used some of them cannot be given others."""
-    with open_canonical(run, model=MODEL) as saved:
-        np.testing.assert_array_equal(saved.read(KERNEL), numbers(2)[f"params.{KERNEL}"])
-        delete(run / CHECKPOINTS, 2)
-        with pytest.raises(CheckpointError, match=r"(?s)checkpoints/2 was deleted.*rule checkpoint-kept.*repair"):
-            saved.read(KERNEL)
+    saved = open_canonical(run, model=MODEL)
+    np.testing.assert_array_equal(saved.read(KERNEL), numbers(2)[f"params.{KERNEL}"])
+    delete(run / CHECKPOINTS, 2)
+    with pytest.raises(CheckpointError, match=r"(?s)checkpoints/2 was deleted.*rule checkpoint-kept.*repair"):
+        saved.read(KERNEL)
 
 
 def test_a_step_that_was_asked_for_and_vanishes(run, monkeypatch):
@@ -134,8 +134,7 @@ def test_what_is_passed_over_is_said_as_the_caller_wants(run, pipeline, capsys):
     said: list[str] = []
     restore_params(run, model=MODEL, pipeline=pipeline, say=said.append)
     restore_canonical(run, model=MODEL, say=said.append)
-    with open_canonical(run, model=MODEL, say=said.append):
-        pass
+    open_canonical(run, model=MODEL, say=said.append)
     assert ["step 2 is damaged and passed over" in text for text in said] == [True] * 3
     assert not capsys.readouterr().out
 

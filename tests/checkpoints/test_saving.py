@@ -7,7 +7,8 @@ import pytest
 from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep
-from jaxpipe.checkpoints.checkpoints import Saver, write_sums
+from jaxpipe.checkpoints.checkpoints import Saver
+from jaxpipe.checkpoints.files import write_sums
 from jaxpipe.errors import CheckpointError
 
 
@@ -36,7 +37,7 @@ def failing(monkeypatch):
     def fail(num: int) -> None:
         left[0] = num
 
-    monkeypatch.setattr("jaxpipe.checkpoints.checkpoints.write_sums", write)
+    monkeypatch.setattr("jaxpipe.checkpoints.arrays.write_sums", write)
     return fail
 
 

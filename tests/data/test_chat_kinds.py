@@ -254,7 +254,7 @@ def test_characters_of_chats_that_a_vocabulary_lacks_are_refused_or_dropped(tmp_
     ((tokens, _),) = _documents_of(tmp_path, [line], reads_markup=True, drop_characters=True)
     assert [library.id_to_token(int(token)) for token in tokens] == ["Q", "y", "<|im_end|>"]
     dropped = prepare([str(tmp_path / "chats.jsonl")], **_sizes(tmp_path), reads_markup=True, drop_characters=True)
-    assert dropped.dropped == {"東": 2, "京": 1}
+    assert dropped.notes.dropped == {"東": 2, "京": 1}
 
 
 def test_unknown_words_of_chats_are_counted(tmp_path):
@@ -264,7 +264,7 @@ def test_unknown_words_of_chats_are_counted(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN, "eos_token": "</s>"}))
     chats = [{"prompt": "y", "answer": "ab y"}, {"messages": [USER, ANSWER]}]
     documents = _documents_of(tmp_path, chats)
-    unknown = prepare([str(tmp_path / "chats.jsonl")], **_sizes(tmp_path)).unknown
+    unknown = prepare([str(tmp_path / "chats.jsonl")], **_sizes(tmp_path)).notes.unknown
     assert unknown.num == sum(int((tokens == 1).sum()) for tokens, _ in documents) > 2
     assert unknown.first == f"{tmp_path / 'chats.jsonl'}:1"
 

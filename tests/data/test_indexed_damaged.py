@@ -24,8 +24,8 @@ NO_SEQUENCES = changed(COUNTS, "<QQ", 0, 1)[:34] + struct.pack("<q", 0)
 EMPTY_SEQUENCES = changed(LENGTHS, "<3i3q", 0, 0, 0, 0, 0, 0)
 
 DAMAGED = {
-    "truncated bin": (BIN[:-1], IDX, "data.bin is shorter than", "indexed-size", "needed 12 bytes"),
-    "bin too long": (BIN + b"\0\0", IDX, "data.bin is longer than", "indexed-size", "found  14 bytes"),
+    "truncated bin": (BIN[:-1], IDX, "data.bin ends too early", "indexed-size", "needed 12 bytes"),
+    "bin too long": (BIN + b"\0\0", IDX, "data.bin is too long", "indexed-size", "found  14 bytes"),
     "empty bin": (b"", IDX, "data.bin is empty", "indexed-tokens", "found 0 bytes"),
     "empty idx": (BIN, b"", "data.idx is empty", "indexed-tokens", "found 0 bytes"),
     "wrong magic": (BIN, b"NOTANIDX\0" + IDX[9:], "not an index of tokens", "indexed-magic", r"found b'NOTANIDX\x00'"),

@@ -56,7 +56,7 @@ def test_a_file_is_a_document_and_files_come_in_order_of_their_paths(tmp_path):
     prepared = prepare(inputs, tokenizer="byte", output=prefix)
     assert list(texts_in(prefix, "byte")) == ["a.txt", "b/0.txt", "b/1.txt", "c.txt"]
     assert (prepared.num_files, prepared.num_documents, prepared.num_tokens) == (4, 4, 28)
-    assert prepared.num_text_bytes == 24
+    assert prepared.notes.num_text_bytes == 24
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["data.bin", "data.idx"]
 
 
@@ -69,7 +69,7 @@ def test_a_line_of_json_is_a_document(tmp_path, name):
     form = "jsonl" if name == "wiki_00" else "auto"
     prepared = prepare([str(tmp_path / name)], tokenizer="byte", output=prefix, file_format=form)
     assert list(texts_in(prefix, "byte")) == [*TEXT, ASTRAL]
-    assert prepared.num_text_bytes == sum(len(text.encode()) for text in [*TEXT, ASTRAL])
+    assert prepared.notes.num_text_bytes == sum(len(text.encode()) for text in [*TEXT, ASTRAL])
 
 
 def test_the_text_stands_under_another_key_and_text_may_be_zipped(tmp_path):
@@ -105,7 +105,7 @@ def test_a_trained_vocabulary_gives_the_text_back(tmp_path, is_masked):
     prepared = prepare([f"{tmp_path}/*.txt"], tokenizer="bpe:300", output=prefix, is_masked=is_masked)
     assert list(texts_in(prefix, prepared.tokenizer, is_masked=is_masked)) == [*TEXT, ASTRAL]
     assert prepared.vocab_size == 300
-    assert prepared.num_tokens < prepared.num_text_bytes / 1.5  # it has learned these words
+    assert prepared.num_tokens < prepared.notes.num_text_bytes / 1.5  # it has learned these words
     masked = load_tokenizer(prepared.tokenizer, is_masked=is_masked).masked
     if masked is not None:
         special = [masked.padding, masked.classification, masked.separator, masked.mask]
@@ -128,7 +128,7 @@ def test_parts_and_blocks_change_nothing(tmp_path, monkeypatch):
     prepared = prepare(inputs, tokenizer=str(file), output=cut)
     monkeypatch.undo()
     assert prepare(inputs, tokenizer=str(file), output=whole).num_documents == prepared.num_documents == 28
-    assert prepared.empty.num == 2
+    assert prepared.notes.empty.num == 2
     assert bytes_of(whole) == bytes_of(cut)
 
 

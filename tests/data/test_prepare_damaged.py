@@ -70,11 +70,11 @@ def test_bytes_that_are_no_text_stay_for_bytes_and_are_replaced_and_counted_for_
     (tmp_path / "in2.txt").write_bytes(b"the \xff\xfe cat \xc3")
     prepared, tokens = prepared_bytes(tmp_path)
     assert bytes(tokens.astype("u1")) == "the cat, \ufffd".encode() + b"\0the \xff\xfe cat \xc3\0"
-    assert prepared.replaced == Tally(0)
+    assert prepared.notes.replaced == Tally(0)
 
     file = str(write_bpe(tmp_path))
     prepared, tokens = prepared_bytes(tmp_path, tokenizer=file, overwrite=True)
-    assert prepared.replaced == Tally(3, f"{tmp_path}/in2.txt")
+    assert prepared.notes.replaced == Tally(3, f"{tmp_path}/in2.txt")
     expected = "the cat, \ufffd<|endoftext|>the \ufffd\ufffd cat \ufffd<|endoftext|>"
     assert load_tokenizer(file, is_masked=False).decode(tokens) == expected
 
@@ -84,7 +84,7 @@ def test_lines_are_text_for_bytes_too(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(GOOD.encode() + b'{"text": "a\xff"}\n{"text": "\\ud83d\\ude00\\ud800"}')
     prepared, tokens = prepared_bytes(tmp_path)
     assert bytes(tokens.astype("u1")).decode() == "good\0a\ufffd\0😀\ufffd\0"
-    assert prepared.replaced == Tally(2, f"{tmp_path}/in.jsonl:2")
+    assert prepared.notes.replaced == Tally(2, f"{tmp_path}/in.jsonl:2")
 
 
 def test_empty_files_and_texts_are_left_out_and_counted(tmp_path):
@@ -92,7 +92,7 @@ def test_empty_files_and_texts_are_left_out_and_counted(tmp_path):
         (tmp_path / name).write_text(text)
     prepared, tokens = prepared_bytes(tmp_path)
     assert bytes(tokens.astype("u1")) == b"a\0good\0"
-    assert prepared.empty == Tally(2, f"{tmp_path}/in1.txt")
+    assert prepared.notes.empty == Tally(2, f"{tmp_path}/in1.txt")
     assert prepared.num_documents == 2
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from jaxpipe.distributed import shared_device
-from jaxpipe.distributed.supervisor import Lines
 from jaxpipe.launch import main
 
 ROOT = Path(__file__).parents[2]
@@ -115,22 +114,14 @@ def all_end(pids):
 # ---- Lines
 
 
-@pytest.mark.parametrize(
-    ("pieces", "printed"),
-    [
-        (["one\ntwo\n"], "[3] one\n[3] two\n"),
-        (["o", "ne\nt", "wo\n"], "[3] one\n[3] two\n"),
-        (["one\n\ntwo"], "[3] one\n[3] \n[3] two\n"),
-        (["one\r", "\ntwo\r\n"], "[3] one\r\n[3] two\r\n"),
-        (["\r 0%", "\r 50%", "\r100%", "\n"], "[3]  0%\r[3]  50%\r[3] 100%\r[3] 100%\n"),
-        (["\r 0%", "\r      \r", "said\n", "\r 50%"], "[3]  0%\r[3] said\n[3]  50%\r[3]  50%\n"),
-    ],
-    ids=["whole", "in pieces", "no end", "CRLF", "progress bar", "line within a progress bar"],
-)
-def test_lines_are_whole_and_have_a_prefix(pieces, printed):
-    lines = Lines(3)
-    found = b"".join(lines.feed(piece.encode()) for piece in pieces) + lines.end()
-    assert found.decode() == printed
+def test_lines_are_whole_and_have_a_prefix(launch):
+    """In pieces, empty, with a carriage return, and the last one without an end."""
+    program = (
+        "[(os.write(1, piece), time.sleep(0.1)) for piece in (b'o', b'ne' + bytes([10, 10]), b'two' + bytes([13]))]"
+    )
+    code, out, _ = launch(program, "--num_processes=1")
+    assert code == 0
+    assert out == ["[0] one", "[0] ", "[0] two"]
 
 
 def test_lines_of_many_processes_are_never_torn(launch):
@@ -412,14 +403,3 @@ def test_the_run_goes_on_where_nobody_reads(start, tmp_path):
     assert launcher.wait(timeout=LONG_S) == 0
     assert (tmp_path / "done0").exists()
     assert (tmp_path / "done1").exists()
-
-
-def test_in_a_terminal_a_line_erases_the_bar_of_another_process(launch):
-    master, terminal = os.openpty()
-    program = "sys.stderr.write(chr(13) + ' 50%'); sys.stderr.flush()"
-    program += "; print(os.environ['COLUMNS'], os.environ['JAXPIPE_TERMINAL'])"
-    code, _, _ = launch(program, "--num_processes=1", stderr=terminal)
-    os.close(terminal)
-    assert code == 0
-    assert os.read(master, 1000) == b"\x1b[K[0]  50%\r\x1b[K[0]  50%\r\n"
-    os.close(master)

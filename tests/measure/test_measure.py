@@ -111,7 +111,7 @@ def test_parameters_are_counted(stages):
     # Korthikanti et al. 2023: 12 h^2 of kernels; biases 4 h, h, 3 h + h; two norms of 2 h.
     layer = 12 * h * h + 4 * h + h + 4 * h + 4 * h
     shared = (words + positions) * h + 2 * h
-    found = num_parameters(stages)
+    found = num_parameters(stages.whole, stages.params, num_layers=6)
     assert found["num_layer_parameters"] == layer
     assert found["num_shared_parameters"] == shared
     assert found["num_update_parameters"] == 6 * layer + shared

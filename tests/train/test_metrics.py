@@ -77,8 +77,7 @@ def test_a_loss_that_is_not_finite_does_not_stop_the_bar(tmp_path):
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_bar_is_for_a_terminal_and_lines_are_for_a_log(tmp_path, capsys, monkeypatch, is_terminal):
     monkeypatch.setattr(of_metrics, "_SAY_EVERY_S", 0.0)
-    if is_terminal:
-        monkeypatch.setenv("JAXPIPE_TERMINAL", "1")
+    monkeypatch.setattr(of_metrics, "has_terminal", lambda: is_terminal)
     write_steps(tmp_path, range(1, 3))
     said = capsys.readouterr()
     assert said.out == (

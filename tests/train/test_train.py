@@ -227,7 +227,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_tried_again(tmp_path, m
             raise failures.pop()
         write_sums(folder)
 
-    monkeypatch.setattr("jaxpipe.checkpoints.checkpoints.write_sums", write)
+    monkeypatch.setattr("jaxpipe.checkpoints.arrays.write_sums", write)
     done = train(tmp_path / "run", "--config.checkpoint.save_every=12")
     assert done.returncode == 0, done.stderr
     assert "the checkpoint of step 12 cannot be written" in done.stdout

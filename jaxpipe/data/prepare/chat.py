@@ -45,51 +45,29 @@ _MARK = "\ufdd2"  # no character, by Unicode: put into answers that are not lear
 
 @dataclass(frozen=True)
 class MarkedText:
-    """A text, and what of it is learned.
+    """A text, and what of it is learned."""
 
-    Attributes:
-        text: all of it.
-        spans: (first, end) of each learned part, in characters, ascending.
-        is_rendered: whether a template has written it, so that names of special tokens in it are these tokens.
-        markup: the name of a special token that is text in a prompt or its answer; empty if there is none.
-    """
-
-    text: str
-    spans: tuple[Span, ...]
-    is_rendered: bool
-    markup: str = ""
+    text: str  # all of it
+    spans: tuple[Span, ...]  # (first, end) of each learned part, in characters, ascending
+    is_rendered: bool  # whether a template has written it, so that names of special tokens in it are these tokens
+    markup: str = ""  # the name of a special token that is text in a prompt or its answer; empty if there is none
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How lines of conversations become documents.
+    """How lines of conversations become documents."""
 
-    Attributes:
-        templates: of the tokenizer, by name.
-        tokenizer: its name, for messages.
-        seq_len: the most tokens that a conversation may predict, as `data.seq_len`.
-        special: names of the tokenizer's special tokens.
-        ends: the tokens at which a generated text ends.
-        reads_markup: whether names of special tokens in prompts, answers and messages are these tokens.
-        ignored_keys: keys of lines and messages that are left out.
-    """
-
-    templates: Mapping[str, ChatTemplate]
-    tokenizer: str
-    seq_len: int
-    special: Sequence[str]
-    ends: Sequence[int]
-    reads_markup: bool = False
-    ignored_keys: Sequence[str] = ()
+    templates: Mapping[str, ChatTemplate]  # of the tokenizer, by name
+    tokenizer: str  # its name, for messages
+    seq_len: int  # the most tokens that a conversation may predict, as `data.seq_len`
+    special: Sequence[str]  # names of the tokenizer's special tokens
+    ends: Sequence[int]  # the tokens at which a generated text ends
+    reads_markup: bool = False  # whether names of special tokens in prompts, answers and messages are these tokens
+    ignored_keys: Sequence[str] = ()  # keys of lines and messages that are left out
 
 
 def marked_text(line: Any, options: ChatOptions, *, place: str) -> MarkedText:
     """Returns the text of a line, and its answers.
-
-    Args:
-        line: what the line's JSON is.
-        options: how it becomes a document.
-        place: file and line, for messages.
 
     Raises:
         DataError: the line has neither form, an unknown key or role, no answer, or messages that the template refuses.
@@ -252,7 +230,6 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_learned(message: Mapping[str, Any], number: int, place: str) -> bool:
-    """Whether a message is an answer that is learned."""
     said = {key: message[key] for key in _LEARNED if key in message}
     is_answer = message["role"] == "assistant"
     # True and False equal 1 and 0. A message that is no answer may only say that it is not learned.

@@ -7,8 +7,9 @@ The tokens are those of the tokenizer's own `encode_batch`, which uses all cores
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import add
 
 import numpy as np
 
@@ -37,32 +38,30 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What was replaced or left out of a text; notes of several texts can be added."""
+
+    num_text_bytes: int = 0  # in UTF-8
+    replaced: Tally = Tally(0)  # places of invalid UTF-8
+    empty: Tally = Tally(0)  # documents without text, which are left out
+    unknown: Tally = Tally(0)  # tokens that stand for what the vocabulary lacks
+    # Characters that the vocabulary lacks, and how often, if the tokenizer leaves them out.
+    dropped: Counter[str] = field(default_factory=Counter)
+    markup: Tally = Tally(0)  # prompts and answers with the name of a special token, which was read as text
+
+    def __add__(self, other: Notes) -> Notes:
+        return Notes(*map(add, vars(self).values(), vars(other).values()))
+
+
+@dataclass(frozen=True)
 class EncodedBlock:
-    """The tokens of a block of files.
+    """The tokens of a block of files."""
 
-    Attributes:
-        tokens: "tokens", with a separator after every document that ends.
-        lengths: "document", tokens of each; together all of `tokens`.
-        is_open: whether the last document continues in the next block.
-        num_text_bytes: bytes of the text in UTF-8.
-        replaced: places of invalid UTF-8.
-        empty: documents without text, which are left out.
-        unknown: tokens that stand for what the vocabulary lacks.
-        dropped: characters that the vocabulary lacks, if the tokenizer leaves them out.
-        learned: for each token 1 if it is learned, 0 if it is only read; None: all are.
-        markup: prompts and answers with the name of a special token, which was read as text.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    is_open: bool
-    num_text_bytes: int
-    replaced: Tally
-    empty: Tally
-    unknown: Tally
-    dropped: Counter[str]
-    learned: np.ndarray | None = None
-    markup: Tally = Tally(0)
+    tokens: np.ndarray  # "tokens", with a separator after every document that ends
+    lengths: np.ndarray  # "document", tokens of each; together all of `tokens`
+    is_open: bool  # whether the last document continues in the next block
+    notes: Notes
+    learned: np.ndarray | None = None  # for each token 1 if it is learned, 0 if it is only read; None: all are
 
 
 def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOptions) -> EncodedBlock:
@@ -85,7 +84,13 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOp
     for line, text in zip(lines, texts, strict=True):
         tokens, learned = next(rendered if text.is_rendered else following)
         # - 1: nothing predicts the first token.
-        _check_length(len(tokens) - 1, options.seq_len, line.place)
+        if len(tokens) - 1 > options.seq_len:
+            raise DataError(
+                f"{line.place} is longer than a row",
+                rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
+                picture=f"{len(tokens) - 1} tokens to predict, --seq_len={options.seq_len}",
+                repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
+            )
         if not learned[1:].any():
             raise DataError(
                 f"{line.place} has nothing to learn",
@@ -102,13 +107,14 @@ def encode_chat(parts: Sequence[FilePart], tokenizer: Tokenizer, options: ChatOp
         tokens,
         np.array([len(ids) for ids, _ in documents[1:]], np.int64),
         is_open=False,
-        num_text_bytes=sum(len(text.text.encode()) for text in texts),
-        replaced=sum((Tally(line.num_replaced, line.place) for line in lines if line.num_replaced), Tally(0)),
-        empty=Tally(0),
-        unknown=_unknown(tokenizer, [ids for ids, _ in documents[1:]], [line.place for line in lines]),
-        dropped=sum(dropped, Counter()),
+        notes=Notes(
+            num_text_bytes=sum(len(text.text.encode()) for text in texts),
+            replaced=_tally((line.num_replaced, line.place) for line in lines),
+            unknown=_unknown(tokenizer, [ids for ids, _ in documents[1:]], [line.place for line in lines]),
+            dropped=sum(dropped, Counter()),
+            markup=_tally((1, f"{name!r} in {line.place}") for line, name in is_text),
+        ),
         learned=learned,
-        markup=sum((Tally(1, f"{name!r} in {line.place}") for line, name in is_text), Tally(0)),
     )
 
 
@@ -139,11 +145,6 @@ def _answered(
     answer has those that it has behind its prompt: many tokenizers put a space before a text, not before its rest.
     Where a token has letters of both, as " on" of "sat " and "on", the answer follows another letter. An answer ends
     with the separator, unless it writes a token itself at which a generated text ends.
-
-    Args:
-        texts: prompts with their answers, and file and line of each.
-        tokenizer: encodes them.
-        options: whether names of special tokens are these tokens, and which of them end a text.
     """
     reads_markup = options.reads_markup
     pairs = [(text.text[: text.spans[0][0]], text.text[text.spans[0][0] :]) for text, _ in texts]
@@ -191,27 +192,8 @@ def _following(
     return answers
 
 
-def _check_length(num_predicted: int, seq_len: int, place: str) -> None:
-    if num_predicted > seq_len:
-        raise DataError(
-            f"{place} is longer than a row",
-            rule="chat-length: a conversation is not cut, so it fits into a row of data.seq_len tokens",
-            picture=f"{num_predicted} tokens to predict, --seq_len={seq_len}",
-            repair="set a larger --seq_len, and train with data.seq_len as large; or shorten or remove the line",
-        )
-
-
 def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -> EncodedBlock:
-    """Returns the tokens of `parts`.
-
-    Args:
-        parts: consecutive parts of files.
-        tokenizer: encodes the text of each document.
-        key: key of the text in a line's JSON object.
-
-    Raises:
-        DataError: a line contains no document.
-    """
+    """Returns the tokens of `parts`; DataError if a line contains no document."""
     keep_bytes = isinstance(tokenizer, ByteTokenizer)
     texts = [text for part in parts for text in texts_of(part, key=key, keep_bytes=keep_bytes)]
     full = [text for text in texts if text.text]
@@ -225,12 +207,19 @@ def encode_block(parts: Sequence[FilePart], tokenizer: Tokenizer, *, key: str) -
         np.insert(tokens, np.cumsum(lengths)[is_end], tokenizer.separator),
         _document_lengths(lengths + is_end, is_end),
         is_open=bool(full) and not full[-1].is_end,
-        num_text_bytes=sum(len(_as_bytes(text.text)) for text in full),
-        replaced=sum((Tally(text.num_replaced, text.place) for text in texts if text.num_replaced), Tally(0)),
-        empty=sum((Tally(1, text.place) for text in texts if not text.text), Tally(0)),
-        unknown=_unknown(tokenizer, rows, [text.place for text in full]),
-        dropped=_dropped(tokenizer, [text.text for text in full]),
+        notes=Notes(
+            num_text_bytes=sum(len(text.text.encode() if isinstance(text.text, str) else text.text) for text in full),
+            replaced=_tally((text.num_replaced, text.place) for text in texts),
+            empty=_tally((1, text.place) for text in texts if not text.text),
+            unknown=_unknown(tokenizer, rows, [text.place for text in full]),
+            dropped=_dropped(tokenizer, [text.text for text in full]),
+        ),
     )
+
+
+def _tally(counts: Iterable[tuple[int, str]]) -> Tally:
+    """The sum of numbers, and the place of the first that is not 0."""
+    return sum((Tally(num, place) for num, place in counts if num), Tally(0))
 
 
 def _dropped(tokenizer: Tokenizer, texts: Sequence[str | bytes], reads_special: bool = False) -> Counter[str]:
@@ -242,8 +231,7 @@ def _unknown(tokenizer: Tokenizer, rows: Sequence[np.ndarray], places: Sequence[
     """The number of unknown tokens of `rows`, which come from `places`."""
     if tokenizer.unknown is None:
         return Tally(0)
-    counts = (int(np.count_nonzero(row == tokenizer.unknown)) for row in rows)
-    return sum((Tally(num, place) for num, place in zip(counts, places, strict=True) if num), Tally(0))
+    return _tally(zip((int(np.count_nonzero(row == tokenizer.unknown)) for row in rows), places, strict=True))
 
 
 def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:
@@ -258,7 +246,3 @@ def _document_lengths(lengths: np.ndarray, is_end: np.ndarray) -> np.ndarray:
     # A part begins a document if the part before it ended one.
     firsts = np.flatnonzero(np.concatenate([[True], is_end[:-1]]))
     return np.add.reduceat(lengths, firsts)
-
-
-def _as_bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text

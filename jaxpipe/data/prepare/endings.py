@@ -20,13 +20,8 @@ _ANSWER = "answer"
 def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) -> tuple[int, ...]:
     """Returns the tokens at which a text that a model generates ends.
 
-    Args:
-        tokenizer: its tokenizer.
-        templates: the chat templates of the tokenizer, by name.
-
-    Returns:
-        The tokenizer's own `ends`; and the first special token that the default template writes after an answer, if
-        there is one that can write a question and its answer.
+    They are the tokenizer's own, and the first special token that the default one of its `templates` writes after an
+    answer, if there is one that can write a question and its answer.
     """
     if DEFAULT not in templates or tokenizer.masked is not None:
         return tokenizer.ends
@@ -38,6 +33,6 @@ def ends_of_text(tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate]) ->
     # After the last one: a template may have the word itself.
     after = text.rpartition(_ANSWER)[2]
     # By its name, since the vocabulary may lack what else the template writes. Of two names the longer one is read.
-    names = zip(tokenizer.special_names, tokenizer.special_tokens, strict=True)
-    placed = sorted((after.find(name), -len(name), token) for name, token in names if name in after)
+    names = tokenizer.special_tokens.items()
+    placed = sorted((after.find(name), -len(name), token) for token, name in names if name in after)
     return tuple(dict.fromkeys([*tokenizer.ends, *[token for _, _, token in placed[:1]]]))

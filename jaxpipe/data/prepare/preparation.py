@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +16,9 @@ from tqdm import tqdm
 from jaxpipe.data.indexed import LOSS, TOKENIZER, index_path, tokenizer_path, tokens_path
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.data.prepare.chat import CHAT, ChatOptions
-from jaxpipe.data.prepare.encoding import Tally, encode_block, encode_chat
+from jaxpipe.data.prepare.encoding import Notes, encode_block, encode_chat
 from jaxpipe.data.prepare.endings import ends_of_text
-from jaxpipe.data.prepare.reading import FilePart, InputFile, find_files, read_blocks
+from jaxpipe.data.prepare.reading import find_files, read_blocks
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary, vocab_size_of
 from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
@@ -31,53 +29,24 @@ from jaxpipe.files import local_path
 
 @dataclass(frozen=True)
 class Prepared:
-    """A summary of what was prepared.
+    """A summary of what was prepared."""
 
-    Attributes:
-        prefix: path of the written files without their endings.
-        tokenizer: the value for data.tokenizer.
-        vocab_size: vocabulary size of the tokenizer.
-        num_files: files read.
-        num_documents: documents written.
-        num_tokens: tokens written, including a separator after every document.
-        dtype: dtype of the tokens.
-        num_text_bytes: bytes of the text in UTF-8.
-        replaced: places of invalid UTF-8.
-        empty: documents without text, which were left out.
-        unknown: tokens that stand for what the vocabulary lacks.
-        dropped: characters that the vocabulary lacks and that were left out, and how often.
-        separator: the token that ends a document, and where it comes from; "" for bytes.
-        ends: the tokens at which a generated text ends, by name; none for bytes.
-        missing: special tokens that the files beside the tokenizer name and its vocabulary lacks.
-        has_about: whether PREFIX.tokenizer_config.json says what the files beside the tokenizer say.
-        num_learned: tokens that are learned; None: all are.
-        seq_len: for conversations, the most tokens that one may predict, as `data.seq_len`.
-        markup: prompts and answers with the name of a special token, which was read as text.
-        train_s: seconds for training a vocabulary; 0 if none was trained.
-        encode_s: seconds for reading, encoding and writing.
-    """
-
-    prefix: str
-    tokenizer: str
+    prefix: str  # path of the written files without their endings
+    tokenizer: str  # the value for data.tokenizer
     vocab_size: int
     num_files: int
-    num_documents: int
-    num_tokens: int
+    num_documents: int  # documents written
+    num_tokens: int  # tokens written, including a separator after every document
     dtype: np.dtype
-    num_text_bytes: int
-    replaced: Tally
-    empty: Tally
-    markup: Tally
-    train_s: float
-    encode_s: float
-    unknown: Tally
-    dropped: Counter[str]
-    separator: str
-    ends: tuple[str, ...]
-    missing: tuple[str, ...]
-    has_about: bool
-    num_learned: int | None = None
-    seq_len: int | None = None
+    notes: Notes  # what was replaced or left out
+    train_s: float  # seconds for training a vocabulary; 0 if none was trained
+    encode_s: float  # seconds for reading, encoding and writing
+    separator: str  # the token that ends a document, and where it comes from; "" for bytes
+    ends: tuple[str, ...]  # the tokens at which a generated text ends, by name; none for bytes
+    missing: tuple[str, ...]  # special tokens that the files beside the tokenizer name and its vocabulary lacks
+    has_about: bool  # whether PREFIX.tokenizer_config.json says what the files beside the tokenizer say
+    num_learned: int | None = None  # tokens that are learned; None: all are
+    seq_len: int | None = None  # for conversations, the most tokens that one may predict, as `data.seq_len`
 
 
 def prepare(
@@ -98,9 +67,7 @@ def prepare(
     """Writes the tokens of all documents of `inputs`, in order of their files' paths, with a separator after each.
 
     Args:
-        inputs: files or globs.
         tokenizer: "byte", the path of a tokenizer.json or of its folder, or "bpe:VOCAB" to train one.
-        output: path of the written files without their endings.
         file_format: "text", "jsonl", "chat", or "auto", by the names of the files.
         jsonl_key: key of the text in a line's JSON object.
         seq_len: for "chat", the most tokens that a conversation may predict.
@@ -108,7 +75,6 @@ def prepare(
         ignored_keys: for "chat", keys of lines and messages that are left out.
         is_masked: whether a masked model will use it, so that the tokenizer has [CLS], [SEP], [MASK] and [PAD].
         drop_characters: whether characters that the vocabulary lacks are left out and counted; else they are an error.
-        overwrite: whether existing files are replaced.
         log: takes a line about the progress.
 
     Raises:
@@ -119,8 +85,10 @@ def prepare(
     vocab_size = vocab_size_of(tokenizer, is_masked=is_masked)
     files = find_files(inputs, file_format=file_format)
     _check_output(output, overwrite=overwrite)
-    _check_chat(file_format, seq_len, is_masked=is_masked or vocab_size is not None)
-    _check_chat_flags(file_format, {"markup": reads_markup, "ignore_key": ignored_keys})
+    if file_format == CHAT:
+        _check_chat(seq_len, is_masked=is_masked or vocab_size is not None)
+    else:
+        _check_no_chat(file_format, {"markup": reads_markup, "ignore_key": ignored_keys})
     with TemporaryDirectory(prefix="jaxpipe_prepare_") as folder:
         start = time.perf_counter()
         if vocab_size:
@@ -139,30 +107,28 @@ def prepare(
             # So that PREFIX.tokenizer.json says as much as the folder that it comes from.
             about = json.dumps(loaded.about | {END_ID: ends}, indent=2, ensure_ascii=False) + "\n"
             written[f".{TOKENIZER_CONFIG}"] = about.encode()
-        num_text_bytes = 0
-        replaced = Tally(0)
-        empty = Tally(0)
-        markup = Tally(0)
-        unknown = Tally(0)
-        dropped = Counter[str]()
+        notes = Notes()
         options = None
         if file_format == CHAT and seq_len:
-            options = ChatOptions(templates, tokenizer, seq_len, loaded.special_names, ends, reads_markup, ignored_keys)
+            special = tuple(loaded.special_tokens.values())
+            options = ChatOptions(templates, tokenizer, seq_len, special, ends, reads_markup, ignored_keys)
         with (
             write_indexed(output, vocab_size=loaded.vocab_size, beside=written, has_loss=options is not None) as writer,
-            _progress(files) as shown,
+            # There is no bar where there is no terminal.
+            tqdm(total=sum(file.num_bytes for file in files), unit="B", unit_scale=True, disable=None) as bar,
         ):
-            for parts in shown(read_blocks(files)):
+            for parts in read_blocks(files):
                 block = encode_chat(parts, loaded, options) if options else encode_block(parts, loaded, key=jsonl_key)
                 writer.add(block.tokens, block.lengths, is_open=block.is_open, learned=block.learned)
-                num_text_bytes += block.num_text_bytes
-                replaced += block.replaced
-                empty += block.empty
-                markup += block.markup
-                unknown += block.unknown
-                dropped += block.dropped
+                notes += block.notes
+                bar.update(sum(part.num_read_bytes for part in parts))
             if not writer.num_tokens:
-                raise _no_text(files)
+                raise DataError(
+                    f"no text in {len(files)} files",
+                    rule="input-text: there is at least one document that is not empty",
+                    picture=f"first: {files[0].path}, {files[0].num_bytes} bytes",
+                    repair="name other files with --input",
+                )
         for path in (tokenizer_path(output), _config_path(output)):
             if path.name.removeprefix(local_path(output).name) not in written:
                 path.unlink(missing_ok=True)  # of an older preparation
@@ -178,14 +144,9 @@ def prepare(
         num_documents=writer.num_documents,
         num_tokens=writer.num_tokens,
         dtype=writer.dtype,
-        num_text_bytes=num_text_bytes,
-        replaced=replaced,
-        empty=empty,
-        markup=markup,
+        notes=notes,
         train_s=trained - start if vocab_size else 0.0,
         encode_s=time.perf_counter() - trained,
-        unknown=unknown,
-        dropped=dropped,
         separator=f"{loaded.decode([loaded.separator])}, by {loaded.separator_from}" if written else "",
         ends=tuple(loaded.decode([token]) for token in ends) if written else (),
         missing=loaded.missing,
@@ -195,8 +156,8 @@ def prepare(
     )
 
 
-def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> None:
-    if file_format == CHAT and (seq_len is None or seq_len < 1 or is_masked):
+def _check_chat(seq_len: int | None, *, is_masked: bool) -> None:
+    if seq_len is None or seq_len < 1 or is_masked:
         what = "needs --seq_len" if not is_masked else "is for a causal model with a tokenizer that is there"
         raise ConfigError(
             f"--format={CHAT} {what}",
@@ -205,9 +166,9 @@ def _check_chat(file_format: str, seq_len: int | None, *, is_masked: bool) -> No
         )
 
 
-def _check_chat_flags(file_format: str, given: Mapping[str, object]) -> None:
+def _check_no_chat(file_format: str, given: Mapping[str, object]) -> None:
     for flag, value in given.items():
-        if value and file_format != CHAT:
+        if value:
             raise ConfigError(
                 f"--{flag} has no effect with --format={file_format}",
                 rule=f"chat-flags: --{flag} says how lines of chats are read",
@@ -243,26 +204,3 @@ def _check_output(output: str, *, overwrite: bool) -> None:
             picture=f"existing: {', '.join(existing)}",
             repair="name another --output, or add --overwrite",
         )
-
-
-@contextmanager
-def _progress(files: Sequence[InputFile]) -> Iterator[Callable[[Iterator[list[FilePart]]], Iterator[list[FilePart]]]]:
-    """Yields a function that passes blocks on and shows how many bytes are read, if there is a terminal."""
-    num_bytes = sum(file.num_bytes for file in files)
-    with tqdm(total=num_bytes, unit="B", unit_scale=True, disable=None) as bar:
-
-        def shown(blocks: Iterator[list[FilePart]]) -> Iterator[list[FilePart]]:
-            for block in blocks:
-                yield block
-                bar.update(sum(part.num_read_bytes for part in block))
-
-        yield shown
-
-
-def _no_text(files: Sequence[InputFile]) -> DataError:
-    return DataError(
-        f"no text in {len(files)} files",
-        rule="input-text: there is at least one document that is not empty",
-        picture=f"first: {files[0].path}, {files[0].num_bytes} bytes",
-        repair="name other files with --input",
-    )

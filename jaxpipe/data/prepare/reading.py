@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from jaxpipe.data.huggingface_tokenizer import groups
 from jaxpipe.data.prepare.chat import CHAT
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.files import local_path
@@ -36,45 +37,29 @@ _CUTS = (re.compile(rb"[!-~](?=[\r\n])"), re.compile(rb"[!-~](?=[ \t])"), re.com
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of text.
-
-    Attributes:
-        path: path of the file.
-        num_bytes: size on the disk.
-        is_jsonl: whether each line is a JSON object with a document; else the whole file is one document.
-        is_compressed: whether it is compressed by gzip.
-    """
+    """A file of text."""
 
     path: Path
-    num_bytes: int
-    is_jsonl: bool
+    num_bytes: int  # size on the disk
+    is_jsonl: bool  # whether each line is a JSON object with a document; else the whole file is one document
     is_compressed: bool
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of a file.
-
-    Attributes:
-        file: the file.
-        data: text, or whole JSON lines.
-        line: number of its first line in the file, from 1; always 1 for text.
-        is_end: whether its last document ends with it; always true for JSON lines.
-        num_read_bytes: bytes that were read from the disk for it.
-    """
+    """A part of a file."""
 
     file: InputFile
-    data: bytes
-    line: int
-    is_end: bool
-    num_read_bytes: int
+    data: bytes  # text, or whole JSON lines
+    line: int  # number of its first line in the file, from 1; always 1 for text
+    is_end: bool  # whether its last document ends with it; always true for JSON lines
+    num_read_bytes: int  # bytes that were read from the disk for it
 
 
 def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[InputFile]:
     """Returns all files that `patterns` name, each once, in order of their paths.
 
     Args:
-        patterns: files or globs; `**` descends.
         file_format: "text", "jsonl", "chat", which is JSON lines too, or "auto": by the endings .jsonl and .json,
             before .gz if the name has it.
 
@@ -86,26 +71,15 @@ def find_files(patterns: Sequence[str], *, file_format: str = "auto") -> list[In
 
 
 def read_blocks(files: Sequence[InputFile]) -> Iterator[list[FilePart]]:
-    """Yields the parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
-    block = []
-    num_bytes = 0
-    for file in files:
-        for part in read_file(file):
-            block.append(part)
-            num_bytes += len(part.data)
-            if num_bytes >= BLOCK_BYTES:
-                yield block
-                block = []
-                num_bytes = 0
-    if block:
-        yield block
+    """The parts of all `files`, in order, in blocks of about `BLOCK_BYTES`."""
+    parts = (part for file in files for part in read_file(file))
+    return groups(parts, BLOCK_BYTES, size=lambda part: len(part.data))
 
 
 def read_file(file: InputFile, *, start: int = 0) -> Iterator[FilePart]:
     """Yields the parts of `file`; one without text if the file is empty.
 
     Args:
-        file: the file to read.
         start: byte after which the first whole line begins, or a text without lines goes on; 0 for compressed files.
             Lines are counted from there.
 

@@ -35,7 +35,6 @@ class Sandbox:
     """The process that renders one template; it ends with this object."""
 
     def __init__(self):
-        """Starts the process."""
         # The process finds Jinja where this one does, and nothing in the folder of the script.
         known = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
@@ -49,11 +48,7 @@ class Sandbox:
         self._end = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the process answers, see `sandbox`.
-
-        Raises:
-            RefusedError: the template is wrong, refuses the messages, or takes too long or too much memory.
-        """
+        """Returns what the process answers, see `sandbox`; RefusedError if the template is wrong, slow or refuses."""
         pipe = self._process.stdin
         answers = self._process.stdout
         assert pipe is not None
@@ -95,17 +90,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A tokenizer's Jinja template of conversations, rendered in a process of its own.
-
-    Attributes:
-        source: text of the template.
-        special: names of the special tokens that it may use, as "bos_token", with their texts.
-        path: the file that it comes from, for messages.
-    """
+    """A tokenizer's Jinja template of conversations, rendered in a process of its own."""
 
     source: str
-    special: Mapping[str, str]
-    path: str
+    special: Mapping[str, str]  # names of the special tokens that it may use, as "bos_token", with their texts
+    path: str  # the file that it comes from, for messages
 
     @property
     def marks_answers(self) -> bool:
@@ -133,7 +122,6 @@ class ChatTemplate:
         """Returns the text of `messages`, and where in it answers begin and end.
 
         Args:
-            messages: with "role" and "content" each.
             variables: what else the template reads: "tools", "documents", those of the line.
             answers: indices of messages; what the template writes for each is looked for, unless it `marks_answers`.
             is_asked: whether the beginning of the next answer follows.
@@ -172,12 +160,6 @@ def read_templates(tokenizer: str) -> dict[str, ChatTemplate]:
     """Returns the templates beside a tokenizer.json, by name: of a single one, "default"; none for "byte".
 
     Templates see the special tokens that the files beside it name.
-
-    Args:
-        tokenizer: as `data.tokenizer`.
-
-    Raises:
-        ConfigError: a file is damaged.
     """
     if tokenizer == BYTE:
         return {}

@@ -21,32 +21,16 @@ _JSONL = "jsonl: every line is a JSON object with the text of a document"
 
 @dataclass(frozen=True)
 class Text:
-    """A document, or a part of one.
+    """A document, or a part of one."""
 
-    Attributes:
-        text: characters, or the unchanged bytes of a text file if tokens are bytes.
-        is_end: whether the document ends with it.
-        num_replaced: places of invalid UTF-8, which were replaced by U+FFFD.
-        place: the file, and the line if it is one of JSON lines.
-    """
-
-    text: str | bytes
-    is_end: bool
-    num_replaced: int
-    place: str
+    text: str | bytes  # characters, or the unchanged bytes of a text file if tokens are bytes
+    is_end: bool  # whether the document ends with it
+    num_replaced: int  # places of invalid UTF-8, which were replaced by U+FFFD
+    place: str  # the file, and the line if it is one of JSON lines
 
 
 def texts_of(part: FilePart, *, key: str, keep_bytes: bool) -> Iterator[Text]:
-    """Yields the texts of `part`.
-
-    Args:
-        part: the part of a file.
-        key: key of the text in a line's JSON object.
-        keep_bytes: whether the bytes of a text file stay as they are.
-
-    Raises:
-        DataError: a line is not a JSON object with a text under `key`.
-    """
+    """Yields the texts of `part`; DataError if a line is not a JSON object with a text under `key`."""
     if part.file.is_jsonl:
         for line in json_lines(part):
             yield _text_under(key, line)

@@ -27,11 +27,7 @@ STRETCH_BYTES = 2**20
 
 
 def vocab_size_of(tokenizer: str, *, is_masked: bool) -> int | None:
-    """Returns the size of the vocabulary to train if `tokenizer` is bpe:VOCAB, None if it names a tokenizer.
-
-    Raises:
-        ConfigError: VOCAB is not a number, or is too small for the bytes and the special tokens.
-    """
+    """The size of the vocabulary to train, of bpe:VOCAB; None for other tokenizers, ConfigError for a wrong VOCAB."""
     if not tokenizer.startswith(BPE):
         return None
     # + 1: at least one pair of bytes.
@@ -54,7 +50,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int, is_masked: bool) 
     """Returns a byte-level BPE like that of GPT-2: it encodes every text, and decodes it to the same text.
 
     Args:
-        texts: the sample in which pairs are counted.
         vocab_size: number of tokens, including bytes and special tokens; fewer if the texts have no more pairs.
         is_masked: whether it has BERT's special tokens, or GPT-2's single one.
 
@@ -84,10 +79,6 @@ def sample_texts(files: Sequence[InputFile], *, key: str) -> Iterator[str]:
 
     A compressed file is read once, up to its last stretch. The sample skips damaged lines after its first stretch:
     the preparation of the whole text reports them.
-
-    Args:
-        files: the files, in order.
-        key: key of the text in a line's JSON object.
 
     Raises:
         DataError: a line of the first stretch contains no document, or a file cannot be read.
@@ -124,7 +115,6 @@ def _stretch(
     """Yields about `STRETCH_BYTES` from byte `position` on, counted over all files, across ends of files.
 
     Args:
-        files: the files, in order.
         position: not before that of the stretch before.
         opened: by the number of a compressed file, what stretches have not read of it, with its places; new ones are
             added.
@@ -136,7 +126,8 @@ def _stretch(
     for number, file in enumerate(files[index:], index):
         start = position - starts[index] if number == index else 0
         if file.is_compressed:
-            parts = _from_place(opened.setdefault(number, _with_places(file)), start)
+            placed = opened.setdefault(number, _with_places(file))
+            parts = (part for _, part in dropwhile(lambda entry, start=start: entry[0] < start, placed))
         else:
             parts = read_file(file, start=start)
         for part in parts:
@@ -155,10 +146,6 @@ def _with_places(file: InputFile) -> Iterator[tuple[int, FilePart]]:
     for part in read_file(file):
         yield place, part
         place += part.num_read_bytes
-
-
-def _from_place(parts: Iterator[tuple[int, FilePart]], start: int) -> Iterator[FilePart]:
-    return (part for _, part in dropwhile(lambda placed: placed[0] < start, parts))
 
 
 def _end_within(data: bytes, left: int, *, is_jsonl: bool) -> int:
