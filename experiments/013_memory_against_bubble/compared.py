@@ -61,7 +61,7 @@ class Row:
         )
         if not self.split:
             return schedule
-        return split_backward(schedule, bound=self.bound, **({} if schedule.has_transfers else times))
+        return split_backward(schedule, bound=self.bound, **({} if schedule.parks_pages else times))
 
 
 _MORE = {  # method -> further options
@@ -142,7 +142,7 @@ class Measured:
             f"{placement.num_replicas}",
             f"{placement.num_replicas * placement.num_chunks}",
             f"{asked} / {sent}",
-            f"{sum(evicted['asked']):g} / {sum(evicted['sent']):g}" if self.schedule.has_transfers else "-",
+            f"{sum(evicted['asked']):g} / {sum(evicted['sent']):g}" if self.schedule.parks_pages else "-",
             f"{self.figures.spmd['round_types']}",
         ]
 

@@ -48,7 +48,7 @@ class Point:
         peak: in Ma.
         bubble_ratio: on the asynchronous clock.
         num_replicas: of the weights.
-        has_transfers: whether EVICT and LOAD move activations.
+        parks_pages: whether EVICT and LOAD move activations.
         has_split_backward: whether backwards are in two parts.
     """
 
@@ -56,7 +56,7 @@ class Point:
     peak: float
     bubble_ratio: float
     num_replicas: int
-    has_transfers: bool
+    parks_pages: bool
     has_split_backward: bool
 
 
@@ -158,7 +158,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], *, lines: np.ndarray) -> N
         if place != (shown := _inside(place)):
             text = f"{text}, off the page: {place[0]:g} Ma, {place[1]:.0f} %"
         colour = _HALVES if point.has_split_backward else _WHOLE
-        mark = _MARKS[point.num_replicas, point.has_transfers]
+        mark = _MARKS[point.num_replicas, point.parks_pages]
         axes.plot(*shown, mark, markersize=6, color=colour, markerfacecolor=colour, markeredgecolor="#ffffff")
         by_place.setdefault((round(shown[0], 6), round(shown[1], 6)), []).append(text)
     places = np.array(list(by_place))

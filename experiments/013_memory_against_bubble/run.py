@@ -105,7 +105,7 @@ def _point(row: Row, figures: Measured) -> Point:
         peak=figures.peak,
         bubble_ratio=round(figures.bubble_ratio, 6),
         num_replicas=schedule.num_replicas,
-        has_transfers=schedule.has_transfers,
+        parks_pages=schedule.parks_pages,
         has_split_backward=schedule.has_split_backward,
     )
 

@@ -290,4 +290,4 @@ def orders_to_try(schedule: Schedule) -> tuple[str, ...]:
     """The orders that `mesh.order="auto"` tries for `schedule`, the best first."""
     if schedule.num_replicas > 1:
         return ("replicas_together", "pair_adjacent", "contiguous")
-    return ("pair_adjacent",) if schedule.has_transfers else ("contiguous",)
+    return ("pair_adjacent",) if schedule.parks_pages else ("contiguous",)

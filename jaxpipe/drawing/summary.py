@@ -229,7 +229,7 @@ def _lost(summary: Summary) -> str:
     if abs(lost) < _LEAST_LOST:
         return "devices wait only where the schedule says so"
     if lost < 0:
-        why = ", since a slot travels in pages, one after the other" if summary.schedule.has_transfers else ""
+        why = ", since a slot travels in pages, one after the other" if summary.schedule.parks_pages else ""
         return f"{-lost:.1%} shorter{of_what}{why}"
     return f"{lost:.1%} longer{of_what}, since devices also meet where they exchange nothing that is needed"
 
@@ -249,7 +249,7 @@ def _replica_lines(summary: Summary) -> str:
 
 def _transfer_lines(summary: Summary) -> str:
     """The lines on EVICT and LOAD; empty for a schedule without them."""
-    if not summary.schedule.has_transfers:
+    if not summary.schedule.parks_pages:
         return ""
     schedule = summary.schedule
     evicts = set(schedule.columns.stage[schedule.columns.is_kind(Kind.EVICT)].tolist())

@@ -9,7 +9,7 @@ import numpy as np
 from jaxpipe.drawing.pictures import ARROWS
 from jaxpipe.schedules import Costs, Timeline, simulate
 from jaxpipe.schedules.analysis.costs import HEAD_TIMES, STAGE_TIMES
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, PARKING_KINDS
 
 IDLE = "..."
 _MAX_CELLS_PER_ACTION = 8
@@ -36,8 +36,8 @@ def text(timeline: Timeline) -> str:
     """
     schedule = timeline.schedule
     columns = schedule.columns
-    is_move = columns.is_kind(*TRANSFER_KINDS)
-    is_shown = columns.is_kind(*COMPUTE_KINDS, *TRANSFER_KINDS)
+    is_move = columns.is_kind(*PARKING_KINDS)
+    is_shown = columns.is_kind(*COMPUTE_KINDS, *PARKING_KINDS)
     unit = _unit(timeline)
     notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:

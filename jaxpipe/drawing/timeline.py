@@ -213,9 +213,9 @@ def _threads(timeline: Timeline) -> dict[int, str]:
     """Thread -> name, in the order in which they are shown; the second thread of device d is num_devices + d."""
     schedule = timeline.schedule
     names: dict[int, str] = {}
-    for device, has_transfers in enumerate(Tracks(schedule).has_thin.tolist()):
+    for device, parks_pages in enumerate(Tracks(schedule).has_thin.tolist()):
         names[device] = f"device {device}"
-        if has_transfers:
+        if parks_pages:
             names[schedule.num_devices + device] = (
                 f"device {device} with device {schedule.placement.partner_of(device)}"
             )

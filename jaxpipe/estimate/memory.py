@@ -125,7 +125,7 @@ def _of_equal_stages(
     num_layers = layers_per_stage[0]
     schedule = named_schedule(name, pipe, num_microbatches, options)
     # Pages and gradients in flight are counted in layers, so that tables differ in more than a factor.
-    if len(set(layers_per_stage)) > 1 or schedule.has_transfers or schedule.placement.num_replicas > 1:
+    if len(set(layers_per_stage)) > 1 or schedule.parks_pages or schedule.placement.num_replicas > 1:
         return counted(name, options, pipe, layers_per_stage, expected, num_microbatches, woven)
     of_one_layer = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
     return replace(

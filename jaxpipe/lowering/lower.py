@@ -1,7 +1,8 @@
 """Lowers a schedule to the round table that the SPMD program executes.
 
-Among the ways to give actions rounds, the first is taken that is as fast as the asynchronous clock at all costs tried
-and sends few messages in vain; else, of those that are fast at the expected costs, the one that sends least.
+Among the ways to give actions rounds, the first is taken that is as fast as the asynchronous clock at all costs tried,
+traces few actions and sends few messages in vain; else, of those that are fast at the expected costs, the one that
+sends least.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ EVALUATION_COSTS = (
 )
 # Limits of the SPMD makespan over the asynchronous one.
 GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
-TRANSFERS = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a likely one, one over a slow link
+MESSAGE_TIMES = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a likely one, one over a slow link
 # Limits of the same ratio at the expected costs, for each of these.
 FAST = np.array([1.001, 1.01, 1.03])
 FEW_SENT = 1.35  # messages sent over messages asked for, of the busiest device
@@ -145,27 +146,29 @@ class Folding:
         return compute_schedule(self.schedule)
 
     def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
-        """The table of the candidate that comes first in this order; a candidate that passes all ends the search.
+        """The table of the candidate that comes first in this order; one that passes 1 to 5 ends the search.
 
         1. within `FAST` of the asynchronous clock at `costs` without transfers,
-        2. and with each of `TRANSFERS`; of candidates that are not, the fastest;
-        3. within `GOOD_ENOUGH_RATIOS` at all other costs;
+        2. and with messages of each of `MESSAGE_TIMES`; of candidates that are not, the fastest with the second of
+           these, to a hundredth;
+        3. within `GOOD_ENOUGH_RATIOS` at all other costs; at `costs` alone with EVICT and LOAD;
         4. few traced actions;
         5. few messages sent in vain;
         6. few entries of the inbox.
 
-        Where backwards are split, candidates are timed with the exchange, since devices may wait for it.
+        Where permutes block, 1 alone decides, by `FAST_IF_BLOCKING`. Where backwards are split, candidates are timed
+        with the exchange, since devices may wait for it.
         """
         # Costs of evaluation first, then the expected costs with each of the transfers.
         evaluated = EVALUATION_COSTS
         limits = GOOD_ENOUGH_RATIOS
-        if self.schedule.has_transfers:
+        if self.schedule.parks_pages:
             evaluated = (costs,)
             limits = GOOD_ENOUGH_RATIOS[:1]
         forward = float(np.mean(costs.forward))
         all_costs = [
             *evaluated,
-            *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in TRANSFERS),
+            *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in MESSAGE_TIMES),
         ]
         # The bound of any table: no device waits for a round there.
         asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
@@ -222,7 +225,7 @@ class Folding:
 
             yield self._with_pages(step.places, step.open_gaps(), blocked_table)
             return
-        for lengths in [costs.in_forwards(), None] if self.schedule.has_transfers else [None]:
+        for lengths in [costs.in_forwards(), None] if self.schedule.parks_pages else [None]:
             for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)
                 if rounds is None:
@@ -234,7 +237,7 @@ class Folding:
         yield self.fold(earliest_rounds(self.compute), num_positions=1)
         rounds, send_round = lockstep_rounds(self.compute, costs.in_forwards())
         yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
-        if not self.schedule.has_transfers:
+        if not self.schedule.parks_pages:
             yield from self.fitted_candidates(costs)
 
     def _met_rounds(self, lengths: np.ndarray) -> Iterator[MetRounds]:
@@ -305,7 +308,7 @@ class Folding:
 
         Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds.
         """
-        if not self.schedule.has_transfers:
+        if not self.schedule.parks_pages:
             return table_with()
         tables = [
             table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))

@@ -64,7 +64,10 @@ class Transfer(Protocol[Table]):
         raise NotImplementedError
 
     def permutes(self, table: Table) -> Permutes:
-        """[type][lane] -> (source, target) pairs; () for a type of rounds in which nothing travels."""
+        """[type][lane] -> (source, target) pairs; () for a type of rounds in which nothing travels.
+
+        `table.permutes` is made of these: ask another transfer of the table for its own. `grids` may read it.
+        """
         return ((),) * len(np.bincount(table.round_type))
 
     def num_collectives(self, table: Table) -> np.ndarray:

@@ -102,7 +102,7 @@ class Channel:
 
     @classmethod
     def measured(cls, state: State) -> dict[str, jax.Array]:
-        """Float32 terms of what a step tells beside its losses; they are summed over all devices."""
+        """Float32 terms of what a step tells beside its losses; they are summed over `data`, `expert` and `pipe`."""
         return {}
 
     def on_layers(self) -> Sequence[LayerChannel]:

@@ -21,7 +21,7 @@ from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import (
     COMPUTE_KINDS,
     HEAD_KINDS,
-    TRANSFER_KINDS,
+    PARKING_KINDS,
     WHOLE_BATCH_KINDS,
     Action,
     Schedule,
@@ -29,7 +29,7 @@ from jaxpipe.schedules.schedule import (
 )
 
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_IN_ORDER = (*sorted(COMPUTE_KINDS - WHOLE_BATCH_KINDS), *sorted(TRANSFER_KINDS), *sorted(WHOLE_BATCH_KINDS))
+_IN_ORDER = (*sorted(COMPUTE_KINDS - WHOLE_BATCH_KINDS), *sorted(PARKING_KINDS), *sorted(WHOLE_BATCH_KINDS))
 _NAMES = [kind.name for kind in _IN_ORDER]
 _RULE = (
     f"compute-only-csv: one line per device; a cell is stage, {' '.join(_NAMES[:-1])} or {_NAMES[-1]}, microbatch, "

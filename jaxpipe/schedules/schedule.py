@@ -92,7 +92,7 @@ MESSAGE_KINDS = kinds_that_leave("messages")
 BACKWARD_KINDS = _with("backward")
 GRADIENT_KINDS = _with("gradients")
 HEAD_KINDS = _with("head")
-TRANSFER_KINDS = _with("moves")
+PARKING_KINDS = _with("moves")
 WHOLE_BATCH_KINDS = _with("whole_batch")
 NUMBERED_KINDS = _with("numbered")
 
@@ -219,9 +219,9 @@ class Schedule:
         return self.num_microbatches // self.num_batches
 
     @cached_property
-    def has_transfers(self) -> bool:
+    def parks_pages(self) -> bool:
         """Whether activations move between paired devices: EVICT and LOAD."""
-        return bool(self.columns.is_kind(*TRANSFER_KINDS).any())
+        return bool(self.columns.is_kind(*PARKING_KINDS).any())
 
     @cached_property
     def has_split_backward(self) -> bool:

@@ -43,7 +43,7 @@ def assert_stored_safely(name: str, num_devices: int, num_microbatches: int, *, 
     layers_per_stage = uneven_layers(schedule)
     table = lower(schedule, layers_per_stage=layers_per_stage, rolled=rolled)
     interpret(table)
-    if not schedule.has_transfers:
+    if not schedule.parks_pages:
         assert_as_few_pages_as_can_be(table, schedule, layers_per_stage)
 
 

@@ -27,7 +27,7 @@ from jaxpipe.schedules import (
     stored,
     transfers,
 )
-from jaxpipe.schedules.schedule import TRANSFER_KINDS
+from jaxpipe.schedules.schedule import PARKING_KINDS
 
 UNITS = ({"unit": "page"}, {"unit": "microbatch"}, {"unit": "microbatch", "policy": "oldest"})
 SMALL = [(d, n) for d in (4, 5, 6, 7, 8) for n in range(1, 4 * d + 1)]
@@ -57,7 +57,7 @@ def num_evictions(schedule: Schedule) -> list[int]:
 
 
 def without_moves(schedule: Schedule) -> tuple:
-    return tuple(tuple(action for action in row if action.kind not in TRANSFER_KINDS) for row in schedule.rows)
+    return tuple(tuple(action for action in row if action.kind not in PARKING_KINDS) for row in schedule.rows)
 
 
 def assert_bound_is_kept(num_devices: int, num_microbatches: int):

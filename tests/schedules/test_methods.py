@@ -56,7 +56,7 @@ def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options)
     ]
     assert {schedule.num_replicas for schedule in schedules} == {method.num_replicas}
     assert any(schedule.has_split_backward for schedule in schedules) == method.has_split_backward
-    assert any(schedule.has_transfers for schedule in schedules) == method.has_transfers
+    assert any(schedule.parks_pages for schedule in schedules) == method.parks_pages
 
 
 @pytest.mark.parametrize(("method", "options"), VARIANTS)

@@ -295,7 +295,7 @@ def registered_points(costs: Costs) -> list[tuple[float, float, str]]:
         try:
             schedule = build(name, num_devices=8, num_microbatches=32, **options)
             schedules.append(schedule)
-            schedules.append(split_backward(schedule, **({} if schedule.has_transfers else times)))
+            schedules.append(split_backward(schedule, **({} if schedule.parks_pages else times)))
         except ScheduleError:  # no such option, or split already
             continue
     return [

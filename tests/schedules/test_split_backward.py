@@ -61,7 +61,7 @@ def test_every_schedule_stores_no_more_and_takes_no_longer(name, generated, d):
         whole = build(name, num_devices=d, num_microbatches=n, **generated)
         if not has_whole_backwards(whole):
             continue
-        moves = whole.has_transfers
+        moves = whole.parks_pages
         split = check(split_backward(whole, **({} if moves else options(times))))
         assert (split.name, split.placement, split.parked) == (name, whole.placement, whole.parked)
         assert order(split) == order(whole)

@@ -152,7 +152,7 @@ def _pages_in_rows(
     woven: HeadRowsSpec | None,
 ) -> int:
     schedule = named_schedule(name, pipe, num_microbatches, options, woven)
-    if schedule.has_transfers:
+    if schedule.parks_pages:
         # Pages may be moved to another device, so that rows alone bound nothing but a single microbatch.
         return max(layers_per_stage)
     columns = schedule.columns

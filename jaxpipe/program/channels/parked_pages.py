@@ -1,7 +1,8 @@
 """Parked pages: saved residuals travel to the paired device and back, one page a lane.
 
 A page is read into a buffer at the end of a round, sent in the next one while its action computes, and stored at the
-end of that one: it is held twice meanwhile, at its source and at its target. Pools are read and written in place.
+end of that one: meanwhile it is held twice on a device, in the buffer, which the carry has, and as what the permute
+returns. Pools are read and written in place.
 """
 
 from __future__ import annotations

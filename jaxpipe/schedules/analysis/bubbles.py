@@ -13,7 +13,7 @@ import numpy as np
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, previous_in_row
 from jaxpipe.schedules.analysis.timeline import Timeline
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, TRANSFER_KINDS, Kind
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, PARKING_KINDS, Kind
 
 NOTHING = -1
 ROUNDING = 1e-9  # fraction of the makespan below which a time is rounding
@@ -113,7 +113,7 @@ def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -
     columns = schedule.columns
     before_transfer = np.full((2, len(met)), NOTHING)
     before_transfer[1] = np.where(met >= 0, before[met], NOTHING)
-    is_transfer = columns.is_kind(*TRANSFER_KINDS) | (met >= 0)
+    is_transfer = columns.is_kind(*PARKING_KINDS) | (met >= 0)
     transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC counts once
     pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[transfers]
     # By pair, then in the order of travel; transfers without a time by their ends.

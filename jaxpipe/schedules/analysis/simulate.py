@@ -16,7 +16,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import RATIOS, Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies, execution_order, previous_in_row
 from jaxpipe.schedules.analysis.timeline import Timeline
-from jaxpipe.schedules.schedule import GRADIENT_KINDS, TRANSFER_KINDS, Kind, Schedule, once
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, PARKING_KINDS, Kind, Schedule, once
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
@@ -87,7 +87,7 @@ class Clock:
             )
         num_actions = len(order)
         index = np.arange(num_actions)
-        is_transfer = columns.is_kind(*TRANSFER_KINDS) | (needs.met >= 0)
+        is_transfer = columns.is_kind(*PARKING_KINDS) | (needs.met >= 0)
         # Both SYNC of a stage are one transfer: its first action stands for it, `_met` for the other.
         self.transfers = np.flatnonzero(is_transfer & ((needs.met < 0) | (needs.met > index)))
         self._message = needs.message

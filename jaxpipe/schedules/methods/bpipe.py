@@ -83,7 +83,7 @@ METHOD = Method(
     least_devices=LEAST_DEVICES,
     check=_check,
     period=lambda num_devices, options: num_devices,
-    has_transfers=True,
+    parks_pages=True,
     bubble=(Formula("(D-1)/(N+D-1)", lambda d, n, o: (d - 1) / (n + d - 1)),),
     peak=(
         Formula(

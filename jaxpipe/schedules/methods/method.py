@@ -91,7 +91,7 @@ class Method:
         has_split_backward: whether backwards are in two parts, I and W.
         has_fixed_order: whether the paper fixes the order of actions: measured times select options but never reorder,
             since moving W into gaps costs more memory than it saves time.
-        has_transfers: whether activations move between paired devices.
+        parks_pages: whether activations move between paired devices.
         has_ends_apart: whether embedding and head have weights of different batches, so that they can share none.
         is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
@@ -119,7 +119,7 @@ class Method:
     num_replicas: int = 1
     has_split_backward: bool = False
     has_fixed_order: bool = False
-    has_transfers: bool = False
+    parks_pages: bool = False
     has_ends_apart: bool = False
     is_baseline: bool = False
     bubble: tuple[Formula, ...] = ()

@@ -18,7 +18,7 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.ordering.flow_shop import FlowShop
 from jaxpipe.schedules.ordering.list_scheduler import Guide, ListSchedule, list_schedule
 from jaxpipe.schedules.ordering.pattern import Pattern, drawn, plain, varied
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, TRANSFER_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, PARKING_KINDS, Kind, Schedule
 
 
 def guide_of(shop: FlowShop, start: Sequence[int]) -> Guide:
@@ -68,7 +68,7 @@ def starts_in(shop: FlowShop, schedule: Schedule, costs: Costs, ticks_per_unit: 
     num_operations = shop.num_operations
     # The backward that a flow shop of this kind numbers from S on; the other kind has no number in it.
     backward = Kind.I if shop.is_split else Kind.B
-    if columns.is_kind(*TRANSFER_KINDS, Kind.B if shop.is_split else Kind.I).any():
+    if columns.is_kind(*PARKING_KINDS, Kind.B if shop.is_split else Kind.I).any():
         return None
     begin = np.rint(simulate(schedule, costs).start * ticks_per_unit).astype(np.int64)
     offset = np.zeros(len(Kind), dtype=np.int64)

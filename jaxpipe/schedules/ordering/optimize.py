@@ -213,7 +213,7 @@ class _Question:
         """The figures to compare, least is best: makespan with free messages, whether activations move, peak memory."""
         costs = replace(self.costs_on(schedule.placement), transfer=0.0, link={})
         memory = peak_memory(schedule, self.bound, costs=self.costs_on(schedule.placement))
-        return rounded(simulate(schedule, costs).makespan), schedule.has_transfers, float(memory.max())
+        return rounded(simulate(schedule, costs).makespan), schedule.parks_pages, float(memory.max())
 
     def ordered(self, fitting: Sequence[Schedule], num_trials: int) -> list[Schedule]:
         """The best order of each placement that the search finds, as a schedule; it starts from `fitting`."""
@@ -317,7 +317,7 @@ def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
 def split_variants(schedule: Schedule, times: dict[str, float], room_ma: float) -> Iterator[Schedule]:
     """`schedule` with split backwards, if it has whole ones: once within what it stores, once within `room_ma`."""
     room = int(room_ma * schedule.placement.num_chunks)
-    options = ({},) if schedule.has_transfers else (times, {"bound": room, **times})
+    options = ({},) if schedule.parks_pages else (times, {"bound": room, **times})
     for given in options:
         try:
             yield split_backward(schedule, **given)  # pyright: ignore[reportArgumentType]

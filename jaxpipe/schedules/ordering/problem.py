@@ -120,7 +120,7 @@ def peak_memory(schedule: Schedule, bound: MemoryBound, *, costs: Costs | None =
 
 def peaks(schedule: Schedule, sizes: StorageSizes, costs: Costs | None = None) -> list[float]:
     """The peak memory of `schedule` on each device, [device], in the unit of `sizes`, without replicas."""
-    if schedule.has_transfers:
+    if schedule.parks_pages:
         slot = sizes.activations + sizes.growth  # the larger of both for the whole time: an upper bound
         return [slot * float(values.total.max(initial=0.0)) for values in stored(simulate(schedule, costs))]
     columns = schedule.columns

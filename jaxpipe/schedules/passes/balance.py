@@ -89,7 +89,7 @@ def balance(
     check_options(unit=unit, policy=policy, overlapped=overlapped)
     if bound is not None:
         check_count(schedule.name, "bound", bound, least=0)
-    if check(schedule).has_transfers:
+    if check(schedule).parks_pages:
         raise ScheduleError(
             f"{schedule.name!r} has EVICT and LOAD actions already.",
             rule="balance-once: a schedule to balance has no transfers yet",

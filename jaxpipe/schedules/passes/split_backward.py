@@ -82,7 +82,7 @@ def split_backward(
         if bound < max(peaks):
             raise _bound_too_small(schedule, peaks, bound)
     direct = replace(schedule, rows=_split(schedule.rows))
-    if schedule.has_transfers:
+    if schedule.parks_pages:
         return direct
     return best_weight_gradients(direct, times, bounds=[max(peak, bound or 0) for peak in peaks])
 
@@ -134,7 +134,7 @@ def _check_kinds(schedule: Schedule) -> None:
 
 def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
     """Raises ScheduleError for options without effect: between transfers every W stays in its place."""
-    if not schedule.has_transfers:
+    if not schedule.parks_pages:
         return
     used = {"bound": bound, **times._asdict()}
     for option, value in used.items():

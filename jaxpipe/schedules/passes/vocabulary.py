@@ -169,7 +169,7 @@ def is_timed(schedule: Schedule) -> bool:
 
 def _reasons(schedule: Schedule) -> list[str]:
     has = {
-        "EVICT and LOAD": schedule.has_transfers,
+        "EVICT and LOAD": schedule.parks_pages,
         "S and T already": schedule.has_head_actions,
         "no flush": bool(schedule.delays),
         "SYNC of a single replica": schedule.num_replicas == 1 and bool(schedule.columns.is_kind(Kind.SYNC).any()),

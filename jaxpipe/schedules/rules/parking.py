@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxpipe.schedules.rules.view import Breach, View, rule
-from jaxpipe.schedules.schedule import NUMBERED_KINDS, TRANSFER_KINDS, Kind
+from jaxpipe.schedules.schedule import NUMBERED_KINDS, PARKING_KINDS, Kind
 
 
 @rule("parked-share", "there is one share of parked pages for each stage, above 0 and at most 1, or none at all")
@@ -31,7 +31,7 @@ def parked_share(view: View) -> Iterator[Breach]:
 def paired(view: View) -> Iterator[Breach]:
     """Yields evictions and loads of a device that is its own partner."""
     middle = view.columns.device == view.schedule.placement.partner_of(view.columns.device)
-    for index in np.flatnonzero(view.is_placed & middle & view.columns.is_kind(*TRANSFER_KINDS)).tolist():
+    for index in np.flatnonzero(view.is_placed & middle & view.columns.is_kind(*PARKING_KINDS)).tolist():
         other = "LOAD" if view.action(index).kind is Kind.EVICT else "EVICT"
         what = f"moves activations of device {view.place(index)[0]} to itself"
         yield view.breach(index, what, f"remove it and its {other}")
@@ -44,7 +44,7 @@ def paired(view: View) -> Iterator[Breach]:
 def evict_load(view: View) -> Iterator[Breach]:
     """Yields evictions, loads and backwards that find the activations elsewhere."""
     columns = view.columns
-    is_moved = view.is_placed & columns.is_kind(*TRANSFER_KINDS)
+    is_moved = view.is_placed & columns.is_kind(*PARKING_KINDS)
     if not is_moved.any():
         return
     # Most microbatches never move; only the histories of these are followed.
@@ -66,7 +66,7 @@ def _evict_load_of_one(view: View, history: list[int]) -> Iterator[Breach]:
         action = view.action(index)
         if action.kind is Kind.F:
             state = "stored"
-        elif action.kind in TRANSFER_KINDS:
+        elif action.kind in PARKING_KINDS:
             needed = "stored" if action.kind is Kind.EVICT else "parked"
             if state != needed:
                 other = "the F or LOAD" if action.kind is Kind.EVICT else "the EVICT"
