@@ -157,7 +157,7 @@ def check_output(path: str, *, overwrite: bool) -> None:
         (not folder.is_dir(), f": there is no folder {str(folder)!r}", "make the folder, or name another file"),
         (
             not os.access(folder, os.W_OK | os.X_OK),
-            f": the folder {str(folder)!r} may not be written to",
+            ": its folder may not be written to",
             "name another",
         ),
         (file.is_dir(), " is a folder", f"name a file, as --output={file / 'costs.json'}"),
