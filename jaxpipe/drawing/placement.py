@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpipe.cluster.assignment import ORDERS, Assignment, assign
 from jaxpipe.cluster.axes import OUTER_AXES, MeshSizes, describe_mesh, told
-from jaxpipe.cluster.topology import Topology, parse_topology
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Schedule
 
@@ -44,13 +44,19 @@ def show_placement(schedule: Schedule, cluster: str, *, as_json: bool = False, *
                 raise
             refusals[order] = str(error)
     if as_json:
-        orders = {assignment.order: to_values(assignment, hops=hops, sums=sums) for assignment in assignments}
+        orders = {assignment.order: _values(assignment, hops=hops, sums=sums) for assignment in assignments}
         refused = {order: {"refused": message} for order, message in refusals.items()}
         values = {"schedule": schedule.name, "topology": str(topology), **mesh, **orders, **refused}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
-    drawing = draw(assignments, topology, labels=_labels(schedule), hops=hops, sums=sums)
-    return drawing + "".join(f"\n{order}\n  {message}\n" for order, message in refusals.items())
+    hardware = topology.hardware
+    head = (
+        f"{topology}, {whole.num_devices} of {topology.num_gpus} GPUs: {describe_mesh(whole.axes)}\n"
+        f"to another GPU of the node {hardware.nvlink_bytes_per_s / 1e9:g} GB/s,"
+        f" to another node {hardware.network_bytes_per_s / 1e9:g} GB/s (peaks, one way)\n"
+    )
+    drawings = [_drawing(assignment, _labels(schedule), hops, sums) for assignment in assignments]
+    return "".join([head, *drawings, *(f"\n{order}\n  {message}\n" for order, message in refusals.items())])
 
 
 def _labels(schedule: Schedule) -> dict[str, list[str]]:
@@ -88,56 +94,12 @@ def _stage_name(schedule: Schedule, replica: int, stage: int) -> str:
     return f"{stage}@{replica}" if schedule.num_replicas > 1 else str(stage)
 
 
-# ---- Drawing: the caller says what each device holds and sends; the assignment says on which GPU.
+# ---- One order: what each device holds and sends is given; the assignment says on which GPU.
 
 _MOST_LISTED = 8
 
 
-def draw(
-    assignments: Sequence[Assignment],
-    topology: Topology,
-    *,
-    labels: Mapping[str, Sequence[str]],
-    hops: Mapping[str, tuple[int, int]],
-    sums: Mapping[str, Sequence[int]],
-) -> str:
-    """The nodes under each assignment and the messages that cross them, as text.
-
-    Args:
-        assignments: assignments of the same mesh to the GPUs of `topology`.
-        labels: name -> `[pipe]`, a short label of what each device holds.
-        hops: name -> the source and target device of a message.
-        sums: name -> the devices that sum their gradients, together with those of all copies of the pipeline.
-
-    Example:
-        >>> from jaxpipe.cluster.assignment import assign
-        >>> from jaxpipe.cluster.topology import parse_topology
-        >>> print(draw([assign(pipe=4, gpus_per_node=2)], parse_topology("h200:2x2"),
-        ...            labels={"stage": "0123"}, hops={"0->1": (0, 1), "1->2": (1, 2), "2->3": (2, 3)},
-        ...            sums={"stage 0": (0, 3)}), end="")
-        h200:2x2, 4 of 4 GPUs: data 1 x pipe 4 x tensor 1
-        to another GPU of the node 450 GB/s, to another node 50 GB/s (peaks, one way)
-        <BLANKLINE>
-        pair_adjacent
-          node 0  GPU    0 1
-                  stage  0 3
-          node 1  GPU    2 3
-                  stage  1 2
-          hops that cross nodes:   2 (0->1, 2->3)
-          pairs that cross nodes:  0
-          sums that cross nodes:   0
-    """
-    sizes = assignments[0].sizes
-    hardware = topology.hardware
-    head = (
-        f"{topology}, {sizes.num_devices} of {topology.num_gpus} GPUs: {describe_mesh(sizes.axes)}\n"
-        f"to another GPU of the node {hardware.nvlink_bytes_per_s / 1e9:g} GB/s,"
-        f" to another node {hardware.network_bytes_per_s / 1e9:g} GB/s (peaks, one way)\n"
-    )
-    return head + "".join(_draw_one(assignment, labels, hops, sums) for assignment in assignments)
-
-
-def to_values(
+def _values(
     assignment: Assignment, *, hops: Mapping[str, tuple[int, int]], sums: Mapping[str, Sequence[int]]
 ) -> dict[str, object]:
     """The assignment and the messages that cross nodes, for JSON; `data` counts copies of the pipeline."""
@@ -153,7 +115,7 @@ def to_values(
     }
 
 
-def _draw_one(
+def _drawing(
     assignment: Assignment,
     labels: Mapping[str, Sequence[str]],
     hops: Mapping[str, tuple[int, int]],

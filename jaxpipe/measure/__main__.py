@@ -154,14 +154,18 @@ def check_output(path: str, *, overwrite: bool) -> None:
     file = local_path(path)
     folder = file.parent
     for is_wrong, said, repair in (
-        (not folder.is_dir(), f"there is no folder {str(folder)!r}", "make the folder, or name another file"),
-        (not os.access(folder, os.W_OK | os.X_OK), f"the folder {str(folder)!r} may not be written to", "name another"),
-        (file.is_dir(), "it is a folder", f"name a file, as --output={file / 'costs.json'}"),
-        (file.exists() and not overwrite, "it is there already", "add --overwrite, or name another file"),
+        (not folder.is_dir(), f": there is no folder {str(folder)!r}", "make the folder, or name another file"),
+        (
+            not os.access(folder, os.W_OK | os.X_OK),
+            ": its folder may not be written to",
+            "name another",
+        ),
+        (file.is_dir(), " is a folder", f"name a file, as --output={file / 'costs.json'}"),
+        (file.exists() and not overwrite, " is there already", "add --overwrite, or name another file"),
     ):
         if is_wrong:
             raise ConfigError(
-                f"--output={path}: {said}",
+                f"--output={path}{said}",
                 rule="output: a file in a folder that can be written to; one that is there is overwritten on request",
                 picture=f"looked from {os.getcwd()}",
                 repair=repair,

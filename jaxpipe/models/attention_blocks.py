@@ -41,19 +41,14 @@ class QueryBlock(NamedTuple):
 @partial(jax.tree_util.register_dataclass, data_fields=["padding_mask", "positions"], meta_fields=["causal", "window"])
 @dataclass(frozen=True)
 class Visible:
-    """The keys that a query sees; as a pytree its leaves are the arrays, the rest is static.
+    """The keys that a query sees; as a pytree its leaves are the arrays, the rest is static."""
 
-    Attributes:
-        causal: whether a query sees no keys after it.
-        window: number of last keys that a query sees, itself included; None: all. Requires `causal`.
-        padding_mask: int32 "batch key", 1 for a token and 0 for padding, which no query sees; None: all are tokens.
-        positions: int32 "batch seq", the position of each token in its document. A row is documents back to back, and a
-            query sees the keys of its own document; None: a row is one document.
-    """
-
-    causal: bool = True
-    window: int | None = None
+    causal: bool = True  # whether a query sees no keys after it
+    window: int | None = None  # number of last keys that a query sees, itself included; None: all. Requires `causal`
+    # Int32 "batch key", 1 for a token and 0 for padding, which no query sees; None: all are tokens.
     padding_mask: jax.Array | None = None
+    # Int32 "batch seq", the position of each token in its document. A row is documents back to back, and a query sees
+    # the keys of its own document; None: a row is one document.
     positions: jax.Array | None = None
 
     @property

@@ -8,6 +8,7 @@ from finishing a permute before the action has begun, or starting it after. All 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import jax
@@ -19,7 +20,7 @@ from jaxpipe.lowering import RoundTable
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
-from jaxpipe.program.channels import channels_of, with_layer_channels
+from jaxpipe.program.channels import channels_of
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
@@ -43,7 +44,8 @@ def run_rounds(
         round_type: types of these rounds, if they are some of the table's.
     """
     channels = channels_of(step)
-    step = with_layer_channels(step, channels)
+    # Loops over layers have what of the channels hangs on them.
+    step = replace(step, layer_channels=tuple(part for channel in channels for part in channel.on_layers()))
     messages, *others = channels
     assert isinstance(messages, Messages)  # every table has them, and first
     types = range(table.num_types)

@@ -196,7 +196,8 @@ class Canonical:
         dims = list(spec[len(STACKED) :])
         split = self._split_dim(part)
         if split is not None:
-            dims[split] = (*_axes(dims[split]), "pipe")
+            axes = dims[split] or ()
+            dims[split] = (*([axes] if isinstance(axes, str) else axes), "pipe")
         return NamedSharding(self.mesh, P(None, *dims))
 
     def shape(self, part: Part, staged: tuple[int, ...]) -> tuple[int, ...]:
@@ -258,7 +259,3 @@ def _program(form: Canonical, parts: tuple[Part, ...], *, staged: bool) -> Calla
         return [convert(leaf, part) if part.stacked else leaf for leaf, part in zip(leaves, parts, strict=True)]
 
     return jax.jit(on_devices(all_leaves, mesh=form.mesh, in_specs=(into,), out_specs=out))
-
-
-def _axes(split: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if split is None else (split,) if isinstance(split, str) else tuple(split)

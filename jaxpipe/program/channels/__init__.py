@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 
 import jax
 
@@ -18,7 +17,7 @@ from jaxpipe.program.channels.sums_over_data import SumsOverData
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.shapes import StepShapes
 
-__all__ = ["CHANNELS", "channels_of", "measured_by", "needed", "with_layer_channels"]
+__all__ = ["CHANNELS", "channels_of", "measured_by", "needed"]
 
 # Name of a transfer -> its channel.
 CHANNELS: dict[str, type[Channel]] = {
@@ -43,11 +42,6 @@ def channels_of(step: DeviceStep) -> tuple[Channel, ...]:
     """The channels of a step on this device, messages first."""
     shapes = step.shapes
     return tuple(CHANNELS[name](shapes.table, shapes, step) for name in needed(shapes))
-
-
-def with_layer_channels(step: DeviceStep, channels: Sequence[Channel]) -> DeviceStep:
-    """The step whose loops over layers have what of `channels` hangs on them."""
-    return replace(step, layer_channels=tuple(part for channel in channels for part in channel.on_layers()))
 
 
 def measured_by(names: Iterable[str], state: State) -> dict[str, jax.Array]:

@@ -41,19 +41,13 @@ def activation_lifetimes(schedule: Schedule) -> tuple[tuple[Lifetime, ...], ...]
     return tuple(map(_of_row, schedule.rows))
 
 
-def num_stored(row: Sequence[Lifetime]) -> list[int]:
-    """[compute action] number of (stage, microbatch) pairs that the device stores during it.
+def num_within(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """[index] number of `spans`, both ends included, that contain it; up to the last end.
 
     Example:
-        >>> forward = Action(Kind.F, 0, 0)
-        >>> num_stored([Lifetime(forward, 0, 2, 3), Lifetime(forward, 1, 4, 5)])
+        >>> num_within([(0, 3), (1, 5)])
         [1, 2, 2, 2, 1, 1]
     """
-    return num_within([(lifetime.start, lifetime.end) for lifetime in row])
-
-
-def num_within(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """[index] number of `spans`, both ends included, that contain it; up to the last end."""
     # Prefix sums: each span adds one where it begins and takes it off behind its end.
     changes = [0] * (max((last for _, last in spans), default=-1) + 2)
     for first, last in spans:
@@ -142,7 +136,7 @@ def page_plan(row: Sequence[Lifetime], bound: int) -> EvictionPlan | None:
         for lifetime in row
         if lifetime.need - lifetime.start > 3
     ]
-    stored = num_stored(row)
+    stored = num_within([(lifetime.start, lifetime.end) for lifetime in row])
     settled = num_within([(stay.leaves + 1, stay.lands - 1) for stay in stays])
     # If one leaves and another lands during the same action, the transfers follow each other (EVICT is
     # first): at each moment only one of the two is whole.
