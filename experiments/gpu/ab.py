@@ -16,6 +16,7 @@ from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.training import DENSE, config_of_run
 from jaxpipe.config import check
+from jaxpipe.estimate import resolve
 from jaxpipe.training.batches import example_batch, put_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import init_state, state_like
@@ -89,8 +90,8 @@ def compare(size: Size, candidate: Candidate) -> Record:
 
 def _lowered(config: ConfigDict, size: Size) -> tuple[Any, Callable[[], Any], Any]:
     """The lowered step of a config, what makes its train state, and a batch."""
-    model, pipeline = build_pipeline(config, [size.device])
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    model, pipeline = build_pipeline(resolve(config), [size.device])
+    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
     batch = put_batch(pipeline, example_batch(config))
     make = partial(init_state, model, pipeline, optimizer, seed=0)
     return step.lower(state_like(model, pipeline, optimizer, step.init), batch), make, batch

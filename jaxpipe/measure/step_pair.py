@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from ml_collections import ConfigDict
 
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
-from jaxpipe.config import build_schedule, model_config
-from jaxpipe.config.model import mesh_sizes
+from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.run_spec import RunSpec
+from jaxpipe.estimate import resolve
 from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of
 from jaxpipe.models import LanguageModel, ModelConfig
@@ -29,7 +30,7 @@ from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.batches import example_batch
-from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
+from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
 from jaxpipe.training.step import init_state, mean_factors
 
 PyTree = Any
@@ -42,7 +43,7 @@ class StepPair:
     """One pipelined and one unpipelined step on the same numbers, ready to compile.
 
     Attributes:
-        config: the checked config.
+        spec: what the run does.
         pipeline: makes the pipelined step; without flush it is that of one batch with a flush.
         schedule: the schedule of the pipelined step.
         model: the model as one device computes it.
@@ -54,7 +55,7 @@ class StepPair:
         dropout_seed: the trainer's seed; None if the model has no dropout.
     """
 
-    config: ConfigDict
+    spec: RunSpec
     model: LanguageModel
     pipeline: Pipeline
     schedule: Schedule
@@ -85,7 +86,7 @@ class StepPair:
 
     def _compile_calls(self) -> Any:
         """A compiled function () -> metrics of each of the next steps of a run that is full."""
-        optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline, num_steps=_NO_LAST_STEP)
+        optimizer, step = optimizer_and_step(self.spec, self.model, self.pipeline, num_steps=_NO_LAST_STEP)
         # A list: each call donates the state, and puts the next one in its place.
         states = [step.init(init_state(self.model, self.pipeline, optimizer, seed=0))]
         # `lower` and `compile` keep their program in `step`.
@@ -116,7 +117,7 @@ class StepPair:
         arguments = (self.canonical, self.local_batch, self.scale, self.key)
         if not self.schedule.delays:
             return partial(jax.jit(of_step).lower(*arguments).compile(), *arguments)
-        optimizer, _ = optimizer_and_step(self.config, self.model, self.pipeline)
+        optimizer, _ = optimizer_and_step(self.spec, self.model, self.pipeline)
         # Without flush a step includes its update, so the other side needs masters and an optimizer.
         masters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.canonical)
 
@@ -139,9 +140,11 @@ class StepPair:
         return call
 
 
-def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
+def make_step_pair(config: RunConfig, devices: tuple[Any, ...]) -> StepPair:
     """The two steps of a checked config on `devices`."""
-    split_model, pipeline = build_pipeline(config, devices)
+    spec = resolve(config, topology_of(devices))
+    config = spec.config
+    split_model, pipeline = build_pipeline(spec, devices)
     # The pipeline's model computes a device's part; one device alone needs the whole.
     model = LanguageModel(split_model.config)
     local_batch = example_batch(config)
@@ -155,10 +158,10 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
     # Shapes first: shardings must be known before the arrays are made on all devices.
     staged = jax.eval_shape(lambda: pipeline.to_stages(init()))
     return StepPair(
-        config=config,
+        spec=spec,
         model=model,
         pipeline=pipeline,
-        schedule=build_schedule(config),
+        schedule=spec.schedule,
         params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
         batch=jax.tree.map(
             lambda leaf: jax.make_array_from_callback(leaf.shape, pipeline.batch_sharding, leaf.__getitem__),
@@ -216,9 +219,9 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
-    config = pair.config
+    config = pair.spec.config
     pipeline = pair.pipeline
-    optimizer, step = optimizer_and_step(config, pair.model, pipeline)
+    optimizer, step = optimizer_and_step(pair.spec, pair.model, pipeline)
     state = step.init(init_state(pair.model, pipeline, optimizer, seed=0))
     start = time.perf_counter()
     compiled = step.lower(state, pair.batch).compile()
@@ -234,7 +237,7 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         model_config(config),
         batch=message.shape[0],
         seq_len=config.data.seq_len,
-        tensor=mesh_sizes(config).num_kernel_parts,
+        tensor=config.mesh.num_kernel_parts,
         itemsize=message.dtype.itemsize,
     )
     return {

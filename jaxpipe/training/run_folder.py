@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
-from jaxpipe.config.base import unknown_field
+from jaxpipe.config.base import RunConfig, unknown_field
 from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
@@ -105,7 +105,7 @@ def writing(workdir: str) -> Iterator[None]:
         raise _not_writable(workdir, f"{error.filename or workdir}: {error.strerror}") from error
 
 
-def write_config(path: Path, config: ConfigDict) -> None:
+def write_config(path: Path, config: RunConfig) -> None:
     """Writes `config` as JSON into the run's folder, whole, and keeps the Python file of its family.
 
     The path of a file in its hf/ begins there.
@@ -218,14 +218,14 @@ def config_from(workdir: str, saved: dict[str, Any], *, family: str) -> ConfigDi
         config = base_config(family)
     except ConfigError as error:
         raise _unreadable(path, error) from error
+    # `saved` names the family as it was told; here the copy may take its place.
+    values = saved | {"model": saved["model"] | {"family": family}}
     try:
-        config.update(saved)
-        # `saved` names the family as it was told; here the copy may take its place.
-        config.model.family = family
+        if "tokenizer" in saved["data"]:
+            values["data"] = saved["data"] | {"tokenizer": own_path(saved["data"]["tokenizer"], path.parent)}
+        config.update(values)
     except (AttributeError, KeyError, TypeError) as error:
         raise unknown_field(error, where=str(path), repair=_REPAIR) from error
-    if "tokenizer" in config.data:
-        config.data.tokenizer = own_path(config.data.tokenizer, path.parent)
     return config
 
 

@@ -10,11 +10,12 @@ import pytest
 from running import metrics, train
 
 from jaxpipe.config import base_config, model_config
+from jaxpipe.config.muon import join_columns, scale_by_muon, split_columns
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
-from jaxpipe.training.optimizer import join_columns, make_optimizer, scale_by_muon, split_columns
+from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.step import init_state, make_train_step
 
 NUM_STEPS, NUM_MICROBATCHES, SEQ_LEN = 10, 4, 8
