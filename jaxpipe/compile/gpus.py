@@ -90,6 +90,7 @@ def check_compilable(config: RunConfig, topology: Topology) -> None:
             picture="{}.{} < {}.{}".format(*hardware.compute_capability, *OLDEST_CAPABILITY),
             repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
         )
+    config = RunConfig.of(config)
     mesh = config.mesh
     axes = mesh.axes
     num_needed = math.prod(axes.values())

@@ -36,6 +36,7 @@ def read_corpus(config: RunConfig) -> Corpus:
         ConfigError: files or the tokenizer are missing, or there is too little text.
         DataError: a prepared file is damaged.
     """
+    config = RunConfig.of(config)
     data = config.data
     tokenizer = tokenizer_of(config)
     return load_corpus(

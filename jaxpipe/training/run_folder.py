@@ -221,8 +221,8 @@ def config_from(workdir: str, saved: dict[str, Any], *, family: str) -> ConfigDi
     # `saved` names the family as it was told; here the copy may take its place.
     values = saved | {"model": saved["model"] | {"family": family}}
     try:
-        if "tokenizer" in saved["data"]:
-            values["data"] = saved["data"] | {"tokenizer": own_path(saved["data"]["tokenizer"], path.parent)}
+        if tokenizer := saved.get("data", {}).get("tokenizer"):
+            values["data"] = saved["data"] | {"tokenizer": own_path(tokenizer, path.parent)}
         config.update(values)
     except (AttributeError, KeyError, TypeError) as error:
         raise unknown_field(error, where=str(path), repair=_REPAIR) from error

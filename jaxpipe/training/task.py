@@ -99,6 +99,7 @@ def task_of(config: RunConfig, corpus: Corpus | None = None) -> Task:
         ConfigError: files or the tokenizer are missing, or there is too little text.
         DataError: a prepared file is damaged, or has nothing to learn.
     """
+    config = RunConfig.of(config)
     corpus = corpus or read_corpus(config)
     train_batches = batches_of(config, corpus.train)
     heldout_batches = batches_of(config, corpus.heldout)

@@ -165,6 +165,7 @@ def space_of(config: RunConfig, topology: Topology) -> Space:
     Raises:
         ConfigError: model, data or optimizer cannot run.
     """
+    config = RunConfig.of(config)
     base = _base(config, topology)
     legal = {row.name: _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
     # Some axes divide the batch, the others a layer; and every stage has a layer.
