@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
-from jaxpipe.cluster.axes import AXES, MeshSizes
+from jaxpipe.cluster.axes import AXES, ROWS, MeshSizes
 from jaxpipe.config.legal import MOST_DEVICES, OF_MODEL, UINT32, Legal, at_least, one_of, positive
 from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.config.other_names import closest_field, elsewhere
@@ -179,7 +179,8 @@ def base_config(family: str = "gpt") -> ConfigDict:
         ConfigError: there is no such family.
     """
     data = DataSection(batch_size=0) if family_named(family).is_given else DataSection()
-    mesh = MeshSection(**{axis.name: axis.metadata["axis"].default for axis in fields(MeshSizes) if axis.name in AXES})
+    axes: dict[str, Any] = {row.name: row.default for row in ROWS}
+    mesh = MeshSection(**axes)
     others = (PipelineSection(), mesh, OptimizerSection(), TrainSection(), CheckpointSection())
     sections = RunConfig(_model_value(model_section(family)), data, *others).to_dict()
     config = _unsorted({name: _unsorted(values) for name, values in sections.items()})
@@ -224,13 +225,8 @@ def _model_value(values: dict[str, Any]) -> Any:
     return _model_class(tuple(values))(**values)
 
 
-_CLASSES: dict[str, Any] = dict(
-    zip(
-        ("data", "pipeline", "mesh", "optimizer", "train", "checkpoint"),
-        (DataSection, PipelineSection, MeshSection, OptimizerSection, TrainSection, CheckpointSection),
-        strict=True,
-    )
-)
+# Section -> its dataclass, but for `model`.
+_CLASSES = {name: kind for name, kind in get_type_hints(RunConfig).items() if name != "model"}
 
 
 def example_of(family: Family) -> str:

@@ -62,11 +62,6 @@ def number_of(config: RunConfig, field: str) -> int | None:
     return int(value)
 
 
-def mesh_axes(config: RunConfig) -> dict[str, int]:
-    """The sizes of the config's mesh by axis."""
-    return RunConfig.of(config).mesh.axes
-
-
 def check_family(config: RunConfig) -> None:
     """Raises ConfigError unless `model` has the fields of its family, not those of another."""
     name = config.model.family

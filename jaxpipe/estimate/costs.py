@@ -38,7 +38,6 @@ def resolve(config: ConfigDict | RunConfig, topology: Topology | None = None, *,
     to be shorter, or where the schedule of a file has S and T.
 
     Args:
-        config: the checked config.
         topology: the GPUs of the run; None if they are not known, as CPUs.
         platform: that of the run's devices, for `mesh.platform`; empty: the config's.
 

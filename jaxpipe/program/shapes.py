@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.program.weight_copies import layer_form
+
+if TYPE_CHECKING:
+    from jaxpipe.program.shared_use import SharedUse  # which is made of these shapes
 
 PyTree = Any
 
@@ -47,7 +50,7 @@ class StepShapes:
         vjp: forward and backward of a layer; None for forwards alone.
         split: I and W of a layer's backward, if the table has any.
         kept, statistics: what S leaves for T, and tells all devices; empty if the head is not split over `pipe`.
-        shared_use: what embedding and head read of the shared parameters, `shared_updates.SharedUse`, without flush;
+        shared_use: what embedding and head read of the shared parameters, without flush;
             else None.
     """
 
@@ -63,7 +66,7 @@ class StepShapes:
     split: SplitBackward | None
     kept: PyTree
     statistics: PyTree
-    shared_use: Any = None
+    shared_use: SharedUse | None = None
 
     @property
     def loss_sums(self) -> PyTree:

@@ -135,6 +135,7 @@ class Stream:
         shapes = self.shapes(params, batch, random=random)
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
         use = shapes.shared_use
+        assert use is not None  # `shapes` has traced it
 
         def start(params: PyTree, older: PyTree, call_index: jax.Array) -> Flight:
             trees = [{**tree, "layers": jax.tree.map(lambda leaf: leaf[0], tree["layers"])} for tree in (params, older)]
@@ -232,6 +233,7 @@ class Stream:
                 lambda leaf: leaf[0], (flight, rows, params["layers"], numbers_before)
             )
             device_optimizer = DeviceOptimizer(optimizer, shrink, parts, pipeline.dtype, pipeline.deterministic)
+            assert shapes.shared_use is not None
             updates = SharedUpdates(device_optimizer, shapes.shared_use)
             update = UpdateState(
                 masters={**params, "layers": layers},

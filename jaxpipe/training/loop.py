@@ -40,11 +40,7 @@ class Loop:
     """The loop over the steps, in one of the processes of a run.
 
     Attributes:
-        path: the run's folder.
-        processes: all processes of the run.
         setup: what the run does, its text, model and pipeline.
-        checkpoints: the run's checkpoints.
-        profiler: traces the steps of --profile_steps.
         train_step: compiled.
         eval_step: compiled, (params, batch) -> sum of losses.
         on_step: called after each step; see `jaxpipe.training.fit`.
@@ -272,7 +268,6 @@ class SkippedSteps:
         """Compiles nothing until a step is skipped.
 
         Args:
-            pipeline: the pipeline of the run.
             max_in_row: number of consecutive skipped steps at which the run ends.
             has_flush: whether the schedule has one; without, some updates of a skipped step are made.
         """

@@ -97,7 +97,6 @@ def check_memory(step: Step, state: TrainState, batch: Any, *, limit_bytes: int 
     comes on top; `jaxpipe.compile` predicts it and checks it on the compiled program.
 
     Args:
-        step: the step.
         state: shapes with shardings.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
         limit_bytes: memory of a device; None asks the first device of this process and skips the check if it does not

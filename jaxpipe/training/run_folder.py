@@ -126,7 +126,6 @@ def read_config(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
     """The config of the run in `workdir`, locked; a method's Python file in it gives way to the run's schedule.json.
 
     Args:
-        workdir: folder of the run.
         allow_code: as of `read_written`; True lets the method's file be.
 
     Raises:
@@ -145,7 +144,6 @@ def read_written(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
     A config.json is data, which people take from others; only its family decides its fields, so it alone is run here.
 
     Args:
-        workdir: folder of the run.
         allow_code: whether the family's Python file may be run: True, the one that config.json names; None, the copy
             that the run keeps; False, neither.
 
@@ -260,7 +258,6 @@ def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], st
     processes compare what process 0 wrote there with what they see.
 
     Args:
-        workdir: folder of the run.
         is_first: whether this is process 0.
         broadcast: (name, text) -> the text of process 0.
 

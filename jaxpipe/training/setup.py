@@ -44,8 +44,6 @@ class Setup:
     """The parts that `train` and `eval` build from a config.
 
     Attributes:
-        spec: what the run does.
-        task: model and batches.
         devices: devices of the mesh, and the reason for this choice.
         pipeline: the pipeline of one batch with a flush.
     """
@@ -60,7 +58,6 @@ def set_up(config: RunConfig, task: Task | None = None, *, num_processes: int = 
     """Finds the devices of a checked config, decides what it leaves open and builds the pipeline of its task.
 
     Args:
-        config: the checked config.
         task: model and batches of the run; None: those of the config.
         num_processes: processes that have joined the run.
 
@@ -122,7 +119,6 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
     """The pipeline of a run and its `model` on `devices`; of a schedule without flush that of one batch.
 
     Args:
-        spec: what the run does.
         model: the functions of the model, for this mesh.
         devices: the mesh's devices in any order; `mesh.order` assigns the stages.
         gpus_per_node: None asks the devices.
@@ -160,11 +156,7 @@ def optimizer_and_step(
     """The optimizer, that of the config if none is given, and the train step that applies it.
 
     Args:
-        spec: what the run does.
-        model: counts the terms of the losses.
         pipeline: of the schedule, or of one batch of it without flush.
-        optimizer: None makes that of the config.
-        schedule: None takes that of the run.
         num_steps: steps of the run, of which the last one drains the pipeline; None: as in the config.
     """
     config = spec.config
@@ -227,7 +219,6 @@ def mesh_order(spec: RunSpec, devices: Sequence[Any], gpus_per_node: int | None)
     """The devices in the order of the mesh: by `mesh.order`, or the first order of "auto" that can lay out the mesh.
 
     Args:
-        spec: what the run does.
         devices: all devices of the mesh; node by node if `gpus_per_node` is given.
         gpus_per_node: None asks the devices.
 

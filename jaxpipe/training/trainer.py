@@ -206,14 +206,21 @@ def _run(
         task = setup.task
         pipeline = setup.pipeline
         resume.check_same_schedule(processes, spec.schedule, spec.config.pipeline.costs)
-        _check_data(path, task, processes, is_resumed=is_resumed)
+        first = processes.agree("data", task.fingerprint.to_json())
+        check_same_as_first(first, task.fingerprint, process=processes.index)
+        if is_resumed:
+            check_same_data(path, task.fingerprint)
         optimizer, train_step = optimizer_and_step(spec, task.model, pipeline, optimizer)
         like = state_like(task.model, pipeline, optimizer, train_step.init)
         batch = task.train_batches.at(0)
         check_memory(train_step, like, batch)
 
         # ---- State: the initial one, or that of the newest checkpoint
-        checkpoints = stack.enter_context(_checkpoints(path, spec.config, pipeline, read_only=dry_run))
+        fields = spec.config.checkpoint
+        keep = Keep(fields.keep_last, fields.keep_every, fields.keep_best)
+        checkpoints = stack.enter_context(
+            Checkpoints(path / CHECKPOINTS, pipeline=pipeline, keep=keep, read_only=dry_run, say=say)
+        )
         if is_resumed and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
             num_done, state = checkpoints.restore(like)
             say(f"resumes    from the checkpoint of step {num_done}")
@@ -271,11 +278,6 @@ def _run(
         return Run(path, num_done, is_stopped=is_stopped, state=state, pipeline=pipeline)
 
 
-def _checkpoints(path: Path, config: RunConfig, pipeline: Pipeline, *, read_only: bool) -> Checkpoints:
-    keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every, config.checkpoint.keep_best)
-    return Checkpoints(path / CHECKPOINTS, pipeline=pipeline, keep=keep, read_only=read_only, say=say)
-
-
 def _check_still_new(path: Path, processes: ProcessGroup) -> None:
     """Raises ConfigError if another command has begun a run in the folder since this one looked."""
     if processes.agree("is_still_new", str(not run_folder.holds_run(path))) != str(True):
@@ -292,14 +294,6 @@ def _resumed(path: Path, config: RunConfig) -> RunConfig:
     for change in resume.config_changes(path, config):
         say(f"changed    {change}")
     return config
-
-
-def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: bool) -> None:
-    """Checks that all processes read the same data, and the same ones as a resumed run before."""
-    fingerprint = task.fingerprint
-    check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
-    if is_resumed:
-        check_same_data(path, fingerprint)
 
 
 def _write_files(path: Path, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
