@@ -8,13 +8,15 @@ computed or compiled: the functions are traced with shapes.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import Randomness, num_batch_parts
@@ -28,10 +30,34 @@ from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_stor
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.program.weight_copies import layer_form
 
-if TYPE_CHECKING:
-    from jaxpipe.program.shared_use import SharedUse  # which is made of these shapes
-
 PyTree = Any
+
+
+def some_of(chosen: PyTree, shared: PyTree) -> PyTree:
+    """The chosen ones of a tree like the shared parameters; the others are masked."""
+    return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
+
+
+class SharedUse(NamedTuple):
+    """What embedding and head read of the shared parameters: trees like these, of Python's truth values."""
+
+    by_head: PyTree  # whether the head reads each
+    by_embedding: PyTree  # whether the embedding does, or neither
+    is_updated_first: PyTree  # whether it is updated before all others, as one of a head without delay
+
+    @property
+    def by_both(self) -> PyTree:
+        """Whether both read each."""
+        return jax.tree.map(operator.and_, self.by_head, self.by_embedding)
+
+    @property
+    def has_delay(self) -> PyTree:
+        """Whether new compute copies of each wait for their batch."""
+        return jax.tree.map(operator.not_, self.is_updated_first)
+
+    def with_delay(self, shared: PyTree) -> PyTree:
+        """A tree like the shared parameters, with those that have a delay alone."""
+        return some_of(self.has_delay, shared)
 
 
 @dataclass(frozen=True, eq=False)

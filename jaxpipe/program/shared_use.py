@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import optax
 from jax.sharding import Mesh
 
 from jaxpipe.errors import CompileError
@@ -20,33 +19,11 @@ from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward
 from jaxpipe.program.function_shapes import shapes_on_a_device
-from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.shapes import SharedUse, StepShapes, some_of
 from jaxpipe.program.split_vjp import needed_inputs
 from jaxpipe.schedules.schedule import Schedule
 
 PyTree = Any
-
-
-class SharedUse(NamedTuple):
-    """What embedding and head read of the shared parameters: trees like these, of Python's truth values."""
-
-    by_head: PyTree  # whether the head reads each
-    by_embedding: PyTree  # whether the embedding does, or neither
-    is_updated_first: PyTree  # whether it is updated before all others, as one of a head without delay
-
-    @property
-    def by_both(self) -> PyTree:
-        """Whether both read each."""
-        return jax.tree.map(operator.and_, self.by_head, self.by_embedding)
-
-    @property
-    def has_delay(self) -> PyTree:
-        """Whether new compute copies of each wait for their batch."""
-        return jax.tree.map(operator.not_, self.is_updated_first)
-
-    def with_delay(self, shared: PyTree) -> PyTree:
-        """A tree like the shared parameters, with those that have a delay alone."""
-        return some_of(self.has_delay, shared)
 
 
 def check_embedding(functions: StageFunctions, mesh: Mesh, shapes: StepShapes, *, random: bool) -> None:
@@ -116,11 +93,6 @@ def _names(is_meant: PyTree) -> list[str]:
 
 
 # ---- Some of the shared parameters
-
-
-def some_of(chosen: PyTree, shared: PyTree) -> PyTree:
-    """The chosen ones of a tree like the shared parameters; the others are masked."""
-    return jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else optax.MaskedNode(), chosen, shared)
 
 
 def shared_of(chosen: PyTree, tree: PyTree) -> PyTree:
