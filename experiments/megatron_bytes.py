@@ -65,7 +65,7 @@ def stage_bytes(setting: Setting, *, mlp_again: bool = False, sequence_parallel:
     states = BYTES_PER_PARAMETER * num_parameters(setting) / (setting.pipe * setting.tensor)
     # With a few microbatches more than stages there are as many at once as with any number.
     few = min(setting.num_microbatches, 4 * setting.pipe)
-    slots = peak_activations(setting.schedule_of(few))
+    slots = peak_activations(setting.schedule_spec.build(few))
     kept = kept_bytes(setting, mlp_again=mlp_again, sequence_parallel=sequence_parallel)
     return states + slots * np.array(setting.layers_per_stage) * kept
 

@@ -37,11 +37,12 @@ import numpy as np
 from absl import flags
 from absl.flags import FlagValues
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from jaxpipe.cluster.axes import MeshSizes
 from jaxpipe.command_line import main_of
 from jaxpipe.config import check
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.estimate import stage_costs
@@ -70,7 +71,8 @@ def execute(values: FlagValues) -> None:
     config = config_of(values)
     if values.num_processes > 1:
         # One device a process; other axes would need more.
-        config.mesh.update(MeshSizes(pipe=values.num_processes).axes)
+        axes = MeshSizes(pipe=values.num_processes).axes
+        config = config.replaced({f"mesh.{axis}": size for axis, size in axes.items()})
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
         pinned.join(values)
@@ -92,7 +94,7 @@ def execute(values: FlagValues) -> None:
         print(f"{name:26} {number:.4g}" if isinstance(number, float) else f"{name:26} {number}")
 
 
-def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
+def _measure(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
     """Measures in this process alone, with the mesh on virtual devices or GPUs."""
     pair = make_step_pair(config, devices_of(config).devices)
     memory = measure_memory(pair)
@@ -115,7 +117,7 @@ def _measure(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
     }
 
 
-def _measure_joined(config: ConfigDict, *, num_repeats: int) -> dict[str, Any]:
+def _measure_joined(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
     """Measures over all joined processes, a pipeline device each; {} on all but process 0."""
     pair = make_step_pair(config, tuple(jax.devices()))
     memory = measure_memory(pair)

@@ -25,6 +25,7 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import open_canonical, save_canonical
 from jaxpipe.command_line import main_of
 from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import run
 from jaxpipe.config.data import tokenizer_of
@@ -136,7 +137,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     has_tokenizer = (folder / FILE).is_file()
     if has_tokenizer:
         identity_of(folder / FILE)  # a damaged one is refused here, not by the next command
-        config.data.tokenizer = f"{source_model.FOLDER}/{FILE}"
+        config = config.replaced({"data.tokenizer": f"{source_model.FOLDER}/{FILE}"})
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=tensors.read(files, where=source))
         run_folder.write_config(work, config)
@@ -167,7 +168,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     path = run_folder.path_of(target)
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
-    config = run_folder.read_config(source)
+    config = RunConfig.of(run_folder.read_config(source))
     check_model(config, name=f"{source}/{run_folder.CONFIG}")
     ours = model_config(config)
     original = source_model.read_source_model(run_path)

@@ -31,10 +31,9 @@ from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.python_file import is_python_file
 from jaxpipe.training import run_folder
 from jaxpipe.training.loop import heldout_losses
-from jaxpipe.training.resume import check_same_schedule, keep_schedule
+from jaxpipe.training.resume import check_same_schedule, with_kept_schedule
 from jaxpipe.training.setup import set_up
 from jaxpipe.training.step import format_losses, make_eval_step
-from jaxpipe.training.task import task_of
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -56,8 +55,7 @@ def define_run(values: FlagValues) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one evaluation."""
-    config = config_of(values)
-    keep_schedule(run_folder.path_of(values.workdir), config)
+    config = with_kept_schedule(run_folder.path_of(values.workdir), config_of(values))
     # A Python file that the user names now is the user's own; one that the run names is code that came with it.
     is_told = values.method or "config.pipeline.schedule" in values
     if is_python_file(config.pipeline.schedule) and not is_told and not values.allow_code:
@@ -66,9 +64,9 @@ def execute(values: FlagValues) -> None:
     with ProcessGroup(
         values.coordinator_address, values.num_processes, values.process_id, lost_after_s=config.train.lost_after_s
     ) as processes:
-        setup = set_up(config, task_of(config), num_processes=processes.count)
+        setup = set_up(config, num_processes=processes.count)
         # All processes must evaluate by one schedule, or they would wait for each other.
-        check_same_schedule(processes, setup.schedule, config.pipeline.costs)
+        check_same_schedule(processes, setup.spec.schedule, setup.spec.config.pipeline.costs)
         step, params = restore_params(
             run_folder.path_of(values.workdir), model=setup.task.model, pipeline=setup.pipeline, say=say
         )

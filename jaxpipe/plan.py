@@ -22,7 +22,7 @@ from absl.flags import FlagValues
 from jaxpipe.cluster.hardware import with_such_cores
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.command_line import check_unused, define_number, main_of
-from jaxpipe.config.command_line import define_config_file, run
+from jaxpipe.config.command_line import config_of, define_config_file, run
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
 from jaxpipe.estimate.plan.config_file import check_row, check_writable, file_and_row, write_config
@@ -78,7 +78,7 @@ def execute(values: FlagValues) -> None:
     """Searches, prints the plan, and writes the config of a row if that is asked for."""
     if not values.write_config:
         check_unused(values, ["overwrite"], "it needs --write_config")
-    config = values.config
+    config = config_of(values)
     # Before methods are registered: a typo here is the likeliest error.
     topology = parse_topology(values.topology)
     # Registered before the search, which goes over all registered methods.

@@ -24,6 +24,7 @@ from absl.flags import FlagValues
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.command_line import define_number, main_of
 from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_model
 from jaxpipe.config.command_line import define_allow_code, run
 from jaxpipe.config.data import tokenizer_of
@@ -71,7 +72,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Prints one continuation."""
-    config = run_folder.read_config(values.workdir, allow_code=values.allow_code)
+    config = RunConfig.of(run_folder.read_config(values.workdir, allow_code=values.allow_code))
     check_model(config, name=f"{values.workdir}/{run_folder.CONFIG}")
     _check_texts(prompt=[values.prompt], stop=values.stop)
     # Every text contains the empty one, so nothing would be printed.

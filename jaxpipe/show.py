@@ -109,21 +109,21 @@ def _show(values: FlagValues) -> None:
 def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     """A config's schedule, the costs that it is made for, layers of its largest stage, and a line on the costs."""
     from jaxpipe.cluster.topology import parse_topology
-    from jaxpipe.config import build_schedule, check, layers_per_stage
+    from jaxpipe.config import check
+    from jaxpipe.config.command_line import config_of
     from jaxpipe.config.costs import costs_of_share
-    from jaxpipe.estimate import decide_costs
+    from jaxpipe.estimate import resolve
 
-    config = values.config
+    config = config_of(values)
     if values.method:
-        config.pipeline.schedule = values.method[0]
+        config = config.replaced({"pipeline.schedule": values.method[0]})
     check(config, name="--config")
-    decided = decide_costs(config, parse_topology(values.topology) if values.topology else None)
-    decided.settle(config)
-    schedule = build_schedule(config)
-    layers = layers_per_stage(config)
+    spec = resolve(config, parse_topology(values.topology) if values.topology else None)
+    schedule = spec.schedule
+    most = max(spec.layers_per_stage)
     # A config says times; the sizes of slots and gradients follow from its layers.
-    costs = replace(costs_of_share(config, schedule, layers), **_ratios(schedule, max(layers)))
-    return schedule, costs, max(layers), f"costs     {decided.costs}: {decided.source}"
+    costs = replace(costs_of_share(spec.stage_costs, schedule.placement.num_chunks), **_ratios(schedule, most))
+    return schedule, costs, most, f"costs     {spec.config.pipeline.costs}: {spec.costs_source}"
 
 
 def _schedule(values: FlagValues) -> Schedule:

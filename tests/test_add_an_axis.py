@@ -18,7 +18,6 @@ from jaxpipe.config.base import base_config
 from jaxpipe.training.batches import put_batch
 from jaxpipe.training.setup import optimizer_and_step, set_up
 from jaxpipe.training.step import init_state
-from jaxpipe.training.task import task_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/add_an_axis.md"
@@ -59,9 +58,9 @@ def trained_without_the_axis():
     for section, fields in FIELDS.items():
         config[section].update(fields)
     check(config)
-    setup = set_up(config, task_of(config))
+    setup = set_up(config)
     model, pipeline = setup.task.model, setup.pipeline
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    optimizer, step = optimizer_and_step(setup.spec, model, pipeline)
     state, metrics = init_state(model, pipeline, optimizer, seed=config.train.seed), []
     for number in range(config.train.steps):
         batch = put_batch(pipeline, setup.task.train_batches.at(number))

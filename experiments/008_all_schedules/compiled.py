@@ -17,6 +17,7 @@ from tables import NUM_DEVICES, NUM_LAYERS, NUMS_MICROBATCHES, UnitBytes
 from experiments.pages import markdown
 from jaxpipe.compile import compile_step, predict
 from jaxpipe.config import base_config, check
+from jaxpipe.estimate import resolve
 from jaxpipe.program import Pipeline
 from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.setup import build_pipeline
@@ -57,7 +58,7 @@ def page_bytes(row: Row, devices: Sequence[Any]) -> tuple[int, ...]:
 def _shapes(row: Row, devices: Sequence[Any]) -> tuple[Pipeline, Any, dict[str, jax.ShapeDtypeStruct]]:
     """The pipeline at N=D, its parameters and a batch."""
     config = make_config(row, NUM_DEVICES)
-    model, pipeline = build_pipeline(config, devices)
+    model, pipeline = build_pipeline(resolve(config), devices)
     params = state_like(model, pipeline, make_optimizer(config)).params
     tokens = jax.ShapeDtypeStruct((NUM_DEVICES, MICROBATCH_SIZE, SEQ_LEN), "int32")
     return pipeline, params, {"tokens": tokens, "targets": tokens}

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.compile import predict
 from jaxpipe.config.costs import BACKWARD_COSTS
+from jaxpipe.estimate import resolve
 from jaxpipe.lowering import replay
 from jaxpipe.schedules import Costs, simulate
 from jaxpipe.training.batches import example_batch
@@ -35,8 +36,8 @@ class Predicted:
 
 def predicted(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None) -> Predicted:
     """What is predicted of a checked config's step on `devices`, which need not be there."""
-    model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    model, pipeline = build_pipeline(resolve(config), devices, gpus_per_node=gpus_per_node)
+    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
     forward = config.model.num_layers / pipeline.schedule.num_stages
     costs = Costs(forward=forward, backward=forward * BACKWARD_COSTS[config.model.recompute])
     batch = {

@@ -21,7 +21,6 @@ from jaxpipe.config import check
 from jaxpipe.training.batches import put_batch
 from jaxpipe.training.setup import optimizer_and_step, set_up
 from jaxpipe.training.step import init_state
-from jaxpipe.training.task import task_of
 
 ROOT = Path(__file__).parents[2]
 STEPS_OF_BLOCK = 20
@@ -35,8 +34,8 @@ def measure(num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
 
     config = quickstart.get_config()
     check(config)
-    setup = set_up(config, task_of(config))
-    optimizer, step = optimizer_and_step(config, setup.task.model, setup.pipeline)
+    setup = set_up(config)
+    optimizer, step = optimizer_and_step(setup.spec, setup.task.model, setup.pipeline)
     state = init_state(setup.task.model, setup.pipeline, optimizer, seed=0)
     batches = setup.task.train_batches.following(0)
     num_done, clock_s, processor_s = 0, np.zeros((num_pairs, 2)), np.zeros((num_pairs, 2))

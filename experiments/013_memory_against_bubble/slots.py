@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxpipe.config import base_config, check
+from jaxpipe.estimate import resolve
 from jaxpipe.mesh import choose_devices
 from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.setup import build_pipeline
@@ -30,7 +31,7 @@ def pools(family: str, recompute: str, schedule: str, devices: Sequence[Any]) ->
     config.pipeline.update(schedule=schedule, num_microbatches=NUM_MICROBATCHES)
     config.mesh.update(pipe=NUM_DEVICES, platform="cpu")
     check(config)
-    model, pipeline = build_pipeline(config, devices)
+    model, pipeline = build_pipeline(resolve(config), devices)
     params = state_like(model, pipeline, make_optimizer(config)).params
     tokens = jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, SEQ_LEN), "int32")
     width = MICROBATCH_SIZE * SEQ_LEN * HIDDEN * 4  # bytes of float32

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from step_cells import MICROBATCH_SIZE, NUM_DEVICES, Cell, config_of
 
+from jaxpipe.estimate import resolve
 from jaxpipe.measure.actions import compile_runs, make_stages
 from jaxpipe.measure.measurement import compile_update, identity_of, link_between, num_parameters, subject_of_config
 from jaxpipe.measure.timing import time_by_turns
@@ -58,8 +59,8 @@ def time_group(cells: tuple[Cell, ...], *, num_repeats: int) -> dict[str, Any]:
 def _compile_step(cell: Cell) -> Callable[[], Any]:
     """The compiled () -> metrics, of steps one after the other."""
     config = config_of(cell)
-    model, pipeline = build_pipeline(config, jax.devices())
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    model, pipeline = build_pipeline(resolve(config), jax.devices())
+    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
     state, batch = init_state(model, pipeline, optimizer, seed=0), put_batch(pipeline, example_batch(config))
     compiled = step.lower(state, batch).compile()
 
@@ -74,8 +75,8 @@ def _compile_step(cell: Cell) -> Callable[[], Any]:
 def _compile_frame(cell: Cell) -> Callable[[], Any]:
     """The same program without its actions and without the update: rounds, permutes, sums and copies over devices."""
     config = config_of(cell)
-    model, pipeline = build_pipeline(config, jax.devices())
-    optimizer, _ = optimizer_and_step(config, model, pipeline)
+    model, pipeline = build_pipeline(resolve(config), jax.devices())
+    optimizer, _ = optimizer_and_step(resolve(config), model, pipeline)
     params = init_state(model, pipeline, optimizer, seed=0).params
     batch = put_batch(pipeline, example_batch(config))
     nothing = np.zeros((pipeline.table.num_rounds, NUM_DEVICES), bool)

@@ -28,6 +28,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.data import Documents, PackedSequences
+from jaxpipe.estimate import resolve
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.attention import Visible, chunked
 from jaxpipe.sample import generate
@@ -113,8 +114,9 @@ def steps(*, is_quick: bool) -> None:
             config.model.update(hidden=256, num_heads=4, attention=attention)
             config.pipeline.num_microbatches, config.mesh.pipe = 4, 4
             devices = devices_of(config)
-            model = language_model(config)
-            pipeline = pipeline_of(config, model, devices.devices)
+            spec = resolve(config)
+            model = language_model(spec.config)
+            pipeline = pipeline_of(spec, model, devices.devices)
             params = jax.jit(lambda key, p=pipeline, m=model: p.to_stages(m.init(key)))(jax.random.key(0))
             batch = put_batch(pipeline, example_batch(config))
             shapes = pipeline.shapes(params, batch, random=False)

@@ -13,6 +13,7 @@ from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.runs import ROOT, metrics_of_run
 from jaxpipe.compile import predict
+from jaxpipe.estimate import resolve
 from jaxpipe.measure.step_pair import unpipelined_loss_and_grads
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
@@ -129,8 +130,8 @@ def _bytes(size: Size) -> Record:
     config = config_of(SHAPES[0], size, num_layers=4)
     config.data.batch_size = 4
     config.pipeline.num_microbatches = 4
-    model, pipeline = build_pipeline(config, [size.device])
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    model, pipeline = build_pipeline(resolve(config), [size.device])
+    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
     state = init_state(model, pipeline, optimizer, seed=0)
     batch = put_batch(pipeline, example_batch(config))
     predicted = predict(step, state, batch, has_dropout=False)

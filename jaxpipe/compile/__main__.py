@@ -25,7 +25,6 @@ from jaxpipe.compile.report import report, to_text
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import check
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
-from jaxpipe.config.model import microbatch_size
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -55,11 +54,11 @@ def execute(values: FlagValues) -> None:
     schedule = config.pipeline.schedule
     num_microbatches = config.pipeline.num_microbatches
     print(
-        f"step         {schedule}, {describe_mesh(mesh)}, {num_microbatches}"
-        f" microbatches of {microbatch_size(config)} sequences\n"
+        f"step         {schedule}, {describe_mesh(mesh.axes)}, {num_microbatches}"
+        f" microbatches of {config.microbatch_size} sequences\n"
         f"devices      {topology}: {len(devices)} x {devices[0].device_kind}, none of them needed; jax"
         f" {jax.__version__}\n"
-        f"costs        {step.costs.costs}: {step.costs.source}\n"
+        f"costs        {step.spec.config.pipeline.costs}: {step.spec.costs_source}\n"
         f"{to_text(compiled)}"
     )
 

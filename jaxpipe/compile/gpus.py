@@ -15,12 +15,11 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from ml_collections import ConfigDict
 
 from jaxpipe.cluster.axes import PRODUCT, REST_AXIS
 from jaxpipe.cluster.hardware import target_config
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import mesh_axes
+from jaxpipe.config.base import RunConfig
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.xla_flags import DETERMINISTIC_GPU_FLAGS, GPU_FLAGS, add_flags
 
@@ -70,7 +69,7 @@ def check_plugin() -> None:
         )
 
 
-def check_compilable(config: ConfigDict, topology: Topology) -> None:
+def check_compilable(config: RunConfig, topology: Topology) -> None:
     """Raises ConfigError if the config does not match the topology, or cannot be compiled for absent GPUs."""
     hardware = topology.hardware
     if hardware.compute_capability < OLDEST_CAPABILITY:
@@ -80,8 +79,9 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
             picture="{}.{} < {}.{}".format(*hardware.compute_capability, *OLDEST_CAPABILITY),
             repair="give --topology with another GPU; python -m jaxpipe.plan needs no compiler",
         )
+    config = RunConfig.of(config)
     mesh = config.mesh
-    axes = mesh_axes(config)
+    axes = mesh.axes
     num_needed = math.prod(axes.values())
     if num_needed != topology.num_gpus:
         raise ConfigError(
@@ -97,7 +97,7 @@ def check_compilable(config: ConfigDict, topology: Topology) -> None:
             rule="compile-platform: the program compiled here is that of a run on GPUs",
             repair="set mesh.platform='auto'",
         )
-    if config.model.attention == "cudnn":
+    if getattr(config.model, "attention", "") == "cudnn":
         raise ConfigError(
             "model.attention='cudnn' for absent GPUs",
             rule="compile-attention: cuDNN chooses its kernels by asking a GPU",

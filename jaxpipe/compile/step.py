@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from ml_collections import ConfigDict
 
-from jaxpipe.estimate.costs import Decided, decide_costs
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.run_spec import RunSpec
+from jaxpipe.estimate import resolve
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.run_step import Step
@@ -30,7 +30,7 @@ class CompiledStep:
     batch: dict[str, jax.ShapeDtypeStruct]  # shapes of the batch, leaves [num_microbatches, microbatch size, ...]
     has_dropout: bool
     compile_s: float  # seconds for tracing, lowering and compiling
-    costs: Decided  # expected costs for which its schedule was made
+    spec: RunSpec  # what the run does that it is a step of
 
     @property
     def pipeline(self) -> Pipeline:
@@ -39,7 +39,7 @@ class CompiledStep:
 
 
 def compile_step(
-    config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None, whole_batch: bool = False
+    config: RunConfig, devices: Sequence[Any], *, gpus_per_node: int | None = None, whole_batch: bool = False
 ) -> CompiledStep:
     """The training step that `jaxpipe.train` would run.
 
@@ -52,12 +52,10 @@ def compile_step(
     Raises:
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
-    costs = decide_costs(config, topology_of(devices, gpus_per_node=gpus_per_node))
-    # `settle` writes decided costs into the config, and the caller's stays as it was.
-    config = copy.deepcopy(config)
-    costs.settle(config)
-    model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    spec = resolve(config, topology_of(devices, gpus_per_node=gpus_per_node))
+    config = spec.config
+    model, pipeline = build_pipeline(spec, devices, gpus_per_node=gpus_per_node)
+    optimizer, step = optimizer_and_step(spec, model, pipeline)
     # Counting terms of a split batch needs a sum over devices, and a mocked step may have no collectives but local
     # ones.
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
@@ -70,4 +68,4 @@ def compile_step(
     compile_s = time.perf_counter() - start
     has_dropout = dropout_seed(config, model) is not None
     # Between two calls, as a run holds it: without flush some arrays are in flight.
-    return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
+    return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, spec)

@@ -6,19 +6,17 @@ ranges, schedule, relations), each of which relies on the earlier ones, and repo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.cluster.axes import ROWS
-from jaxpipe.config.base import AUTO, base_config
-from jaxpipe.config.bounds import TOGETHER, check_together, most_of
+from jaxpipe.config.base import RunConfig, base_config, legal_of
 from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.config.divisibility import check_batch, check_divides
+from jaxpipe.config.legal import TOGETHER, check_together
 from jaxpipe.config.model import (
     check_attention_kernel,
     check_family,
@@ -27,53 +25,13 @@ from jaxpipe.config.model import (
     model_config,
 )
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
-from jaxpipe.data.packing import PACKING
-from jaxpipe.errors import ConfigError, JaxpipeError, check_choice
+from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.files import local_path
-
-DTYPES = ("float32", "bfloat16")
-OPTIMIZERS = ("adamw", "muon", "lion", "sgd")
-RATES = ("cosine", "wsd", "constant")  # as in jaxpipe.training.optimizer
-AT_LEAST_ZERO = (
-    "model.embedding_dropout",
-    "model.attention_dropout",
-    "model.hidden_dropout",
-    "model.balance_loss",
-    "model.z_loss",
-    "model.bias_rate",
-    "data.seed",
-    "data.short_fraction",
-    "pipeline.embedding_layers",
-    "pipeline.head_layers",
-    "train.seed",
-    "optimizer.warmup_fraction",
-    "optimizer.warmup_steps",
-    "optimizer.final_learning_rate_fraction",
-    "optimizer.weight_decay",
-    "optimizer.beta1",
-    "checkpoint.save_every",
-    "checkpoint.keep_every",
-    "checkpoint.keep_best",
-)
-
-# A factor below 1 would squeeze positions, not stretch them.
-AT_LEAST_ONE = ("model.rope_scaling_factor",)
-
-SMALLEST, LARGEST = (float(bound) for bound in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # of float32
-# Dropout scales what it keeps by 1 / (1 - dropout), Adam's bias correction divides by 1 - beta.
-LESS_THAN_ONE = (
-    "model.embedding_dropout",
-    "model.attention_dropout",
-    "model.hidden_dropout",
-    "optimizer.beta1",
-    "optimizer.beta2",
-    "optimizer.muon_beta",
-)
 
 Checks = Iterator[Callable[[], object]]
 
 
-def check(config: ConfigDict, *, name: str = "the config") -> None:
+def check(config: ConfigDict | RunConfig, *, name: str = "the config") -> None:
     """Raises ConfigError with every rule that `config` breaks.
 
     Args:
@@ -83,17 +41,18 @@ def check(config: ConfigDict, *, name: str = "the config") -> None:
     _check(config, (_family, _types, _ranges, _schedule, _relations), name=name)
 
 
-def check_model(config: ConfigDict, *, name: str) -> None:
+def check_model(config: ConfigDict | RunConfig, *, name: str) -> None:
     """Raises ConfigError with every rule that the model of `config` breaks by itself, whatever it is trained on."""
     _check(config, (_family, _types, _ranges, _model), name=name)
 
 
-def check_given(config: ConfigDict) -> None:
+def check_given(config: RunConfig) -> None:
     """Raises ConfigError with every rule that `config` breaks whose model and batches are given in Python."""
     _check(config, (_types, _ranges, _schedule, _given_relations), name="the config")
 
 
-def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]], *, name: str) -> None:
+def _check(config: ConfigDict | RunConfig, rounds: Sequence[Callable[[RunConfig], Checks]], *, name: str) -> None:
+    config = RunConfig.of(config)
     # In rounds, since later checks read what earlier ones have made sure: ranges before relations.
     for checks in rounds:
         errors = []
@@ -107,78 +66,45 @@ def _check(config: ConfigDict, rounds: Sequence[Callable[[ConfigDict], Checks]],
             raise ConfigError("\n".join([f"{rules} broken in {name}", *errors]))
 
 
-def _family(config: ConfigDict) -> Checks:
+def _family(config: RunConfig) -> Checks:
     yield lambda: check_family(config)
 
 
-def _types(config: ConfigDict) -> Checks:
-    for section, fields in base_config(config.model.family).items():
-        for field, default in fields.items():
-            # Defaults bind the loop's values now; the lambdas run later.
-            yield lambda section=section, field=field, default=default: _check_type(config, section, field, default)
+def _types(config: RunConfig) -> Checks:
+    values = config.by_path
+    for path, default in RunConfig.of(base_config(config.model.family)).by_path.items():
+        # Defaults bind the loop's values now; the lambdas run later.
+        yield lambda path=path, default=default: _check_type(path, values[path], default)
 
 
-def _check_type(config: ConfigDict, section: str, field: str, default: object) -> None:
-    value = config[section][field]
+def _check_type(path: str, value: object, default: object) -> None:
     # Not isinstance: True is an int, and 1 is no float to ConfigDict.
     if type(value) is not type(default):
         raise ConfigError(
-            f"{section}.{field}={value!r} is of type {type(value).__name__}",
-            rule=f"field-type: {section}.{field} is of type {type(default).__name__}",
-            repair=f"set {section}.{field} to such a value; its default is {default!r}",
+            f"{path}={value!r} is of type {type(value).__name__}",
+            rule=f"field-type: {path} is of type {type(default).__name__}",
+            repair=f"set {path} to such a value; its default is {default!r}",
         )
 
 
-def _ranges(config: ConfigDict) -> Checks:
-    values = {f"{section}.{field}": value for section, fields in config.items() for field, value in fields.items()}
+def _ranges(config: RunConfig) -> Checks:
+    values = config.by_path
     for path, value in values.items():
-        if type(value) in (int, float):
-            yield lambda path=path, value=value: _check_range(path, value)
+        yield lambda path=path, value=value: legal_of(path).check(path, value)
     for paths in TOGETHER:
         # A field that is too large by itself has its own error.
-        if all(path in values and values[path] <= (most_of(path, values[path]) or math.inf) for path in paths):
-            yield lambda paths=paths: check_together(paths, [values[path] for path in paths])
+        if all(path in values and values[path] <= (legal_of(path).most_of(values[path]) or inf) for path in paths):
+            yield lambda paths=paths: check_together(paths, values)
     yield lambda: check_words_and_numbers(config)
-    yield lambda: check_choice("model.dtype", config.model.dtype, DTYPES)
-    if "packing" in config.data:
-        yield lambda: check_choice("data.packing", config.data.packing, PACKING)
-    yield lambda: check_choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
-    yield lambda: check_choice("optimizer.schedule", config.optimizer.schedule, RATES)
-    yield lambda: check_choice("mesh.order", config.mesh.order, (AUTO, *ORDERS))
-    yield lambda: check_choice("pipeline.vocab_over_pipe", config.pipeline.vocab_over_pipe, (AUTO, "true", "false"))
     yield lambda: check_schedule_name(config)
     yield lambda: check_costs(config)
 
 
-def _check_range(path: str, value: float) -> None:
-    most = most_of(path, value)
-    with np.errstate(over="ignore"):
-        # In float32, as the program computes: 1e-50 is 0 there, and 0.99999999 is 1.
-        as_computed = float(np.float32(value)) if isinstance(value, float) else value
-    if isinstance(value, float) and not math.isfinite(as_computed):  # an int may be too large for a float
-        bound = f"a finite number, at most {LARGEST:.1e}"
-    elif 0 < value < SMALLEST:
-        bound = f"at least {SMALLEST:.1e}" if path not in AT_LEAST_ZERO else f"0, or at least {SMALLEST:.1e}"
-    elif value < 0 or (value == 0 and path not in AT_LEAST_ZERO):
-        bound = "0 or more" if path in AT_LEAST_ZERO else "1 or more" if isinstance(value, int) else "more than 0"
-    elif path in AT_LEAST_ONE and value < 1:
-        bound = "1 or more"
-    elif most is not None and value > most:
-        bound = f"at most {most}"
-    elif path in LESS_THAN_ONE and as_computed >= 1:
-        bound = "less than 1.0"
-    else:
-        return
-    # Python writes no number of thousands of digits.
-    written = value if isinstance(value, float) or abs(value) < 10**100 else f"10^{int(value.bit_length() * 0.30103)}"
-    raise ConfigError(f"{path}={written}", rule=f"field-range: {path} is {bound}", repair=f"set {path} to {bound}")
-
-
-def _schedule(config: ConfigDict) -> Checks:
+def _schedule(config: RunConfig) -> Checks:
     yield lambda: outline(config)
 
 
-def _relations(config: ConfigDict) -> Checks:
+def _relations(config: RunConfig) -> Checks:
     yield lambda: check_vocabulary(config)
     yield lambda: check_blend(config)
     yield lambda: check_prepared_tokenizer(config)
@@ -191,12 +117,12 @@ def _relations(config: ConfigDict) -> Checks:
     yield from _given_relations(config)
 
 
-def _model(config: ConfigDict) -> Checks:
+def _model(config: RunConfig) -> Checks:
     yield lambda: model_config(config)
     yield lambda: check_fields(config)
 
 
-def _given_relations(config: ConfigDict) -> Checks:
+def _given_relations(config: RunConfig) -> Checks:
     """The relations that do not depend on what a model is made of."""
     yield lambda: layers_per_stage(config)
     yield lambda: check_vocab_over_pipe(config)
@@ -207,7 +133,7 @@ def _given_relations(config: ConfigDict) -> Checks:
     yield lambda: check_warm_up(config)
 
 
-def check_error_feedback(config: ConfigDict) -> None:
+def check_error_feedback(config: RunConfig) -> None:
     """Raises ConfigError for error feedback without a delay."""
     if config.optimizer.error_feedback and not outline(config).delays:
         raise ConfigError(
@@ -220,7 +146,7 @@ def check_error_feedback(config: ConfigDict) -> None:
 # ---- What is counted in steps must fit into them: warm-up, and checkpoints that are kept
 
 
-def check_warm_up(config: ConfigDict) -> None:
+def check_warm_up(config: RunConfig) -> None:
     """Raises ConfigError if the learning rate would not reach its peak."""
     warmup = config.optimizer.warmup_steps
     steps = config.train.steps
@@ -232,7 +158,7 @@ def check_warm_up(config: ConfigDict) -> None:
         )
 
 
-def check_kept_steps(config: ConfigDict) -> None:
+def check_kept_steps(config: RunConfig) -> None:
     """Raises ConfigError if keep_every names steps at which no checkpoint is saved."""
     every = config.checkpoint.save_every
     kept = config.checkpoint.keep_every
@@ -248,7 +174,7 @@ def check_kept_steps(config: ConfigDict) -> None:
         )
 
 
-def check_best(config: ConfigDict) -> None:
+def check_best(config: RunConfig) -> None:
     """Raises ConfigError if keep_best compares checkpoints whose held-out loss is not measured."""
     every = config.checkpoint.save_every
     measured = config.train.eval_every

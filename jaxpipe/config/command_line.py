@@ -19,8 +19,7 @@ from absl.flags import FlagValues
 from ml_collections import ConfigDict, config_flags
 
 from jaxpipe.command_line import errors_of_flags, exit_status, parse
-from jaxpipe.config.base import base_config, unknown_field
-from jaxpipe.config.model import model_section
+from jaxpipe.config.base import RunConfig, base_config, model_section, unknown_field
 from jaxpipe.config.other_names import closest_field, elsewhere
 from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path
@@ -176,21 +175,22 @@ def define_allow_code(values: FlagValues) -> None:
     flags.DEFINE_bool("allow_code", None, help_text, values)
 
 
-def config_of(values: FlagValues) -> ConfigDict:
-    """The config of --config, with the schedule of --method if that is given.
+def config_of(values: FlagValues) -> RunConfig:
+    """The config of --config as a value, with the schedule of --method if that is given.
 
     Raises:
         ConfigError: --config.pipeline.schedule names another schedule.
     """
-    config = values.config
-    if values.method:
+    config = RunConfig.of(values.config)
+    # Of commands that take a method; `plan` and `show` take several, and say themselves what these are for.
+    if isinstance(method := values.flag_values_dict().get("method"), str):
         if "config.pipeline.schedule" in values:
             raise ConfigError(
-                f"--method={values.method} with --config.pipeline.schedule={config.pipeline.schedule}",
+                f"--method={method} with --config.pipeline.schedule={config.pipeline.schedule}",
                 rule="one-schedule: --method stands in place of pipeline.schedule",
                 repair="leave one of them out",
             )
-        config.pipeline.schedule = values.method
+        return config.replaced({"pipeline.schedule": method})
     return config
 
 

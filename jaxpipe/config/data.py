@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.files import INDEXED, parse_blend
@@ -19,7 +18,7 @@ from jaxpipe.errors import ConfigError
 MOST_SHOWN = 5
 
 
-def tokenizer_of(config: ConfigDict) -> Tokenizer:
+def tokenizer_of(config: RunConfig) -> Tokenizer:
     """The tokenizer that `data` names, with the special tokens that the model's family needs.
 
     Raises:
@@ -28,14 +27,14 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
     return load_tokenizer(config.data.tokenizer, is_masked=family_of(config).masked)
 
 
-def num_predicted_of(config: ConfigDict) -> int | None:
+def num_predicted_of(config: RunConfig) -> int | None:
     """Number of tokens of a sequence that a masked model predicts; None for a causal model."""
     if not family_of(config).masked:
         return None
     return num_predicted(config.data.seq_len - NUM_SPECIAL, config.data.mask_fraction)
 
 
-def check_vocabulary(config: ConfigDict) -> None:
+def check_vocabulary(config: RunConfig) -> None:
     """Raises ConfigError if the tokenizer is missing or has more tokens than the model's vocabulary."""
     needed = tokenizer_of(config).vocab_size
     if config.model.vocab_size < needed:
@@ -45,7 +44,7 @@ def check_vocabulary(config: ConfigDict) -> None:
             picture=f"data.tokenizer={config.data.tokenizer!r}, {config.model.family}: tokens 0 .. {needed - 1}",
             repair=grow_or("name another data.tokenizer", num_tokens=needed)
             # A run from given parameters has its tables already, whose number of rows cannot just be set.
-            if config.get("checkpoint", {}).get("init_from")
+            if config.checkpoint.init_from
             else f"set model.vocab_size={needed}",
         )
 
@@ -58,7 +57,7 @@ def grow_or(other: str, *, num_tokens: int) -> str:
     )
 
 
-def check_blend(config: ConfigDict) -> None:
+def check_blend(config: RunConfig) -> None:
     """Raises ConfigError for no files, and for prepared files that are not PREFIX or WEIGHT PREFIX pairs."""
     if not config.data.files:
         raise ConfigError(
@@ -70,7 +69,7 @@ def check_blend(config: ConfigDict) -> None:
         parse_blend(config.data.files)
 
 
-def check_prepared_tokenizer(config: ConfigDict) -> None:
+def check_prepared_tokenizer(config: RunConfig) -> None:
     """Raises ConfigError for prepared files of another tokenizer than `data.tokenizer`.
 
     Prefixes without PREFIX.tokenizer.json, as those of Megatron-LM, may be of any; beside others that have one they
@@ -98,7 +97,7 @@ def check_prepared_tokenizer(config: ConfigDict) -> None:
     _check_prepared_ends(config, paths)
 
 
-def _check_prepared_ends(config: ConfigDict, paths: Mapping[str, Path]) -> None:
+def _check_prepared_ends(config: RunConfig, paths: Mapping[str, Path]) -> None:
     """Raises ConfigError for files whose documents end otherwise than `data.tokenizer` says: a text would not stop."""
     tokenizer = tokenizer_of(config)
     for prefix, path in paths.items():
@@ -114,7 +113,7 @@ def _check_prepared_ends(config: ConfigDict, paths: Mapping[str, Path]) -> None:
                 )
 
 
-def check_masked_sequence(config: ConfigDict) -> None:
+def check_masked_sequence(config: RunConfig) -> None:
     """Raises ConfigError for sequences too short for the two segments of a masked model."""
     if family_of(config).masked and config.data.seq_len < MIN_SEQ_LEN:
         raise ConfigError(

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import math
 
-from ml_collections import ConfigDict
-
 from jaxpipe.cluster.axes import BATCH_AXES, KERNEL_AXES, REST_AXIS, STAGE_AXIS, MeshAxis, written
-from jaxpipe.config.model import (
-    mesh_sizes,
-    model_config,
-    vocab_pipe,
-)
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.model import model_config, vocab_pipe
 from jaxpipe.errors import ConfigError
 
 TABLE_ROWS = "rows of the token table"
 
 
-def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
+def sizes_to_divide(config: RunConfig, row: MeshAxis) -> dict[str, int]:
     """The sizes of model and data that an axis of the mesh must divide, by path.
 
     Raises:
@@ -37,7 +32,7 @@ def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
             "model.feed_forward": anatomy.width,
         }
         # A family without the field has as many as heads: one error is enough.
-        if anatomy.num_kv_heads == anatomy.num_heads and "num_kv_heads" not in config.model:
+        if anatomy.num_kv_heads == anatomy.num_heads and not hasattr(config.model, "num_kv_heads"):
             del sizes["model.num_kv_heads"]
     if row.splits_tokens:
         sizes["data.seq_len"] = config.data.seq_len
@@ -46,14 +41,14 @@ def sizes_to_divide(config: ConfigDict, row: MeshAxis) -> dict[str, int]:
     return sizes
 
 
-def check_divides(config: ConfigDict, row: MeshAxis) -> None:
+def check_divides(config: RunConfig, row: MeshAxis) -> None:
     """Raises ConfigError unless the devices of an axis of the mesh divide everything that is split over it."""
     try:
         sizes = sizes_to_divide(config, row)
     except ConfigError:
         return  # `check` reports it by itself
     name = f"mesh.{row.name}"
-    number = config.mesh[row.name]
+    number = config.mesh.axes[row.name]
     broken = {path: size for path, size in sizes.items() if size % number}
     # Rows of the table are split further over `pipe`; told only where the axis itself divides them.
     if row.splits_kernels and not broken:
@@ -67,7 +62,7 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
             f"{name}={number} of a model without {row.equally}",
             rule=rule,
             picture=f"model.family={config.model.family!r}",
-            repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh[REST_AXIS] * number}",
+            repair=f"set {name}=1, and for example mesh.{REST_AXIS}={config.mesh.axes[REST_AXIS] * number}",
         )
     common = math.gcd(*sizes.values())
     # A legal value divides the greatest common divisor of all sizes.
@@ -82,10 +77,10 @@ def check_divides(config: ConfigDict, row: MeshAxis) -> None:
     )
 
 
-def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
-    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
+def _check_vocab_over_pipe(config: RunConfig, size: int) -> None:
+    num_parts = config.mesh.num_kernel_parts * vocab_pipe(config)
     if size % num_parts:
-        parts = written(config.mesh, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
+        parts = written(config.mesh.axes, (STAGE_AXIS, *KERNEL_AXES), prefix="mesh.")
         raise ConfigError(
             f"{parts} does not divide {TABLE_ROWS}={size}",
             rule="vocab-over-pipe: every device has equally many rows of the token table",
@@ -94,11 +89,11 @@ def _check_vocab_over_pipe(config: ConfigDict, size: int) -> None:
         )
 
 
-def check_batch(config: ConfigDict) -> None:
+def check_batch(config: RunConfig) -> None:
     """Raises ConfigError unless the batch divides into equal microbatches on every copy of the pipeline."""
     batch_size = config.data.batch_size
-    num_parts = config.pipeline.num_microbatches * mesh_sizes(config).num_batch_parts
-    parts = written(config.mesh, BATCH_AXES, prefix="mesh.")
+    num_parts = config.pipeline.num_microbatches * config.mesh.num_batch_parts
+    parts = written(config.mesh.axes, BATCH_AXES, prefix="mesh.")
     remainder = batch_size % num_parts
     if remainder:
         lower = batch_size - remainder
@@ -117,9 +112,9 @@ def check_batch(config: ConfigDict) -> None:
         )
 
 
-def _alternative(broken: dict[str, int], config: ConfigDict) -> str:
+def _alternative(broken: dict[str, int], config: RunConfig) -> str:
     """A further repair if only the rows of the token table do not divide: more padding rows."""
     if list(broken) != [TABLE_ROWS]:
         return ""
-    num_parts = mesh_sizes(config).num_kernel_parts * vocab_pipe(config)
+    num_parts = config.mesh.num_kernel_parts * vocab_pipe(config)
     return f", or model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}"

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from jaxpipe.cluster.axes import AXES, MeshSizes
-from jaxpipe.config.bounds import AT_MOST, INT32
+from jaxpipe.config.base import RunConfig, example_of, legal_of, model_section
 from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError, check_choice
 from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
 
 
-def family_of(config: ConfigDict) -> Family:
+def family_of(config: RunConfig) -> Family:
     """Family of a config's model.
 
     Raises:
@@ -28,36 +25,33 @@ def family_of(config: ConfigDict) -> Family:
     return family_named(config.model.family)
 
 
-def vocab_pipe(config: ConfigDict) -> int:
+def vocab_pipe(config: RunConfig) -> int:
     """Devices of `pipe` over which a config splits the vocabulary; 1: it does not."""
     return config.mesh.pipe if config.pipeline.vocab_over_pipe == "true" else 1
 
 
-def model_section(name: str) -> dict[str, Any]:
-    """All fields of `model` of a family, with their defaults."""
-    return {"family": name, **family_named(name).fields}
-
-
-def model_config(config: ConfigDict) -> ModelConfig:
+def model_config(config: RunConfig) -> ModelConfig:
     """Config of the model that `config` asks for.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
-    return family_of(config).build(_numbers(config), config.data.get("seq_len", 0))
+    config = RunConfig.of(config)
+    return family_of(config).build(_numbers(config), config.data.seq_len)
 
 
-def number_of(config: ConfigDict, field: str) -> int | None:
+def number_of(config: RunConfig, field: str) -> int | None:
     """Number in `model.field`, of the family's `words`, or None where its word stands.
 
     Raises:
         ConfigError: the field holds something else.
     """
-    value = config.model[field]
+    value = getattr(config.model, field)
     word = family_of(config).words[field]
     if value == word or isinstance(value, int):
         return None if value == word else value
-    most = AT_MOST.get(f"model.{field}", INT32)
+    most = legal_of(f"model.{field}").most_of(0)
+    assert most is not None  # every whole number has one
     # Python reads no number of thousands of digits.
     if not (value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= most):
         raise ConfigError(
@@ -68,28 +62,13 @@ def number_of(config: ConfigDict, field: str) -> int | None:
     return int(value)
 
 
-def mesh_axes(config: ConfigDict) -> dict[str, int]:
-    """The sizes of the config's mesh by axis."""
-    return {name: config.mesh[name] for name in AXES}
-
-
-def mesh_sizes(config: ConfigDict) -> MeshSizes:
-    """The sizes of the config's mesh."""
-    return MeshSizes(**mesh_axes(config))
-
-
-def microbatch_size(config: ConfigDict) -> int:
-    """Sequences of a microbatch on one device, of a checked config."""
-    return config.data.batch_size // (mesh_sizes(config).num_batch_parts * config.pipeline.num_microbatches)
-
-
-def check_family(config: ConfigDict) -> None:
+def check_family(config: RunConfig) -> None:
     """Raises ConfigError unless `model` has the fields of its family, not those of another."""
     name = config.model.family
     family = family_of(config)
     if family.is_given:
         model_config(config)
-    different = set(config.model) ^ set(model_section(name))
+    different = set(vars(config.model)) ^ set(model_section(name))
     if different:
         raise ConfigError(
             f"model.family={name!r} in a config with the fields of another family",
@@ -100,27 +79,22 @@ def check_family(config: ConfigDict) -> None:
         )
 
 
-def example_of(family: Family) -> str:
-    """Text for the end of a repair: where a config of `family` stands."""
-    return f", for example --config={family.example}" if family.example else ""
-
-
-def check_words_and_numbers(config: ConfigDict) -> None:
+def check_words_and_numbers(config: RunConfig) -> None:
     """Raises ConfigError for a text in `model` that is neither its field's word nor a number, or is no choice of it."""
     for field in family_of(config).words:
         number_of(config, field)
     for field, known in family_of(config).choices.items():
-        check_choice(f"model.{field}", config.model[field], known)
+        check_choice(f"model.{field}", getattr(config.model, field), known)
 
 
-def check_fields(config: ConfigDict) -> None:
+def check_fields(config: RunConfig) -> None:
     """Raises ConfigError for fields from which a model can be built, but that contradict each other."""
     family_of(config).check(_numbers(config), config.data.seq_len)
 
 
-def check_attention_kernel(config: ConfigDict) -> None:
+def check_attention_kernel(config: RunConfig) -> None:
     """Raises ConfigError for a model that the kernels of cuDNN do not cover; "auto" may find a GPU."""
-    if config.model.get("attention") != "cudnn":
+    if getattr(config.model, "attention", None) != "cudnn":
         return
     try:
         anatomy = model_config(config).anatomy
@@ -131,12 +105,12 @@ def check_attention_kernel(config: ConfigDict) -> None:
         dtype=config.model.dtype,
         head_dim=anatomy.head_size,
         attention_dropout=anatomy.attention_dropout,
-        packs_documents=config.data.get("packing") == DOCUMENTS,
+        packs_documents=config.data.packing == DOCUMENTS,
     )
 
 
-def _numbers(config: ConfigDict) -> dict[str, Any]:
+def _numbers(config: RunConfig) -> dict[str, Any]:
     """Fields of `model` that decide the model, with numbers in place of words."""
-    fields = config.model.to_dict()
+    fields = {**vars(config.model)}
     del fields["family"], fields["dtype"]
     return fields | {name: number_of(config, name) for name in family_of(config).words}

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
-from ml_collections import ConfigDict
-
-from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import HeadRowsSpec, head_share, options_of, options_with_times, times_written, woven_costs
+from jaxpipe.config.base import AUTO, RunConfig
+from jaxpipe.config.costs import are_decided, expected_costs, head_share
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.files import local_path
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
-from jaxpipe.schedules import Schedule, build, read_schedule
+from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
 from jaxpipe.schedules.methods.registry import find_method, method_names
-from jaxpipe.schedules.passes.vocabulary import vocabulary
+from jaxpipe.schedules.spec import ScheduleSpec
 
 
-def build_schedule(config: ConfigDict) -> Schedule:
-    """The schedule that `pipeline` and `mesh.pipe` describe.
+def spec_of(config: RunConfig, costs: Costs | None) -> ScheduleSpec:
+    """What the schedule of a config is built from.
+
+    Args:
+        config: the config; its `pipeline.vocab_over_pipe` says whether rows have S and T.
+        costs: expected costs, for which the order is made; None: it is made for the times of the options.
+    """
+    pipeline = config.pipeline
+    spec = ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options)
+    spec = spec.for_costs(costs) if costs else spec
+    if pipeline.vocab_over_pipe != "true":
+        return spec
+    share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
+    return spec.with_head(costs or expected_costs(config), share)
+
+
+def build_schedule(config: RunConfig) -> Schedule:
+    """The schedule that `pipeline` and `mesh.pipe` describe, for times that stand in the config.
 
     Raises:
         ConfigError: the schedule of a file has another size than the config, or is given options.
         ScheduleError: the schedule cannot be built or read, or breaks a rule.
     """
+    config = RunConfig.of(config)
     pipeline = config.pipeline
     if is_file_name(pipeline.schedule) and pipeline.options:
         raise ConfigError(
@@ -35,17 +47,13 @@ def build_schedule(config: ConfigDict) -> Schedule:
             rule="file-options: options are for a generator; they have no effect on a schedule from a file",
             repair="set pipeline.options='', or pipeline.schedule to a registered schedule",
         )
-    options = options_with_times(pipeline.schedule, pipeline.options, pipeline.costs)
-    woven = None
-    if pipeline.vocab_over_pipe == "true":
-        share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
-        woven = HeadRowsSpec(config.model.recompute, times_written(pipeline.options, pipeline.costs), share)
-    schedule = named_schedule(pipeline.schedule, config.mesh.pipe, pipeline.num_microbatches, options, woven)
+    costs = expected_costs(config) if are_decided(pipeline.costs) else None
+    schedule = spec_of(config, costs).build(pipeline.num_microbatches)
     _check_sizes(config, schedule)
     return schedule
 
 
-def check_vocab_over_pipe(config: ConfigDict) -> None:
+def check_vocab_over_pipe(config: RunConfig) -> None:
     """Raises ConfigError for a vocabulary that cannot be split over `mesh.pipe`; see `check_divides` for its rows."""
     pipeline = config.pipeline
     if pipeline.vocab_over_pipe == "false" and is_written_with_head(config):
@@ -67,22 +75,22 @@ def check_vocab_over_pipe(config: ConfigDict) -> None:
                 rule="vocab-over-pipe: several stages share the rows of a language model's vocabulary",
                 repair="set pipeline.vocab_over_pipe=false",
             )
-    costs = [name for name in ("embedding_layers", "head_layers") if config.pipeline[name]]
+    costs = [name for name in ("embedding_layers", "head_layers") if getattr(config.pipeline, name)]
     if costs:
         raise ConfigError(
-            f"pipeline.vocab_over_pipe=true with pipeline.{costs[0]}={config.pipeline[costs[0]]}",
+            f"pipeline.vocab_over_pipe=true with pipeline.{costs[0]}={getattr(config.pipeline, costs[0])}",
             rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
             repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
         )
 
 
-def is_written_with_head(config: ConfigDict) -> bool:
+def is_written_with_head(config: RunConfig) -> bool:
     """Whether `pipeline.schedule` is a schedule file, and its rows have S and T; False for a file that is not there."""
     name = config.pipeline.schedule
     return is_file_name(name) and is_known(name) and outline(config).has_head_actions
 
 
-def outline(config: ConfigDict) -> Schedule:
+def outline(config: RunConfig) -> Schedule:
     """A schedule with the placement, and transfers if any, of `build_schedule`, without a search for its order.
 
     A method whose order is made for times has no transfers, and few microbatches show the rest.
@@ -94,42 +102,7 @@ def outline(config: ConfigDict) -> Schedule:
     if is_file_name(pipeline.schedule) or not find_method(pipeline.schedule).takes_times:
         return build_schedule(config)
     # A searched order may take seconds; placement and transfers are the same with few microbatches.
-    return smallest_schedule(pipeline.schedule, config.mesh.pipe, pipeline.options)
-
-
-def named_schedule(
-    name: str, num_devices: int, num_microbatches: int, options: str, woven: HeadRowsSpec | None = None
-) -> Schedule:
-    """The registered schedule `name` in the given sizes, or the schedule in the file `name` in its own sizes.
-
-    Args:
-        name: a registered name, or a path.
-        num_devices: size of the pipe axis.
-        num_microbatches: microbatches of a step.
-        options: the options, as in `pipeline.options`.
-        woven: the costs for which S and T are woven into its rows, unless a file has them; None: they are not.
-
-    Raises:
-        ScheduleError: the schedule cannot be built or read, or breaks a rule.
-    """
-    if woven:
-        return _woven(name, num_devices, num_microbatches, options, woven)
-    return _read(name) if is_file_name(name) else _build(name, num_devices, num_microbatches, options)
-
-
-def smallest_schedule(name: str, num_devices: int, options: str) -> Schedule:
-    """As `named_schedule`, of as few microbatches as possible: it has the placement of all others."""
-    num_microbatches = 1 if is_file_name(name) else find_method(name).least_microbatches(num_devices)
-    return named_schedule(name, num_devices, num_microbatches, options)
-
-
-@cache
-def _woven(name: str, num_devices: int, num_microbatches: int, options: str, woven: HeadRowsSpec) -> Schedule:
-    schedule = named_schedule(name, num_devices, num_microbatches, options)
-    # A file may have S and T of its own.
-    if schedule.has_head_actions:
-        return schedule
-    return vocabulary(schedule, woven_costs(woven, schedule.placement.num_chunks))
+    return ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).smallest
 
 
 def is_known(name: str) -> bool:
@@ -139,7 +112,7 @@ def is_known(name: str) -> bool:
     return local_path(path).is_file() if is_file else name in method_names()
 
 
-def check_schedule_name(config: ConfigDict) -> None:
+def check_schedule_name(config: RunConfig) -> None:
     """Raises an error unless `pipeline.schedule` is a registered name, a file with a method, or a schedule file."""
     name = config.pipeline.schedule
     if is_python_file(name):
@@ -156,33 +129,7 @@ def check_schedule_name(config: ConfigDict) -> None:
         )
 
 
-@cache
-def _build(name: str, num_devices: int, num_microbatches: int, options: str) -> Schedule:
-    """Builds a schedule once for all callers, since some schedules take a search."""
-    return build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options_of(options))
-
-
-@cache
-def _read(path: str) -> Schedule:
-    """Reads a file once, so that all callers get the same schedule even if the file changes while a run begins."""
-    if not local_path(path).is_file():
-        raise ConfigError(
-            f"pipeline.schedule={path!r} is not a file",
-            rule="schedule-file: a schedule name with the ending of a file is read from that file",
-            picture=f"looked from {Path.cwd()}",
-            repair="give the path of a file; a run keeps a copy of its own, schedule.json in its folder",
-        )
-    return read_schedule(path)
-
-
-def forget_files() -> None:
-    """Lets schedules' files be read anew, for one more run of this process."""
-    _read.cache_clear()
-    # Woven rows are made of rows that were read.
-    _woven.cache_clear()
-
-
-def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
+def _check_sizes(config: RunConfig, schedule: Schedule) -> None:
     path = config.pipeline.schedule
     mesh = config.mesh
     pipeline = config.pipeline
@@ -205,12 +152,13 @@ def _check_sizes(config: ConfigDict, schedule: Schedule) -> None:
 # ---- Layers of the stages
 
 
-def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
+def layers_per_stage(config: RunConfig) -> tuple[int, ...]:
     """The number of layers of each stage, [stage]: the config's own counts, or the most balanced ones.
 
     Raises:
         ConfigError: the counts do not fit the stages and the layers, or costs are set that have no effect.
     """
+    config = RunConfig.of(config)
     _check_enough_layers(config)
     pipeline = config.pipeline
     if pipeline.layers_per_stage != AUTO:
@@ -224,7 +172,7 @@ def layers_per_stage(config: ConfigDict) -> tuple[int, ...]:
     )
 
 
-def _check_enough_layers(config: ConfigDict) -> None:
+def _check_enough_layers(config: RunConfig) -> None:
     num_stages = _num_stages(config)
     num_chunks = outline(config).placement.num_chunks
     if num_stages > config.model.num_layers:
@@ -239,13 +187,13 @@ def _check_enough_layers(config: ConfigDict) -> None:
         )
 
 
-def _check_costs_unset(config: ConfigDict) -> None:
+def _check_costs_unset(config: RunConfig) -> None:
     pipeline = config.pipeline
-    costs = [name for name in ("embedding_layers", "head_layers") if pipeline[name]]
+    costs = [name for name in ("embedding_layers", "head_layers") if getattr(pipeline, name)]
     if costs:
         raise ConfigError(
             (
-                f"{', '.join((f'pipeline.{name}={pipeline[name]}' for name in costs))} with"
+                f"{', '.join((f'pipeline.{name}={getattr(pipeline, name)}' for name in costs))} with"
                 f" pipeline.layers_per_stage={pipeline.layers_per_stage!r}"
             ),
             rule=f"balance-costs: costs of embedding and head decide {AUTO!r} only; counts ignore them",
@@ -255,7 +203,7 @@ def _check_costs_unset(config: ConfigDict) -> None:
         )
 
 
-def _explicit(config: ConfigDict) -> tuple[int, ...]:
+def _explicit(config: RunConfig) -> tuple[int, ...]:
     text = config.pipeline.layers_per_stage
     num_layers = config.model.num_layers
     num_stages = _num_stages(config)
@@ -279,7 +227,7 @@ def _explicit(config: ConfigDict) -> tuple[int, ...]:
     return counts
 
 
-def _num_stages(config: ConfigDict) -> int:
+def _num_stages(config: RunConfig) -> int:
     return outline(config).num_stages
 
 

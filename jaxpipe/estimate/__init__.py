@@ -1,6 +1,6 @@
 """Predicted time and bytes of a training step: numbers only; no device is needed and nothing is compiled."""
 
-from jaxpipe.estimate.costs import decide_costs, setting_of, stage_costs
+from jaxpipe.estimate.costs import resolve, setting_of, stage_costs
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting
@@ -16,10 +16,10 @@ __all__ = [
     "Setting",
     "TimeSource",
     "Times",
-    "decide_costs",
     "estimate",
     "fits",
     "memory",
+    "resolve",
     "setting_of",
     "stage_costs",
 ]

@@ -7,17 +7,15 @@ others: the clock itself (`jaxpipe.schedules.analysis.simulate`) and many microb
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.config.costs import HeadRowsSpec, options_of
-from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.schedules.analysis.simulate import Clock, clock_of
 from jaxpipe.schedules.analysis.timeline import Timeline, longest_span
-from jaxpipe.schedules.files import is_file_name
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Kind
+from jaxpipe.schedules.spec import ScheduleSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,18 +114,10 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
 FEWEST_PERIODS = 3
 
 
-def ends(
-    name: str,
-    num_devices: int,
-    num_microbatches: int,
-    options: str,
-    seconds: Seconds,
-    woven: HeadRowsSpec | None = None,
-) -> Makespans:
-    """The makespans of a named schedule; those of more than five periods are extrapolated from fewer."""
-    few = few_microbatches(name, num_devices, num_microbatches, options)
-    schedules = [named_schedule(name, num_devices, num, options, woven) for num in few]
-    last = [makespans(clock_of(schedule), seconds) for schedule in schedules]
+def ends(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespans:
+    """The makespans of a schedule; those of more than five periods are extrapolated from fewer."""
+    few = few_microbatches(spec, num_microbatches)
+    last = [makespans(clock_of(spec.build(num)), seconds) for num in few]
     # Short enough to be simulated whole.
     if len(few) == 1:
         return last[0]
@@ -141,27 +131,21 @@ def ends(
     return Makespans(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
 
 
-def few_microbatches(name: str, num_devices: int, num_microbatches: int, options: str) -> tuple[int, ...]:
+def few_microbatches(spec: ScheduleSpec, num_microbatches: int) -> tuple[int, ...]:
     """The numbers of microbatches to look at: two that are a period apart and as far into one, or the number itself.
 
     Example:
-        >>> few_microbatches("1f1b", 4, 1026, "")
+        >>> few_microbatches(ScheduleSpec("1f1b", 4), 1026)
         (14, 18)
-        >>> few_microbatches("1f1b", 4, 16, "")
+        >>> few_microbatches(ScheduleSpec("1f1b", 4), 16)
         (16,)
     """
-    period = period_of(name, num_devices, options)
+    period = spec.period
     if period is None:
         return (num_microbatches,)
-    least = find_method(name).least_microbatches(num_devices)
+    least = find_method(spec.name).least_microbatches(spec.num_devices)
     num_periods = max(FEWEST_PERIODS, -(-least // period))
     if num_microbatches < (num_periods + 2) * period:
         return (num_microbatches,)
     first = num_periods * period + num_microbatches % period
     return first, first + period
-
-
-@cache
-def period_of(name: str, num_devices: int, options: str) -> int | None:
-    """The period of a schedule's rows, in microbatches; None if unknown, as that of a CSV."""
-    return None if is_file_name(name) else find_method(name).period_of(num_devices, options_of(options))

@@ -1,26 +1,24 @@
-"""The one place that decides how long the actions of a run are expected to take, before its schedule is built.
+"""The one place that decides what a run does where its config leaves that open, before its schedule is built.
 
-Goes in: a config with `pipeline.costs`, and the GPUs if they are known. Comes out: times in fifths of a forward, as
-text, which takes the place of "auto" or a file's name in the config or setting: orders are made, rounds are laid out
-and predictions are made for it. In this order: the config's own times; a file of `jaxpipe.measure`; the roofline of a
-known GPU; how much a layer recomputes.
+Goes in: a config, and the GPUs if they are known. Comes out: a `RunSpec`. How long actions are expected to take, for
+which orders are made, rounds are laid out and predictions are made, is decided in this order: the config's own times; a
+file of `jaxpipe.measure`; the roofline of a known GPU, in fifths of a forward; how much a layer recomputes.
 """
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ml_collections import ConfigDict
 
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
-from jaxpipe.config.model import family_of, mesh_axes
-from jaxpipe.config.pipeline import check_vocab_over_pipe, is_written_with_head, outline
+from jaxpipe.config.base import AUTO, RunConfig
+from jaxpipe.config.costs import are_decided, expected_costs, is_costs_file, rounded_costs, written_costs
+from jaxpipe.config.model import family_of, model_config
+from jaxpipe.config.pipeline import check_vocab_over_pipe, is_written_with_head, layers_per_stage, outline, spec_of
+from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
@@ -30,58 +28,45 @@ from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.schedules import Costs
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.spec import ScheduleSpec
 
 
-@dataclass(frozen=True)
-class Decided:
-    """Expected costs of a run, and what is decided by them.
+def resolve(config: ConfigDict | RunConfig, topology: Topology | None = None, *, platform: str = "") -> RunSpec:
+    """What the run of a checked config does.
 
-    Attributes:
-        costs: text of `pipeline.costs`.
-        source: where they are from, for people.
-        vocab_over_pipe: text of `pipeline.vocab_over_pipe`.
-    """
-
-    costs: str
-    source: str
-    vocab_over_pipe: str = "false"
-
-    def settle(self, config: ConfigDict) -> None:
-        """Writes what is decided into `config`."""
-        config.pipeline.update(costs=self.costs, vocab_over_pipe=self.vocab_over_pipe)
-
-
-def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
-    """The costs of a checked config, and whether its vocabulary is split over `pipe`.
-
-    With `pipeline.vocab_over_pipe="auto"` it is where it can be and a step is estimated to be shorter, or the schedule
-    of a file has S and T.
+    With `pipeline.vocab_over_pipe="auto"` the vocabulary is split over `pipe` where it can be and a step is estimated
+    to be shorter, or where the schedule of a file has S and T.
 
     Args:
-        config: the checked config.
         topology: the GPUs of the run; None if they are not known, as CPUs.
+        platform: that of the run's devices, for `mesh.platform`; empty: the config's.
 
     Raises:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
         ScheduleError: the schedule cannot be built.
     """
-    costs = _costs_of(config, topology)
-    wanted = config.pipeline.vocab_over_pipe
-    if wanted == AUTO:
-        is_shorter = topology is not None and _is_shorter_split(config, topology, costs.costs)
-        wanted = "true" if is_written_with_head(config) or is_shorter else "false"
-    return replace(costs, vocab_over_pipe=wanted)
+    config = RunConfig.of(config)
+    costs, source = _costs_of(config, topology)
+    head = config.pipeline.vocab_over_pipe
+    if head == AUTO:
+        is_shorter = topology is not None and _is_shorter_split(config, topology, costs)
+        head = "true" if is_written_with_head(config) or is_shorter else "false"
+    decided = {"pipeline.vocab_over_pipe": head, "mesh.platform": platform or config.mesh.platform}
+    # Times of options are already recorded, and go into the order itself; costs would be second ones.
+    if not (are_decided(config.pipeline.costs) or source == "pipeline.options"):
+        decided["pipeline.costs"] = written_costs(costs)
+    config = config.replaced(decided)
+    model = None if family_of(config).is_given else model_config(config)
+    return RunSpec(config, spec_of(config, costs), costs, source, model, layers_per_stage(config))
 
 
-def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> bool:
+def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs) -> bool:
     """Whether a step is estimated to be shorter if the vocabulary is split over `pipe`; not if it cannot be."""
-    split = copy.deepcopy(config)
     pipeline = config.pipeline
-    split.pipeline.vocab_over_pipe = "true"
     # Layers that are set aside for embedding and head say that the user balances without a split.
     is_balanced = not (pipeline.embedding_layers or pipeline.head_layers)
     try:
-        check_vocab_over_pipe(split)
+        check_vocab_over_pipe(config.replaced({"pipeline.vocab_over_pipe": "true"}))
     except ConfigError:
         return False
     setting = replace(undecided(config, topology), costs=costs)
@@ -95,60 +80,41 @@ def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> boo
     return split_s < without
 
 
-def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
-    """The costs of a checked config.
-
-    Args:
-        config: the checked config.
-        topology: the GPUs of the run; None if they are not known, as CPUs.
-
-    Raises:
-        ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
-    """
+def _costs_of(config: RunConfig, topology: Topology | None) -> tuple[Costs, str]:
+    """The costs of a checked config, and where they are from; arguments and errors are those of `resolve`."""
     pipeline = config.pipeline
-    costs = config.pipeline.costs
     # In this order: what a user wrote, what a user measured, what an option has, then estimates.
-    if are_decided(costs):
-        return Decided(costs, "pipeline.costs")
-    if is_costs_file(costs):
+    if are_decided(pipeline.costs):
+        return expected_costs(config), "pipeline.costs"
+    if is_costs_file(pipeline.costs):
         setting = undecided(config, topology or _one_node(config))
-        times = read_costs(costs).times(replace(setting, vocab_over_pipe=False))  # those of layers are wanted alone
-        return Decided(costs_of(times), f"measured, {costs}")
-    if has_times(pipeline.options):
-        # The times of the options go into the order itself; costs would be second ones.
-        return Decided(AUTO, "pipeline.options")
+        times = read_costs(pipeline.costs).times(replace(setting, vocab_over_pipe=False))  # those of layers alone
+        return costs_of(times), f"measured, {pipeline.costs}"
+    if ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).has_times:
+        return expected_costs(config), "pipeline.options"
     # A model given in Python has no anatomy, of which work could be counted.
     if topology is not None and not family_of(config).is_given:
         times = Roofline.of(topology.hardware).times(undecided(config, topology))
-        return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
+        return costs_of(times), f"estimated for {topology.hardware.name}"
     recompute = config.model.recompute
-    return Decided(
-        written_costs(costs_by(recompute, "")), f"by model.recompute={recompute!r}, since the GPU is not known"
-    )
+    return expected_costs(config), f"by model.recompute={recompute!r}, since the GPU is not known"
 
 
-def setting_of(config: ConfigDict, topology: Topology) -> Setting:
+def setting_of(config: ConfigDict | RunConfig, topology: Topology) -> Setting:
     """The setting of a checked config on `topology`, with decided costs.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; costs cannot be decided.
         ScheduleError: the schedule cannot be built.
     """
-    decided = decide_costs(config, topology)
-    is_split = decided.vocab_over_pipe == "true"
-    return replace(undecided(config, topology), costs=decided.costs, vocab_over_pipe=is_split)
+    spec = resolve(config, topology)
+    return undecided(spec.config, topology, costs=spec.costs)
 
 
-def costs_of(times: Times) -> str:
-    """Text of `pipeline.costs` for stages of layers that take `times`."""
-    return written_costs(
-        Costs(
-            times.layer_forward_s,
-            times.layer_backward_s,
-            times.layer_input_gradient_s,
-            times.layer_weight_gradient_s,
-        )
-    )
+def costs_of(times: Times) -> Costs:
+    """Costs of stages of layers that take `times`, in fifths of a forward."""
+    of_split = (times.layer_input_gradient_s, times.layer_weight_gradient_s)
+    return rounded_costs(Costs(times.layer_forward_s, times.layer_backward_s, *of_split))
 
 
 def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pipe: bool = False) -> Costs:
@@ -159,7 +125,7 @@ def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pip
     return Costs(forward, backward, inputs, weights, *seconds[[Kind.S, Kind.T], -1].tolist())
 
 
-def _one_node(config: ConfigDict) -> Topology:
+def _one_node(config: RunConfig) -> Topology:
     """A node that holds the mesh, for measured times of actions, which do not depend on the kind of GPU."""
     # Any kind will do, since a setting must have one.
-    return Topology(next(iter(HARDWARE.values())), 1, math.prod(mesh_axes(config).values()))
+    return Topology(next(iter(HARDWARE.values())), 1, config.mesh.num_devices)

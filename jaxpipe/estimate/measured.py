@@ -19,7 +19,7 @@ import numpy as np
 from jaxpipe.cluster.axes import LAYER_AXES, told
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.communication import of_head_s
-from jaxpipe.estimate.setting import Group, Setting
+from jaxpipe.estimate.setting import Group, Setting, placement_of
 from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
 from jaxpipe.files import local_path, read_whole
 from jaxpipe.models import ModelConfig
@@ -248,7 +248,7 @@ def _with_update_of(times: Times, measurement: Measurement, setting: Setting) ->
 
 def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float:
     """Parameters that a device of `setting` updates, given those of a layer, and of embedding and head, on one."""
-    placement = setting.schedule_of(setting.num_microbatches).placement
+    placement = placement_of(setting)
     # Chunks of the second replica come after these; their masters are with the first.
     owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)

@@ -13,19 +13,17 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.costs import HeadRowsSpec, costs_by, times_written, woven_costs
-from jaxpipe.config.pipeline import named_schedule
-from jaxpipe.estimate.clock import period_of
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.split_head import exponential_bytes
 from jaxpipe.estimate.workspace import at_work
 from jaxpipe.lowering import lower
+from jaxpipe.schedules import Costs
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.spec import ScheduleSpec
 
-Expected = tuple[str, str]  # how a layer recomputes; the text that has times
 # Least number of periods of the rows for which a table has all that a longer one has: warm-up, cool-down, and one
 # period between them. S and T reach over further periods.
 FEW = 3
@@ -69,16 +67,10 @@ def counts(setting: Setting) -> Counts:
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    name = setting.schedule_name
     num_microbatches = setting.num_microbatches
-    is_woven = setting.woven is not None
     # Lowering all microbatches would take seconds for each candidate of a plan.
-    few = table_microbatches(name, setting.pipe, num_microbatches, setting.built_options, is_woven=is_woven)
-    # Hashable texts, since `counted` caches by them.
-    expected = setting.model.recompute, times_written(setting.options, setting.costs)
-    of_few = _of_equal_stages(
-        name, setting.built_options, setting.pipe, setting.layers_per_stage, expected, few, setting.woven
-    )
+    few = table_microbatches(setting.schedule_spec, num_microbatches)
+    of_few = _of_equal_stages(setting.schedule_spec, setting.layers_per_stage, setting.expected, few)
     # Only schedules as GPipe hold more with more microbatches.
     if not of_few.holds_all:
         return of_few
@@ -90,44 +82,38 @@ def counts(setting: Setting) -> Counts:
     return replace(of_few, pages=of_few.pages * num_microbatches // few, buffers=buffers, waiting=waiting)
 
 
-def table_microbatches(name: str, pipe: int, num_microbatches: int, options: str, *, is_woven: bool = False) -> int:
+def table_microbatches(spec: ScheduleSpec, num_microbatches: int) -> int:
     """The number of microbatches that suffice for the counts: some periods of the rows, of one a device at least.
 
     Example:
-        >>> [table_microbatches("1f1b", 8, number, "") for number in (1536, 31, 20)]
+        >>> [table_microbatches(ScheduleSpec("1f1b", 8), number) for number in (1536, 31, 20)]
         [32, 31, 20]
-        >>> table_microbatches("interleaved_1f1b", 8, 1536, "group_size=64")
+        >>> table_microbatches(ScheduleSpec("interleaved_1f1b", 8, "group_size=64"), 1536)
         256
     """
-    period = period_of(name, pipe, options)
+    period = spec.period
     # Without a known period nothing says when a table repeats, so it is lowered whole.
     if period is None:
         return num_microbatches
-    group = max(pipe, period)
-    few = max(group * (FEW_WOVEN if is_woven else FEW), find_method(name).least_microbatches(pipe))
+    group = max(spec.num_devices, period)
+    few = max(group * (FEW_WOVEN if spec.head else FEW), find_method(spec.name).least_microbatches(spec.num_devices))
     # The remainder stays what it is: it decides how the last period is filled.
     return min(num_microbatches, few + (num_microbatches - few) % (2 * group))
 
 
 def _of_equal_stages(
-    name: str,
-    options: str,
-    pipe: int,
-    layers_per_stage: tuple[int, ...],
-    expected: Expected,
-    num_microbatches: int,
-    woven: HeadRowsSpec | None,
+    spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Costs, num_microbatches: int
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
     Only where nothing else is counted in layers: no pages and no gradients are sent.
     """
     num_layers = layers_per_stage[0]
-    schedule = named_schedule(name, pipe, num_microbatches, options)
+    schedule = replace(spec, head=None).build(num_microbatches)
     # Pages and gradients in flight are counted in layers, so that tables differ in more than a factor.
     if len(set(layers_per_stage)) > 1 or schedule.parks_pages or schedule.placement.num_replicas > 1:
-        return counted(name, options, pipe, layers_per_stage, expected, num_microbatches, woven)
-    of_one_layer = counted(name, options, pipe, (1,) * len(layers_per_stage), expected, num_microbatches, woven)
+        return counted(spec, layers_per_stage, expected, num_microbatches)
+    of_one_layer = counted(spec, (1,) * len(layers_per_stage), expected, num_microbatches)
     return replace(
         of_one_layer,
         pages=of_one_layer.pages * num_layers,
@@ -136,31 +122,20 @@ def _of_equal_stages(
 
 
 @cache
-def counted(
-    name: str,
-    options: str,
-    pipe: int,
-    layers_per_stage: tuple[int, ...],
-    expected: Expected,
-    num_microbatches: int,
-    woven: HeadRowsSpec | None = None,
-) -> Counts:
+def counted(spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Costs, num_microbatches: int) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 
     Args:
-        name, options: name and options of the schedule, as in a setting.
-        pipe: number of devices.
+        spec: what the schedule is built from.
         layers_per_stage: [stage] number of layers.
-        expected: what decides the expected times of actions, as `costs_by` takes it.
+        expected: expected costs of a stage.
         num_microbatches: microbatches of the table.
-        woven: for which costs S and T are woven into the rows, as in a setting.
 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    schedule = named_schedule(name, pipe, num_microbatches, options, woven)
-    costs = woven_costs(woven, schedule.placement.num_chunks) if woven else costs_by(*expected)
-    costs = costs.of_layers(layers_per_stage)
+    schedule = spec.build(num_microbatches)
+    costs = (spec.head or expected).of_layers(layers_per_stage)
     table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs)
     placement = schedule.placement
     # A device may hold a second replica's chunks too, but each microbatch runs through one of them.

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
+from jaxpipe.config.optimizers import OPTIMIZERS
 from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
-from jaxpipe.estimate.setting import Group, Setting, places_of
+from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.work import Matmul
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
 
@@ -92,7 +94,6 @@ def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
 
 # ---- Bytes of masters, compute copies and gradients
 
-NUM_MOMENTS = {"adamw": 2, "muon": 2, "lion": 1, "sgd": 1}  # float32 arrays like the parameters; Muon: of no matrix
 NUM_COUNTERS = 5  # steps, steps skipped twice, and two of the optimizer's
 
 
@@ -131,6 +132,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     # A stacked array has as many rows on all devices: the largest stage's.
     rows = chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
+    optimizer = OPTIMIZERS[setting.optimizer]
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = updated = met = 0
@@ -148,9 +150,9 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             # The padded dims of a device's part, as they lie in memory.
             size = math.prod(dims)
             num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
-            # Muon keeps a momentum alone of a layer's matrices; all others are AdamW's.
-            has_one = setting.optimizer == "muon" and parameters is shapes.layer and len(parameter.dims) >= 2
-            num_masters = 1 + (1 if has_one else NUM_MOMENTS[setting.optimizer]) + setting.error_feedback
+            is_matrix = parameters is shapes.layer and len(parameter.dims) >= 2
+            num_moments = optimizer.num_moments_of_matrix if is_matrix else optimizer.num_moments
+            num_masters = 1 + num_moments + setting.error_feedback
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             # If not one of these holds, the masters themselves are computed with.
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0
@@ -172,3 +174,22 @@ def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dim
     # As in `jaxpipe.program.partition`: a parameter with no dim that divides stays whole.
     divides = any(size % num_copies == 0 for size in dims)
     return num_copies if setting.zero1 and divides else 1
+
+
+# ---- The update
+
+
+def update_matmuls(setting: Setting) -> tuple[Matmul, ...]:
+    """The products of matrices of a device's optimizer in a step; a joined kernel counts as one matrix."""
+    products = OPTIMIZERS[setting.optimizer].products
+    num_layers = max(layers_of_devices(setting)) // placement_of(setting).num_replicas
+    return tuple(
+        Matmul(rows=rows, columns=columns, depth=depth, num=num_layers * math.prod(experts))
+        for parameter in parameter_shapes(setting.model).layer
+        if len(parameter.dims) >= 2
+        # Every copy of the data axis computes all of them; over `tensor` and experts XLA splits the products.
+        for *experts, height, width in [
+            parameter.local_dims(num_kernel_parts=setting.num_kernel_parts, num_expert_parts=setting.num_expert_parts)
+        ]
+        for rows, depth, columns in products(height, width)
+    )

@@ -17,6 +17,7 @@ from jaxpipe.cluster.axes import Collectives
 from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.communication import collectives_s, of_head_s
+from jaxpipe.estimate.parameters import update_matmuls
 from jaxpipe.estimate.residuals import ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.times import Link, Times, ring_s
@@ -208,7 +209,8 @@ class Roofline:
             head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, kernels=0),
             statistics_s=part_s(of_statistics, moved.statistics, 0, lambda over: over.statistics, kernels=0) + before_s,
             gradients_s=part_s(of_gradients, moved.gradients, 0, lambda over: over.gradients, kernels=0) + after_s,
-            update_s=self.memory_s(update_bytes(setting)),
+            update_s=self.memory_s(update_bytes(setting))
+            + sum(self.matmul_s(matmul, "float32") for matmul in update_matmuls(setting)),
         )
 
     def link(self, *, in_node: bool) -> Link:

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.cluster.axes import AXES, MASTER_AXES, MASTERS_OF_EXPERTS, STAGE_AXIS, SUM_AXES, MeshSizes
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import layers_per_stage, mesh_axes, model_config
-from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import HeadRowsSpec, head_share, options_with_times, times_written
+from jaxpipe.config import layers_per_stage, model_config
+from jaxpipe.config.base import AUTO, RunConfig
+from jaxpipe.config.costs import costs_by, head_share
 from jaxpipe.config.data import num_predicted_of
-from jaxpipe.config.pipeline import named_schedule, orders_to_try, outline, smallest_schedule
+from jaxpipe.config.pipeline import orders_to_try, outline
 from jaxpipe.data.packing import DOCUMENTS, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
-from jaxpipe.schedules import Schedule
+from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.spec import ScheduleSpec
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Setting(MeshSizes):
         batch_size: sequences of a step.
         num_predicted: tokens of a sequence that a masked model predicts; None for a causal model.
         schedule_name, options: name and options of the schedule, as in a config's `pipeline`.
-        costs: times that a stage's actions are expected to take, as in a config's `pipeline`; "auto": not yet decided.
+        costs: times that a stage's actions are expected to take, in forwards; None: not yet decided.
         num_microbatches: microbatches of one step, on each copy of the pipeline.
         layers_per_stage: [stage] number of layers.
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
@@ -67,7 +67,7 @@ class Setting(MeshSizes):
     order: str
     zero1: bool
     topology: Topology
-    costs: str = AUTO
+    costs: Costs | None = None
     optimizer: str = "adamw"
     packs_documents: bool = False
     tells_padding: bool = False
@@ -83,19 +83,18 @@ class Setting(MeshSizes):
         return self.model.anatomy
 
     @cached_property
-    def built_options(self) -> str:
-        """Options that the schedule is built with: with the times of `costs` if its order is made for times."""
-        return options_with_times(self.schedule_name, self.options, self.costs)
+    def expected(self) -> Costs:
+        """The expected costs of a stage; before they are decided, those by the options and `model.recompute`."""
+        return self.costs or costs_by(self.model.recompute, self.options)
 
     @cached_property
-    def woven(self) -> HeadRowsSpec | None:
-        """Costs for which S and T are woven into the schedule's rows; None without them."""
+    def schedule_spec(self) -> ScheduleSpec:
+        """What the schedule is built from: its order is made for `costs` if the method's is made for times."""
+        spec = ScheduleSpec(self.schedule_name, self.pipe, self.options)
+        spec = spec.for_costs(self.costs) if self.costs else spec
         if not self.vocab_over_pipe:
-            return None
-        # Text in place of `Costs`: a cache key of `counted`.
-        written = times_written(self.options, self.costs)
-        share = head_share(self.model, self.seq_len, self.num_predicted)
-        return HeadRowsSpec(self.model.recompute, written, share)
+            return spec
+        return spec.with_head(self.expected, head_share(self.model, self.seq_len, self.num_predicted))
 
     @property
     def vocab_parts(self) -> int:
@@ -109,12 +108,8 @@ class Setting(MeshSizes):
 
     @property
     def schedule(self) -> Schedule:
-        """Schedule of all microbatches; `schedule_of` builds it for other numbers."""
-        return self.schedule_of(self.num_microbatches)
-
-    def schedule_of(self, num_microbatches: int) -> Schedule:
-        """Schedule for another number of microbatches; a schedule in a file has only its own number."""
-        return named_schedule(self.schedule_name, self.pipe, num_microbatches, self.built_options, self.woven)
+        """Schedule of all microbatches; `schedule_spec` builds it for other numbers."""
+        return self.schedule_spec.build(self.num_microbatches)
 
     @property
     def num_gpus(self) -> int:
@@ -132,19 +127,19 @@ class Setting(MeshSizes):
         return assign(self.order, **self.axes, gpus_per_node=self.topology.gpus_per_node)
 
 
-def undecided(config: ConfigDict, topology: Topology) -> Setting:
-    """The setting of a checked config on `topology`, with `pipeline.costs` as it is.
+def undecided(config: RunConfig, topology: Topology, *, costs: Costs | None = None) -> Setting:
+    """The setting of a checked config on `topology`, with `costs` in place of those that the config names.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
         ScheduleError: the schedule cannot be built.
     """
+    config = RunConfig.of(config)
     mesh = config.mesh
     schedule = outline(config)
-    axes = mesh_axes(config)
+    axes = mesh.axes
     model = model_config(config)
-    # Given models and runs from before the field have none.
-    packing = config.data.get("packing", WINDOWS)
+    packing = config.data.packing
     # Before the setting exists: its assignment would fail with a less helpful error.
     topology.check_holds(**axes)
     return Setting(
@@ -161,7 +156,7 @@ def undecided(config: ConfigDict, topology: Topology) -> Setting:
         order=first_order(schedule, axes, topology) if mesh.order == AUTO else mesh.order,
         zero1=config.optimizer.zero1,
         topology=topology,
-        costs=config.pipeline.costs,
+        costs=costs,
         optimizer=config.optimizer.name,
         error_feedback=config.optimizer.error_feedback,
         packs_documents=packing == DOCUMENTS,
@@ -185,13 +180,12 @@ def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) ->
 
 def placement_of(setting: Setting) -> Placement:
     """Placement of the setting's schedule, the same for every number of microbatches."""
-    return _placement(setting.schedule_name, setting.pipe, setting.options)
+    return _placement(ScheduleSpec(setting.schedule_name, setting.pipe, setting.options))
 
 
 @cache
-def _placement(name: str, num_devices: int, options: str) -> Placement:
-    # The placement does not depend on the microbatches, and few are built faster.
-    return smallest_schedule(name, num_devices, options).placement
+def _placement(spec: ScheduleSpec) -> Placement:
+    return spec.placement
 
 
 def layers_of_devices(setting: Setting) -> list[int]:

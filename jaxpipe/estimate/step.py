@@ -135,12 +135,9 @@ def estimate(setting: Setting, source: TimeSource, program: Program = Program())
     times = source.times(setting)
     collectives = step_collectives(setting, source)
     makespans = ends(
-        setting.schedule_name,
-        setting.pipe,
+        setting.schedule_spec,
         setting.num_microbatches,
-        setting.built_options,
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
-        setting.woven,
     )
     # Devices sum at the same time; the one with most to sum decides.
     at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)

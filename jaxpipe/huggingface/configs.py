@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from jaxpipe.config import base_config, model_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_model
 from jaxpipe.errors import ConfigError, closest, first_of
 from jaxpipe.files import read_whole
@@ -75,8 +74,8 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
-    """Returns our config for the model of `theirs`, locked; all other fields are those of `base_config`.
+def read_config(theirs: dict[str, Any], *, where: str) -> RunConfig:
+    """Returns our config for the model of `theirs`; all other fields are those of `base_config`.
 
     Raises:
         ConfigError: jaxpipe does not support the value of a field, or it has the wrong type.
@@ -92,24 +91,26 @@ def read_config(theirs: dict[str, Any], *, where: str) -> ConfigDict:
         ) from error
 
 
-def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: str) -> ConfigDict:
+def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: str) -> RunConfig:
     check_supported(theirs, architecture.supported, where=where)
     ours = read_fields(theirs, architecture.fields, where=where) | architecture.read(theirs, where)
-    config = base_config(architecture.family)
     family = family_named(architecture.family)
     defaults = family.fields
     # A field by itself, so that an error names the field of their file.
-    for name, value in _to_section(ours, family).items():
-        config.model[name] = _of_type(defaults[name], value, path=f"model.{name}", where=where)
+    fields = {
+        f"model.{name}": _of_type(defaults[name], value, path=f"model.{name}", where=where)
+        for name, value in _to_section(ours, family).items()
+    }
     longest = read_fields(theirs, (architecture.longest,), where=where)["seq_len"]
     # No longer: with sequences of 128k tokens a first try would need too much memory.
-    config.data.seq_len = min(_of_type(MAX_SEQ_LEN, longest, path="data.seq_len", where=where), MAX_SEQ_LEN)
-    config.mesh.pipe = 1  # so that it runs on one device; --config.mesh.pipe=N makes a pipeline
+    fields["data.seq_len"] = min(_of_type(MAX_SEQ_LEN, longest, path="data.seq_len", where=where), MAX_SEQ_LEN)
+    fields["mesh.pipe"] = 1  # so that it runs on one device; --config.mesh.pipe=N makes a pipeline
+    config = RunConfig.of(base_config(architecture.family)).replaced(fields)
     check_model(config, name=where)
     return config
 
 
-def new_config(config: ConfigDict, *, dtype: str) -> dict[str, Any]:
+def new_config(config: RunConfig, *, dtype: str) -> dict[str, Any]:
     """A config.json for a model that jaxpipe made; ConfigError if no class of transformers has such a model."""
     ours = model_config(config)
     wanted = defining_fields(config)
@@ -150,7 +151,7 @@ def _write_config(architecture: Architecture, ours: Any, *, seq_len: int, dtype:
     }
 
 
-def defining_fields(config: ConfigDict, *, dropouts: bool = True) -> dict[str, Any]:
+def defining_fields(config: RunConfig, *, dropouts: bool = True) -> dict[str, Any]:
     """Returns the fields that the outputs of a model depend on; two configs of the same model have equal ones.
 
     Args:
@@ -217,7 +218,7 @@ def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:
     return value
 
 
-def check_same_model(config: ConfigDict, theirs: ConfigDict, *, run: str, where: str) -> None:
+def check_same_model(config: RunConfig, theirs: RunConfig, *, run: str, where: str) -> None:
     """Raises ConfigError if the model of a run is no longer that of the config.json that the run keeps."""
     of_run = defining_fields(config, dropouts=False)
     of_file = defining_fields(theirs, dropouts=False)

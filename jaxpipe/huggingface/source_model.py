@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.data import grow_or, tokenizer_of
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import read_templates
@@ -102,7 +101,7 @@ def read_source_model(workdir: Path) -> SourceModel | None:
     return SourceModel(folder, headers, index, left_out)
 
 
-def check_vocabulary(config: ConfigDict) -> None:
+def check_vocabulary(config: RunConfig) -> None:
     """Raises ConfigError if a new run starts from a converted model and has another vocabulary size than that.
 
     Such a run would train in rows of padding, and could not be exported as that model.
@@ -146,7 +145,7 @@ def own_path(name: str, workdir: Path) -> str:
     return str(beside_run) if was_own and beside_run.is_file() else name
 
 
-def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
+def write_tokenizer(config: RunConfig, target: Path) -> list[str]:
     """Writes the tokenizer that `data.tokenizer` names, with its special tokens and chat template, if it is a file.
 
     tokenizer_config.json says that tokenizer.json is all there is: by the type of the model transformers would take
@@ -165,7 +164,7 @@ def write_tokenizer(config: ConfigDict, target: Path) -> list[str]:
     return [FILE, TOKENIZER_CONFIG]
 
 
-def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
+def is_other_tokenizer(config: RunConfig, source: Path) -> bool:
     """Whether `data.tokenizer` names a file with other tokens than the one in `source`, or there is none."""
     path = _file_of(config)
     of_source = source / FILE
@@ -178,18 +177,18 @@ def is_other_tokenizer(config: ConfigDict, source: Path) -> bool:
     return not is_same
 
 
-def has_tokenizer(config: ConfigDict) -> bool:
+def has_tokenizer(config: RunConfig) -> bool:
     """Whether `data.tokenizer` names a file that is there."""
     return _file_of(config) is not None
 
 
-def _file_of(config: ConfigDict) -> Path | None:
+def _file_of(config: RunConfig) -> Path | None:
     """The file of `data.tokenizer`; None for bytes, and for one that is not there."""
     path = file_of(config.data.tokenizer)
     return path if config.data.tokenizer != BYTE and path.is_file() else None
 
 
-def write_ends(config: ConfigDict, target: Path, *, is_new: bool) -> list[str]:
+def write_ends(config: RunConfig, target: Path, *, is_new: bool) -> list[str]:
     """Has transformers end a generated text where `jaxpipe.sample` does; returns the names of the files written.
 
     generation_config.json keeps what it has; its eos_token_id gets the tokens that it lacks, as the end of an answer

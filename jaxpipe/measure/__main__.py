@@ -24,19 +24,20 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
 from absl import flags
 from absl.flags import FlagValues
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from jaxpipe.cluster.axes import KERNEL_AXES, written
 from jaxpipe.command_line import check_unused, main_of
-from jaxpipe.config import base_config, check
-from jaxpipe.config.command_line import define_config_file, run
-from jaxpipe.config.model import mesh_sizes, microbatch_size, vocab_pipe
+from jaxpipe.config import check
+from jaxpipe.config.base import PipelineSection, RunConfig
+from jaxpipe.config.command_line import config_of, define_config_file, run
+from jaxpipe.config.model import vocab_pipe
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
@@ -77,23 +78,22 @@ def execute(values: FlagValues) -> None:
         return
     # A flag without effect is an error in every command.
     check_unused(values, mock.FLAGS, "it needs --mock")
-    config = values.config
     # Before the check: a config for 64 devices is measured on one, where its pipeline would not be legal.
-    _leave_pipeline_out(config)
+    config = _without_pipeline(config_of(values))
     check(config, name=config_flags.get_config_filename(values["config"]))
     sizes = sizes_of(values.microbatch_sizes, config)
     # A launched process has the same command line as its launcher, and only tells its result.
     if pinned.is_launched(values):
         pinned.join(values)
-        pinned.tell(_measure(values, sizes).to_json())
+        pinned.tell(_measure(values, config, sizes).to_json())
         return
     if values.output is not None:
         check_output(values.output, overwrite=values.overwrite)
     if values.num_processes > 1:
         # Before processes are started: each would report the same error.
-        if mesh_sizes(config).num_kernel_parts > 1:
+        if config.mesh.num_kernel_parts > 1:
             raise ConfigError(
-                f"--num_processes={values.num_processes} with {written(config.mesh, KERNEL_AXES, prefix='mesh.')}",
+                f"--num_processes={values.num_processes} with {written(config.mesh.axes, KERNEL_AXES, prefix='mesh.')}",
                 rule="measured-processes: each of several processes has one device, and no layer is split over devices",
                 repair="leave --num_processes out, or set " + ", ".join(f"--config.mesh.{a}=1" for a in KERNEL_AXES),
             )
@@ -101,7 +101,7 @@ def execute(values: FlagValues) -> None:
         content = pinned.launch(program, sys.argv[1:], num_processes=values.num_processes)
         measurement = Measurement.from_json(content)
     else:
-        measurement = _measure(values, sizes)
+        measurement = _measure(values, config, sizes)
     print(to_text(measurement))
     # After printing: a user sees what was measured even if a file of it would be of no use.
     _check_resolved(measurement)
@@ -109,22 +109,22 @@ def execute(values: FlagValues) -> None:
         write(measurement.to_json(), values.output)
 
 
-def _leave_pipeline_out(config: ConfigDict) -> None:
-    """Sets pipeline and `mesh.pipe` to what fits every model: all but microbatches and a split head has no effect."""
-    kept = {"num_microbatches": config.pipeline.num_microbatches}
-    if vocab_pipe(config) > 1:
-        kept["vocab_over_pipe"] = config.pipeline.vocab_over_pipe
-    else:
-        # Times of layers do not depend on the pipeline; of a split head they do.
-        config.mesh.pipe = 1
-    config.pipeline.update({**base_config().pipeline, **kept})
-    config.optimizer.error_feedback = False  # which schedules without flush alone have
+def _without_pipeline(config: RunConfig) -> RunConfig:
+    """`config` with what fits every model: all of a pipeline but microbatches and a split head has no effect."""
+    is_split = vocab_pipe(config) > 1
+    section = PipelineSection(
+        num_microbatches=config.pipeline.num_microbatches, vocab_over_pipe="true" if is_split else "false"
+    )
+    # Times of layers do not depend on the pipeline; of a split head they do. Schedules without flush alone have error
+    # feedback.
+    pipe = config.mesh.pipe if is_split else 1
+    return replace(config, pipeline=section).replaced({"mesh.pipe": pipe, "optimizer.error_feedback": False})
 
 
-def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
+def sizes_of(written: list[str] | None, config: RunConfig) -> list[int]:
     """The microbatch sizes of the flag, by default the config's; ConfigError unless each is from 1 to 99999."""
     if written is None:
-        return [microbatch_size(config)]
+        return [RunConfig.of(config).microbatch_size]
     # At most five digits, as the error says: larger ones fit no device, and int() reads any number of digits.
     wrong = [size for size in written if not re.fullmatch("[1-9][0-9]{0,4}", size)]
     if wrong or not written:
@@ -137,8 +137,7 @@ def sizes_of(written: list[str] | None, config: ConfigDict) -> list[int]:
     return [int(size) for size in written]
 
 
-def _measure(values: FlagValues, sizes: list[int]) -> Measurement:
-    config = values.config
+def _measure(values: FlagValues, config: RunConfig, sizes: list[int]) -> Measurement:
     # A launched process has a device of its own and must not choose again.
     devices = devices_to_measure(config) if values.process_id is None else jax.local_devices()
     return measure(

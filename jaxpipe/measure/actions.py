@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 from scipy.optimize import nnls
 
 from jaxpipe.cluster.axes import AXES, KERNEL_AXES
-from jaxpipe.config import mesh_axes, model_config
+from jaxpipe.config import model_config
+from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.model import vocab_pipe
 from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, key_of, make_mesh
@@ -47,7 +47,7 @@ PyTree = Any
 class Stages:
     """Three stages as pipelines with whole and with split backwards, ready to time."""
 
-    config: ConfigDict
+    config: RunConfig
     model: LanguageModel  # the model as each device computes it
     whole: Pipeline  # the pipeline whose backwards are in one part
     halves: Pipeline  # the pipeline whose backwards are in two
@@ -69,29 +69,31 @@ class Stages:
         return lambda is_run: compiled(is_run, *arguments)
 
 
-def make_stages(config: ConfigDict, devices: Sequence[Any], *, microbatch_size: int, num_layers: int) -> Stages:
+def make_stages(config: RunConfig, devices: Sequence[Any], *, microbatch_size: int, num_layers: int) -> Stages:
     """The three stages of a checked config's model."""
+    config = RunConfig.of(config)
     stages = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=num_layers, splits_head=False)
     num_parts = vocab_pipe(config)
     if num_parts == 1:
         return stages
-    config = config.copy_and_resolve_references()
+    config = stages.config
     # A device's part of the vocabulary as a whole one, which must not be padded again.
-    config.model.update(vocab_size=stages.model.config.anatomy.num_rows // num_parts, vocab_multiple=1)
+    num_rows = stages.model.config.anatomy.num_rows // num_parts
+    config = config.replaced({"model.vocab_size": num_rows, "model.vocab_multiple": 1})
     # One layer: S and T have none, and the layers around them only cost time.
     part = _make_stages(config, devices, microbatch_size=microbatch_size, num_layers=1, splits_head=True)
     return replace(stages, part=part)
 
 
 def _make_stages(
-    config: ConfigDict, devices: Sequence[Any], *, microbatch_size: int, num_layers: int, splits_head: bool
+    config: RunConfig, devices: Sequence[Any], *, microbatch_size: int, num_layers: int, splits_head: bool
 ) -> Stages:
-    config = config.copy_and_resolve_references()
-    config.model.num_layers = NUM_STAGES * num_layers
-    config.data.batch_size = microbatch_size * NUM_MICROBATCHES
-    config.pipeline.num_microbatches = NUM_MICROBATCHES
-    config.mesh.update({axis: 1 for axis in AXES if axis not in KERNEL_AXES})
-    sizes = mesh_axes(config)
+    # The stages have a schedule of their own, and the head's split is that of their functions.
+    config = replace(config, pipeline=PipelineSection(num_microbatches=NUM_MICROBATCHES)).replaced(
+        {"model.num_layers": NUM_STAGES * num_layers, "data.batch_size": microbatch_size * NUM_MICROBATCHES}
+        | {f"mesh.{axis}": 1 for axis in AXES if axis not in KERNEL_AXES}
+    )
+    sizes = config.mesh.axes
     model = LanguageModel(model_config(config), TensorAxis.of(deterministic=config.mesh.deterministic, **sizes))
     functions = StageFunctions.of(model)
     if splits_head:

@@ -20,13 +20,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from ml_collections import ConfigDict
 
 from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.data import num_predicted_of
-from jaxpipe.config.model import mesh_sizes, vocab_pipe
-from jaxpipe.estimate import Link
+from jaxpipe.config.model import vocab_pipe
+from jaxpipe.estimate import Link, resolve
 from jaxpipe.estimate.measured import Measurement, subject
 from jaxpipe.measure.actions import Stages, compile_runs, make_stages, solve, times_of
 from jaxpipe.measure.timing import median, spread_ratio, time_by_turns
@@ -54,7 +54,7 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
     # A copy: the pipeline itself is timed with its actions.
     idle = copy.copy(pipeline)
     idle.loss_and_grads = jax.jit(without_actions)
-    optimizer, step = optimizer_and_step(stages.config, stages.model, idle, schedule=idle.schedule)
+    optimizer, step = optimizer_and_step(resolve(stages.config), stages.model, idle, schedule=idle.schedule)
     state = init_state(stages.model, pipeline, optimizer, seed=0)
     compiled = step.lower(state, stages.batch).compile()
 
@@ -110,7 +110,7 @@ def _messages(mesh: Mesh, num_bytes: int) -> Callable[[], jax.Array]:
 
 
 def measure(
-    config: ConfigDict, devices: Sequence[Any], *, microbatch_sizes: Sequence[int], num_layers: int, num_repeats: int
+    config: RunConfig, devices: Sequence[Any], *, microbatch_sizes: Sequence[int], num_layers: int, num_repeats: int
 ) -> Measurement:
     """Measures the model of a checked config; every process calls it.
 
@@ -120,7 +120,8 @@ def measure(
         devices: devices of this process: those that share kernels, to time, and one for the link if there is one more.
         num_layers: layers of each of the three timed stages.
     """
-    num_timed = mesh_sizes(config).num_kernel_parts
+    config = RunConfig.of(config)
+    num_timed = config.mesh.num_kernel_parts
     update_s = None
     parameters = {}
     times = {}
@@ -157,14 +158,14 @@ def measure(
     )
 
 
-def subject_of_config(config: ConfigDict) -> dict[str, Any]:
+def subject_of_config(config: RunConfig) -> dict[str, Any]:
     """The settings of a checked config that a measurement is valid for, as `Measured` compares them."""
     return subject(
         model_config(config),
         dtype=config.model.dtype,
         seq_len=config.data.seq_len,
         num_predicted=num_predicted_of(config),
-        **{axis: config.mesh[axis] for axis in KERNEL_AXES},
+        **{axis: config.mesh.axes[axis] for axis in KERNEL_AXES},
     )
 
 
@@ -210,9 +211,9 @@ def _link(devices: Sequence[Any], num_timed: int, *, num_repeats: int) -> Link |
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
 
-def devices_to_measure(config: ConfigDict) -> list[Any]:
+def devices_to_measure(config: RunConfig) -> list[Any]:
     """The devices to time, and one for the link if there is; ConfigError if layers need more. Called before JAX."""
-    num_timed = mesh_sizes(config).num_kernel_parts
+    num_timed = config.mesh.num_kernel_parts
     platform = config.mesh.platform
     if platform != "gpu":
         # One device more than is timed, for the link. XLA reads the flag when JAX first asks for devices.

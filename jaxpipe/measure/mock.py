@@ -11,11 +11,13 @@ from typing import Any
 import jax
 from absl import flags
 from absl.flags import FlagValues
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from jaxpipe.cluster.axes import PRODUCT, describe_mesh
 from jaxpipe.command_line import check_unused
-from jaxpipe.config import build_schedule, check, mesh_axes
+from jaxpipe.config import build_schedule, check
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.command_line import config_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.measure.mocked_step import MockedStep, compile_mocked, measure_mocked
 from jaxpipe.mesh.local import make_collectives_local
@@ -49,7 +51,7 @@ def define_flags(values: FlagValues) -> None:
 def execute(values: FlagValues) -> dict[str, Any]:
     """Times the step, prints what came out, and returns it for a file."""
     check_unused(values, _OF_PARTS, "--mock times the config's whole step")
-    config = values.config
+    config = config_of(values)
     check(config, name=config_flags.get_config_filename(values["config"]))
     num_nodes, gpus_per_node = cluster_of(values.mock, config)
     check_stage(values.stage, config)
@@ -68,11 +70,11 @@ def execute(values: FlagValues) -> dict[str, Any]:
     return {**measurement.to_json(), "mock": asdict(mocked)}
 
 
-def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
+def cluster_of(written: str, config: RunConfig) -> tuple[int, int]:
     """Nodes, and GPUs of a node, as `--mock` names them; ConfigError unless the mesh has as many devices."""
     # At most four digits each, as the rule says: more would be a typo.
     numbers = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})", written)
-    axes = mesh_axes(config)
+    axes = RunConfig.of(config).mesh.axes
     num_needed = prod(axes.values())
     if not numbers:
         raise ConfigError(
@@ -101,7 +103,7 @@ def cluster_of(written: str, config: ConfigDict) -> tuple[int, int]:
     return num_nodes, gpus_per_node
 
 
-def check_stage(stage: int | None, config: ConfigDict) -> None:
+def check_stage(stage: int | None, config: RunConfig) -> None:
     """Raises ConfigError unless `stage` is a device of `mesh.pipe`, and the schedule can be timed."""
     if stage is None or not 0 <= stage < config.mesh.pipe:
         raise ConfigError(
@@ -133,7 +135,7 @@ _WHAT_BECAME = {
 }
 
 
-def to_text(mocked: MockedStep, config: ConfigDict, *, device_kind: str, num_repeats: int) -> str:
+def to_text(mocked: MockedStep, config: RunConfig, *, device_kind: str, num_repeats: int) -> str:
     """The measurement as lines to print."""
     busy = f"{mocked.busy_forwards:.4g} forwards of a stage by the schedule's clock"
     if mocked.busy_s is None:
@@ -144,7 +146,7 @@ def to_text(mocked: MockedStep, config: ConfigDict, *, device_kind: str, num_rep
     peak = f"not counted on {device_kind}" if mocked.peak_bytes is None else f"{gib(mocked.peak_bytes, '.3f')}"
     lines = [
         f"device       {device_kind}, for {mocked.num_devices} of which one is here; jax {jax.__version__}",
-        f"step         {config.pipeline.schedule}, {describe_mesh(config.mesh)}, device {mocked.stage} of pipe",
+        f"step         {config.pipeline.schedule}, {describe_mesh(config.mesh.axes)}, device {mocked.stage} of pipe",
         f"collectives  {_WHAT_BECAME[mocked.collectives]}",
         f"seconds      {mocked.step_s:.4g}, quartiles {100 * mocked.spread_ratio:.1f} % apart, {num_repeats} steps",
         f"busy         {busy}",

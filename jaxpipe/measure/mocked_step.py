@@ -15,17 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxpipe.cluster.axes import MASTER_AXES, written
 from jaxpipe.cluster.hardware import HARDWARE, known_hardware
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.compile import CompiledStep, compile_step, predict
 from jaxpipe.compile.hlo import collectives_in
-from jaxpipe.config import build_schedule, mesh_axes
-from jaxpipe.config.costs import costs_of_stages, is_costs_file
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.costs import is_costs_file
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, setting_of
+from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, resolve, setting_of
 from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
 from jaxpipe.estimate.times import stage_seconds
 from jaxpipe.measure.measurement import identity_of, num_parameters, subject_of_config
@@ -60,7 +59,7 @@ class MockedStep:
     source: str  # where these seconds are from
 
 
-def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int, stage: int) -> CompiledStep:
+def compile_mocked(config: RunConfig, devices: Sequence[Any], *, gpus_per_node: int, stage: int) -> CompiledStep:
     """The step as `jaxpipe.train` runs it on a cluster, for the first of `devices` at `stage`.
 
     Args:
@@ -71,15 +70,16 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
         ConfigError: collectives are to be local, and XLA's partitioner has made some of its own.
     """
     # Numbers in place of devices: the real order, in which the timed device is then put at `stage`.
-    places = mesh_order(config, build_schedule(config), range(len(devices)), gpus_per_node)
-    shape = [mesh_axes(config)[axis] for axis in AXES]
+    config = RunConfig.of(config)
+    places = mesh_order(resolve(config), range(len(devices)), gpus_per_node)
+    shape = [config.mesh.axes[axis] for axis in AXES]
     devices = with_first_at(tuple(stage * (axis == "pipe") for axis in AXES), np.reshape(places, shape), devices)
     step = compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())
     # Only the compiled program shows what XLA's partitioner has added.
     left = collectives_in(step.compiled.as_text()) if collectives_are_local() else ()
     if left:
         raise ConfigError(
-            f"optimizer.name={config.optimizer.name!r} on {written(config.mesh, MASTER_AXES, prefix='mesh.')}"
+            f"optimizer.name={config.optimizer.name!r} on {written(config.mesh.axes, MASTER_AXES, prefix='mesh.')}"
             " reads numbers of other devices",
             rule="mocked-step: collectives that are jaxpipe's own become local ones; those that XLA adds do not",
             picture=f"in the program: {', '.join(sorted(left))}",
@@ -89,7 +89,7 @@ def compile_mocked(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node:
 
 
 def measure_mocked(
-    step: CompiledStep, config: ConfigDict, *, gpus_per_node: int, stage: int, num_repeats: int
+    step: CompiledStep, config: RunConfig, *, gpus_per_node: int, stage: int, num_repeats: int
 ) -> tuple[MockedStep, Measurement]:
     """The times and bytes of a step of `compile_mocked`, and what is to be expected; the steps follow each other.
 
@@ -104,11 +104,8 @@ def measure_mocked(
     (device,) = step.pipeline.mesh.local_devices
     timings, num_skipped = _run(step, config, num_repeats)
     stats = device.memory_stats()
-    # A copy, since `settle` writes into the config.
-    settled = config.copy_and_resolve_references()
-    step.costs.settle(settled)
     schedule = step.compiled.schedule
-    costs = costs_of_stages(settled, schedule, step.pipeline.layers_per_stage)
+    costs = step.spec.stage_costs
     setting, source = _setting_and_source(config, device, step.pipeline.mesh.size, gpus_per_node)
     memory: Any = step.compiled.memory_analysis()
     # Donated arguments are outputs, too; XLA counts them on both sides.
@@ -185,7 +182,7 @@ def put(like: Any, values: Any) -> Any:
     )
 
 
-def _run(step: CompiledStep, config: ConfigDict, num_repeats: int) -> tuple[list[Timing], int]:
+def _run(step: CompiledStep, config: RunConfig, num_repeats: int) -> tuple[list[Timing], int]:
     """Timings of the steps after the first, and the number of those whose update was left out."""
     state = first_values(step.state)
     batch = put(step.batch, example_batch(config))
@@ -207,7 +204,7 @@ def _run(step: CompiledStep, config: ConfigDict, num_repeats: int) -> tuple[list
 
 
 def _setting_and_source(
-    config: ConfigDict, device: Any, num_devices: int, gpus_per_node: int
+    config: RunConfig, device: Any, num_devices: int, gpus_per_node: int
 ) -> tuple[Setting, TimeSource | None]:
     """The setting of the step, and the source of its times: the file of `pipeline.costs`, or a known GPU's roofline."""
     hardware = known_hardware(device.device_kind)
@@ -235,7 +232,7 @@ def _scaled(times: Times, alone: Times, ratio: float) -> Times:
 
 
 def _measurement(
-    step: CompiledStep, config: ConfigDict, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
+    step: CompiledStep, config: RunConfig, setting: Setting, mocked: MockedStep, device: Any, num_repeats: int
 ) -> Measurement:
     sizes = num_parameters(step.pipeline, step.state.params, num_layers=0)
     updated = num_updated(setting, sizes["num_layer_parameters"], sizes["num_shared_parameters"])

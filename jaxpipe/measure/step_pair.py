@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from ml_collections import ConfigDict
 
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.compile.prediction import workspace_bytes
-from jaxpipe.config import build_schedule
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.run_spec import RunSpec
+from jaxpipe.estimate import resolve
 from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of
 from jaxpipe.models import LanguageModel
@@ -28,7 +29,7 @@ from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.batches import example_batch, put_batch
-from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
+from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
 from jaxpipe.training.step import init_state, mean_factors
 
 PyTree = Any
@@ -40,7 +41,7 @@ _STEPS_IN_A_ROW = 4
 class StepPair:
     """One pipelined and one unpipelined step on the same numbers, ready to compile."""
 
-    config: ConfigDict
+    spec: RunSpec
     model: LanguageModel  # the model as one device computes it
     pipeline: Pipeline  # makes the pipelined step; without flush it is that of one batch with a flush
     schedule: Schedule
@@ -71,7 +72,7 @@ class StepPair:
 
     def _compile_calls(self) -> Any:
         """A compiled function () -> metrics of each of the next steps of a run that is full."""
-        optimizer, step = optimizer_and_step(self.config, self.model, self.pipeline, num_steps=_NO_LAST_STEP)
+        optimizer, step = optimizer_and_step(self.spec, self.model, self.pipeline, num_steps=_NO_LAST_STEP)
         # A list: each call donates the state, and puts the next one in its place.
         states = [step.init(init_state(self.model, self.pipeline, optimizer, seed=0))]
         # `lower` and `compile` keep their program in `step`.
@@ -102,7 +103,7 @@ class StepPair:
         arguments = (self.canonical, self.local_batch, self.scale, self.key)
         if not self.schedule.delays:
             return partial(jax.jit(of_step).lower(*arguments).compile(), *arguments)
-        optimizer, _ = optimizer_and_step(self.config, self.model, self.pipeline)
+        optimizer, _ = optimizer_and_step(self.spec, self.model, self.pipeline)
         # Without flush a step includes its update, so the other side needs masters and an optimizer.
         masters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.canonical)
 
@@ -125,9 +126,11 @@ class StepPair:
         return call
 
 
-def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
+def make_step_pair(config: RunConfig, devices: tuple[Any, ...]) -> StepPair:
     """The two steps of a checked config on `devices`."""
-    split_model, pipeline = build_pipeline(config, devices)
+    spec = resolve(config, topology_of(devices))
+    config = spec.config
+    split_model, pipeline = build_pipeline(spec, devices)
     # The pipeline's model computes a device's part; one device alone needs the whole.
     model = LanguageModel(split_model.config)
     local_batch = example_batch(config)
@@ -141,10 +144,10 @@ def make_step_pair(config: ConfigDict, devices: tuple[Any, ...]) -> StepPair:
     # Shapes first: shardings must be known before the arrays are made on all devices.
     staged = jax.eval_shape(lambda: pipeline.to_stages(init()))
     return StepPair(
-        config=config,
+        spec=spec,
         model=model,
         pipeline=pipeline,
-        schedule=build_schedule(config),
+        schedule=spec.schedule,
         params=jax.jit(lambda: pipeline.to_stages(init()), out_shardings=pipeline.shardings(staged))(),
         batch=put_batch(pipeline, local_batch),
         canonical=jax.jit(computed_with)(),
@@ -196,9 +199,8 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         of `held_bytes` and the largest of `workspace_bytes`; hlo_slot_copies and hlo_gradient_copies: writes of a whole
         leaf of the page pool, or of the running gradient sums of several layers, in the program's loops.
     """
-    config = pair.config
     pipeline = pair.pipeline
-    optimizer, step = optimizer_and_step(config, pair.model, pipeline)
+    optimizer, step = optimizer_and_step(pair.spec, pair.model, pipeline)
     state = step.init(init_state(pair.model, pipeline, optimizer, seed=0))
     start = time.perf_counter()
     compiled = step.lower(state, pair.batch).compile()

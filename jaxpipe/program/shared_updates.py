@@ -55,7 +55,7 @@ class Arrived(NamedTuple):
 
     collected: PyTree = None  # sums of the gradients that devices have given up, those of before included
     copies: PyTree = None  # the new compute copies
-    measured: Any = None  # `Measured`, of batch t-1; from UPDATE_SHARED alone
+    measured: Measured | None = None  # `Measured`, of batch t-1; from UPDATE_SHARED alone
     is_finite: Any = None  # bool: whether the gradients are, so that the new values are used
     masters: PyTree = None  # the new masters, this device's parts
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.data import (
     Batch,
@@ -29,13 +29,14 @@ from jaxpipe.program import Pipeline
 _ROWS = 256  # looked at together
 
 
-def read_corpus(config: ConfigDict) -> Corpus:
+def read_corpus(config: RunConfig) -> Corpus:
     """The tokens of the config's files.
 
     Raises:
         ConfigError: files or the tokenizer are missing, or there is too little text.
         DataError: a prepared file is damaged.
     """
+    config = RunConfig.of(config)
     data = config.data
     tokenizer = tokenizer_of(config)
     return load_corpus(
@@ -46,12 +47,11 @@ def read_corpus(config: ConfigDict) -> Corpus:
         heldout_fraction=data.heldout_fraction,
         batch_size=data.batch_size,
         seq_len=data.seq_len,
-        # Configs of runs from before `data.packing` lack the field; they had windows.
-        by_documents=data.get("packing", WINDOWS) != WINDOWS,
+        by_documents=data.packing != WINDOWS,
     )
 
 
-def batches_of(config: ConfigDict, part: Blend) -> Batches:
+def batches_of(config: RunConfig, part: Blend) -> Batches:
     """The batches of one part of the text, with the weights of its sources."""
     return Batches(
         tuple(_sequences_of(config, documents, source) for source, documents in enumerate(part.sources)),
@@ -62,7 +62,7 @@ def batches_of(config: ConfigDict, part: Blend) -> Batches:
     )
 
 
-def check_learned(config: ConfigDict, train: Batches, heldout: Batches) -> None:
+def check_learned(config: RunConfig, train: Batches, heldout: Batches) -> None:
     """Raises DataError where answers alone are learned, and no row for training, or no evaluation, has any of them.
 
     Rows are read up to the first that has a learned token.
@@ -109,7 +109,7 @@ def padding_of(batches: Batches) -> str:
     return f"; {num_rows:,} rows of {kind}, {padding:.2%} padding{cut}"
 
 
-def example_batch(config: ConfigDict) -> Batch:
+def example_batch(config: RunConfig) -> Batch:
     """A batch of random tokens, shaped as in a run of `config`, for uses that do not depend on the values."""
     data = config.data
     tokenizer = tokenizer_of(config)
@@ -120,7 +120,7 @@ def example_batch(config: ConfigDict) -> Batch:
     return batches_of(config, Blend((Documents.one(tokens),))).at(0)
 
 
-def _sequences_of(config: ConfigDict, documents: Documents, source: int) -> Sequences:
+def _sequences_of(config: RunConfig, documents: Documents, source: int) -> Sequences:
     data = config.data
     vocabulary = tokenizer_of(config).masked
     if vocabulary is None and data.packing == WINDOWS:

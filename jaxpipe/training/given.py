@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
-from ml_collections import ConfigDict
 
-from jaxpipe.config import base_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_given
+from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
 from jaxpipe.errors import ConfigError, DataError, first_of
@@ -82,13 +82,13 @@ def check_nothing_given(**given: Any) -> None:
             )
 
 
-def check_optimizer_fields(config: ConfigDict) -> None:
+def check_optimizer_fields(config: RunConfig) -> None:
     """Raises ConfigError for fields of the config's own optimizer that are set where another one is given."""
-    defaults = base_config(config.model.family).optimizer
-    for field, default in defaults.items():
-        if field not in _OPTIMIZER_FIELDS and config.optimizer[field] != default:
+    told = vars(config.optimizer)
+    for field, default in vars(OptimizerSection()).items():
+        if field not in _OPTIMIZER_FIELDS and told[field] != default:
             raise ConfigError(
-                f"optimizer.{field}={config.optimizer[field]} has no effect beside optimizer=...",
+                f"optimizer.{field}={told[field]} has no effect beside optimizer=...",
                 rule="field-used: a field that has no effect is an error",
                 picture=f"in force: {', '.join(f'optimizer.{name}' for name in _OPTIMIZER_FIELDS)}",
                 repair=f"leave optimizer.{field} out, and give it to the optimizer in Python",
@@ -96,9 +96,9 @@ def check_optimizer_fields(config: ConfigDict) -> None:
 
 
 def given_task(
-    config: ConfigDict, *, model: Model, params: Any, train_batches: BatchSource | None, heldout_batches: BatchSource
-) -> Task:
-    """The task of a model and batches given in Python; writes their sizes into `config`, and checks it.
+    config: RunConfig, *, model: Model, params: Any, train_batches: BatchSource | None, heldout_batches: BatchSource
+) -> tuple[RunConfig, Task]:
+    """`config` with the sizes of a model and batches given in Python, checked, and their task.
 
     Args:
         config: a config of `base_config("given")`.
@@ -123,8 +123,7 @@ def given_task(
     example = train.at(0)
     outline = _outline({name: leaf[0] for name, leaf in example.items()})
     train, heldout = (replace(source, like=outline) for source in (train, heldout))
-    _set(config, "model", "num_layers", _num_layers(model))
-    _set(config, "data", "batch_size", num_sequences(example))
+    config = _with_sizes(config, {"model.num_layers": _num_layers(model), "data.batch_size": num_sequences(example)})
     check_given(config)
     # Raises for malformed held-out batches now, not at the first evaluation.
     num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))
@@ -135,7 +134,7 @@ def given_task(
             repair="give heldout_batches, or set checkpoint.keep_best=0",
         )
     num_microbatches = config.pipeline.num_microbatches
-    return Task(
+    task = Task(
         model,
         train_batches=replace(train, num_microbatches=num_microbatches),
         heldout_batches=replace(heldout, num_microbatches=num_microbatches),
@@ -143,6 +142,7 @@ def given_task(
         fingerprint=_fingerprint(example),
         params=params,
     )
+    return config, task
 
 
 @dataclass(frozen=True)
@@ -259,15 +259,17 @@ def _num_layers(model: Model) -> int:
     return sizes.pop()[0]
 
 
-def _set(config: ConfigDict, section: str, field: str, value: int) -> None:
-    """Writes a size into the config, where its default 0 stands."""
-    if config[section][field] not in (0, value):
-        raise ConfigError(
-            f"{section}.{field}={config[section][field]}, and what is given in Python has {value}",
-            rule="given-sizes: the model and the batches decide their sizes",
-            repair=f"leave {section}.{field} out",
-        )
-    config[section][field] = value
+def _with_sizes(config: RunConfig, sizes: Mapping[str, int]) -> RunConfig:
+    """`config` with sizes, by path, where its default 0 stands."""
+    told = config.by_path
+    for path, size in sizes.items():
+        if told[path] not in (0, size):
+            raise ConfigError(
+                f"{path}={told[path]}, and what is given in Python has {size}",
+                rule="given-sizes: the model and the batches decide their sizes",
+                repair=f"leave {path} out",
+            )
+    return config.replaced(sizes)
 
 
 def _fingerprint(batch: Batch) -> Fingerprint:

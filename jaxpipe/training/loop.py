@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints
 from jaxpipe.checkpoints.checkpoints import Saver
+from jaxpipe.config.base import RunConfig
 from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.distributed.log import printing_with, say
 from jaxpipe.distributed.process_group import ProcessGroup
@@ -40,18 +40,12 @@ class Loop:
     """The loop over the steps, in one of the processes of a run.
 
     Attributes:
-        config: the checked config.
-        path: the run's folder.
-        processes: all processes of the run.
-        setup: text, model and pipeline of the config.
-        checkpoints: the run's checkpoints.
-        profiler: traces the steps of --profile_steps.
+        setup: what the run does, its text, model and pipeline.
         train_step: compiled.
         eval_step: compiled, (params, batch) -> sum of losses.
         on_step: called after each step; see `jaxpipe.training.fit`.
     """
 
-    config: ConfigDict
     path: Path
     processes: ProcessGroup
     setup: Setup
@@ -60,6 +54,11 @@ class Loop:
     train_step: Step
     eval_step: Callable[[Any, Any], Any]
     on_step: OnStep | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The config of the run."""
+        return self.setup.spec.config
 
     def run(self, state: TrainState, *, num_done: int) -> tuple[TrainState, int]:
         """Runs the steps after `num_done` to the last, or until a signal or `on_step` stops the run after a step.
@@ -78,7 +77,7 @@ class Loop:
         """
         config = self.config
         pipeline = self.setup.pipeline
-        num_steps = self.config.train.steps
+        num_steps = config.train.steps
         task = self.setup.task
         speed = Speed(task.model, pipeline, task.train_batches.at(0))
         has_kept = False
@@ -269,7 +268,6 @@ class SkippedSteps:
         """Compiles nothing until a step is skipped.
 
         Args:
-            pipeline: the pipeline of the run.
             max_in_row: number of consecutive skipped steps at which the run ends.
             has_flush: whether the schedule has one; without, some updates of a skipped step are made.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -73,8 +73,6 @@ class MetricsWriter:
         """Shows the metrics of `step`, counted from 1, and writes them; null for a number that is not finite.
 
         Args:
-            step: the step.
-            numbers: the metrics.
             by_layer: arrays, of which a row has the most and the least of each layer.
             has_row: whether they are written, not only shown.
 
@@ -159,31 +157,18 @@ class MetricsWriter:
 
 
 class SilentMetrics:
-    """The stand-in for `MetricsWriter` in processes that do not write."""
+    """The stand-in for `MetricsWriter` in processes that do not write: its methods do nothing."""
 
-    def write(
-        self,
-        step: int,
-        numbers: Mapping[str, Number],
-        by_layer: ByLayer = MappingProxyType({}),
-        *,
-        has_row: bool = True,
-    ) -> None:
-        """Does nothing."""
-
-    def draw(self, step: int, by_layer: ByLayer) -> None:
-        """Does nothing."""
-
-    def say(self, text: str) -> None:
-        """Does nothing."""
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        """A function that does nothing, for each method of the writer."""
+        getattr(MetricsWriter, method)  # a typo is an error here, too
+        return lambda *_, **__: None
 
     def __enter__(self) -> SilentMetrics:
         """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Does nothing."""
 
 

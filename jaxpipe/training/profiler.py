@@ -31,7 +31,6 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
 
     Args:
         text: "FIRST:LAST", or one number.
-        num_steps: number of steps of the run.
 
     Raises:
         ConfigError: the text has another form, or the run does not have these steps.
@@ -79,7 +78,6 @@ class Profiler:
         """Prepares the profiler; it starts at the first step to trace.
 
         Args:
-            path: the run's folder.
             steps: steps to trace, as far as the run still executes them; None traces nothing.
         """
         # A folder for each process: each traces its own devices.

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxpipe.cluster.axes import told
+from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError
 from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
@@ -25,7 +26,8 @@ from jaxpipe.units import MA, gib, mib
 def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
     """The lines to print at the start of a run."""
     pipeline = setup.pipeline
-    schedule = setup.schedule
+    spec = setup.spec
+    schedule = spec.schedule
     # Counted in the model's own order: staged parameters also have rows that a shorter stage does not use.
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
     shapes = step.shapes(state.params, batch)
@@ -35,9 +37,10 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
         f"data       {setup.task.data}",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
         f"flops      {format_flops(setup.task.model, pipeline, batch)}",
+        *spec.lines(),
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
-        f"bubble     {simulate(schedule, setup.costs).bubble_ratio:.1%} predicted, {_format_costs(setup)}",
+        f"bubble     {simulate(schedule, spec.stage_costs).bubble_ratio:.1%} predicted, {_format_costs(spec)}",
         f"rounds     {step.table.rounds_per_call} in the compiled step",
         f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.storage.slot_bytes)}: what a stage keeps of"
         " a microbatch for its backward",
@@ -49,16 +52,16 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
     return "\n".join(lines)
 
 
-def _format_costs(setup: Setup) -> str:
+def _format_costs(spec: RunSpec) -> str:
     """The expected time of each kind of backward that the schedule has, in forwards."""
-    schedule = setup.schedule
+    schedule = spec.schedule
     columns = schedule.columns
-    times = setup.costs.of_kind(schedule.num_stages).mean(axis=1)
+    times = spec.stage_costs.of_kind(schedule.num_stages).mean(axis=1)
     names = {Kind.B: "backward", Kind.I: "I", Kind.W: "W"}
     # A schedule may have whole and split backwards; costs of kinds that it lacks say nothing of it.
     there = [kind for kind in names if columns.is_kind(kind).any()]
     ratios = ", ".join(f"{names[kind]} = {times[kind] / times[Kind.F]:g}" for kind in there)
-    return f"{ratios} forwards ({setup.costs_source})"
+    return f"{ratios} forwards ({spec.costs_source})"
 
 
 def _format_split(shapes: StepShapes) -> list[str]:
@@ -94,7 +97,6 @@ def check_memory(step: Step, state: TrainState, batch: Any, *, limit_bytes: int 
     comes on top; `jaxpipe.compile` predicts it and checks it on the compiled program.
 
     Args:
-        step: the step.
         state: shapes with shardings.
         batch: leaves [num_microbatches, microbatch size, ...], or their shapes.
         limit_bytes: memory of a device; None asks the first device of this process and skips the check if it does not
@@ -145,8 +147,8 @@ def in_mean_forwards(costs: Costs) -> Costs:
 def write_timeline(path: Path, setup: Setup) -> None:
     """Writes TIMELINE into the run's folder `path`, where a millisecond is a forward of the mean stage."""
     layers_per_stage = setup.pipeline.layers_per_stage
-    costs = in_mean_forwards(setup.costs)
+    costs = in_mean_forwards(setup.spec.stage_costs)
     label = f"predicted: 1 ms is a forward of {sum(layers_per_stage) / len(layers_per_stage):g} layers"
     labels = {"name": "process_labels", "ph": "M", "pid": 0, "args": {"labels": label}}
-    trace = [labels, *chrome_trace(simulate(setup.schedule, costs))]
+    trace = [labels, *chrome_trace(simulate(setup.spec.schedule, costs))]
     (path / TIMELINE).write_text(json.dumps(trace) + "\n")

@@ -6,17 +6,16 @@ import hashlib
 import json
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import build_schedule, expected_costs
-from jaxpipe.config.base import AUTO
-from jaxpipe.config.costs import are_decided, has_times, written_costs
+from jaxpipe.config.base import AUTO, RunConfig
+from jaxpipe.config.costs import are_decided, written_costs
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import CheckpointError, ConfigError, first_of
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule, to_json
+from jaxpipe.schedules.spec import ScheduleSpec
 from jaxpipe.training.run_folder import CONFIG, FAMILY, METRICS, SCHEDULE, config_from, kept_family, load
 from jaxpipe.training.same_data import DATA
 
@@ -40,65 +39,58 @@ DECIDES_SCHEDULE = {
 # ---- The config
 
 
-def keep_costs(path: Path, config: ConfigDict) -> None:
-    """Sets `pipeline.costs` to those of the run in `path`.
+def with_kept_costs(path: Path, config: RunConfig) -> RunConfig:
+    """`config` with the costs of the run in `path`.
 
-    A resumed run keeps the schedule it began with, even if other costs would be measured now. Nothing is
-    set if `config` has times of its own, or other fields that decide the schedule. A run from before costs were decided
-    had orders for I and W as long as F.
+    A resumed run keeps the schedule it began with, even if other costs would be measured now. A config with times of
+    its own, or with other fields that decide the schedule, stays as it is. A run from before costs were decided had
+    orders for I and W as long as F.
     """
     # Costs that a user names win over those of the run; a changed schedule is then told as a change.
-    if are_decided(config.pipeline.costs) or has_times(config.pipeline.options):
-        return
+    pipeline = config.pipeline
+    has_times = ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).has_times
+    if are_decided(pipeline.costs) or has_times:
+        return config
     before = _before(path, config)
     if not _decide_the_same(before, config):
-        return
-    config.pipeline.vocab_over_pipe = before.pipeline.vocab_over_pipe
+        return config
     costs = before.pipeline.costs
-    config.pipeline.costs = (
-        costs if are_decided(costs) else written_costs(Costs(backward=expected_costs(before).backward))
-    )
+    if not are_decided(costs):
+        costs = written_costs(Costs(backward=expected_costs(before).backward))
+    return config.replaced({_HEAD: before.pipeline.vocab_over_pipe, "pipeline.costs": costs})
 
 
-def keep_schedule(path: Path, config: ConfigDict) -> None:
-    """Sets `pipeline.schedule` to the schedule.json of the run in `path`: the file or method may be changed, or gone.
+def with_kept_schedule(path: Path, config: RunConfig) -> RunConfig:
+    """`config` with the schedule.json of the run in `path`, whose file or method may be changed, or gone.
 
-    Nothing is set if another field that decides the schedule differs from the run's.
+    It stays as it is if another field that decides the schedule differs from the run's.
     """
-    if not (path / SCHEDULE).is_file():
-        return
-    before = _before(path, config)
-    if _decide_the_same(before, config):
-        config.pipeline.update(
-            # A schedule from a file takes no options: the file already has what they decided.
-            schedule=str(path / SCHEDULE),
-            options="",
-            vocab_over_pipe=before.pipeline.vocab_over_pipe,
-        )
-        if not are_decided(config.pipeline.costs):
-            config.pipeline.costs = before.pipeline.costs
+    before = _before(path, config) if (path / SCHEDULE).is_file() else None
+    if before is None or not _decide_the_same(before, config):
+        return config
+    costs = (config if are_decided(config.pipeline.costs) else before).pipeline.costs
+    # A schedule from a file takes no options: the file already has what they decided.
+    kept = {"pipeline.schedule": str(path / SCHEDULE), "pipeline.options": "", "pipeline.costs": costs}
+    return config.replaced(kept | {_HEAD: before.pipeline.vocab_over_pipe})
 
 
-def _decide_the_same(before: ConfigDict, config: ConfigDict) -> bool:
+def _decide_the_same(before: RunConfig, config: RunConfig) -> bool:
     """Whether the fields that decide the schedule are those of `before`; one that is "auto" was decided there."""
-    return all(
-        _of(config, name) == _of(before, name) or (name == _HEAD and _of(config, name) == AUTO)
-        for name in DECIDES_SCHEDULE
-    )
+    then = before.by_path
+    now = config.by_path
+    return all(now[name] == then[name] or (name == _HEAD and now[name] == AUTO) for name in DECIDES_SCHEDULE)
 
 
-def named_as_before(path: Path, config: ConfigDict) -> ConfigDict:
-    """`config`, or a copy with the schedule that the run in `path` was told, if `keep_schedule` has replaced it."""
+def named_as_before(path: Path, config: RunConfig) -> RunConfig:
+    """`config` with the schedule that the run in `path` was told, if `with_kept_schedule` has replaced it."""
     # Otherwise config.json would name schedule.json itself, and what the user named would be lost.
     if config.pipeline.schedule != str(path / SCHEDULE) or not (path / CONFIG).is_file():
         return config
     before = _before(path, config).pipeline
-    config = config.copy_and_resolve_references()
-    config.pipeline.update(schedule=before.schedule, options=before.options)
-    return config
+    return config.replaced({"pipeline.schedule": before.schedule, "pipeline.options": before.options})
 
 
-def _before(path: Path, config: ConfigDict) -> ConfigDict:
+def _before(path: Path, config: RunConfig) -> RunConfig:
     """The config of the run in `path` as it was told; no Python file is run that `config` does not name itself.
 
     Raises:
@@ -109,11 +101,11 @@ def _before(path: Path, config: ConfigDict) -> ConfigDict:
     family = saved["model"]["family"]
     # A config.json is data and may come from others: a Python file runs only if the command names it, too.
     if not is_python_file(family) or now == family:
-        return config_from(str(path), saved, family=family)
+        return RunConfig.of(config_from(str(path), saved, family=family))
     # The run's own copy of the file counts as the file.
     if now != kept_family(path, family):
         raise _refused(path, [_change("model.family", family, now)])
-    return config_from(str(path), saved, family=now)
+    return RunConfig.of(config_from(str(path), saved, family=now))
 
 
 def _is_other_family(path: Path, family: str) -> bool:
@@ -123,12 +115,7 @@ def _is_other_family(path: Path, family: str) -> bool:
     return kept.is_file() and kept.read_bytes() != local_path(family.partition(":")[0]).read_bytes()
 
 
-def _of(config: ConfigDict, name: str) -> object:
-    section, field = name.split(".")
-    return config[section][field]
-
-
-def config_changes(path: Path, config: ConfigDict) -> list[str]:
+def config_changes(path: Path, config: RunConfig) -> list[str]:
     """The fields in which `config` differs from that of the run in `path`, as "pipeline.schedule: 1f1b -> bpipe".
 
     A schedule whose actions changed under the same fields counts too, for example after a change of its file.
@@ -136,18 +123,16 @@ def config_changes(path: Path, config: ConfigDict) -> list[str]:
     Raises:
         ConfigError: a changed field decides the model or the order of the data.
     """
+    config = RunConfig.of(config)
     before = _before(path, config)
     kept = config.pipeline.schedule == str(path / SCHEDULE)
     config = named_as_before(path, config)
     # First, since another family has other fields, which could not be compared below.
     if before.model.family != config.model.family:
         raise _refused(path, [_change("model.family", before.model.family, config.model.family)])
-    fields = [(section, field) for section in before for field in before[section]]
-    differ = {
-        f"{section}.{field}": _change(f"{section}.{field}", before[section][field], config[section][field])
-        for section, field in fields
-        if before[section][field] != config[section][field]
-    }
+    then = before.by_path
+    now = config.by_path
+    differ = {name: _change(name, value, now[name]) for name, value in then.items() if value != now[name]}
     # With a fingerprint of the tokens, files may move: their contents are compared instead of their paths.
     refused = [words for name, words in differ.items() if _is_fixed(name, knows_data=(path / DATA).is_file())]
     if refused:
@@ -223,19 +208,14 @@ def has_other_schedule(path: Path, schedule: Schedule) -> bool:
     return saved.is_file() and saved.read_bytes() != to_json(schedule).encode()
 
 
-def check_same_config(processes: ProcessGroup, config: ConfigDict) -> None:
+def check_same_config(processes: ProcessGroup, config: RunConfig) -> None:
     """Checks that this process has the config of process 0, but for paths of files.
 
     Raises:
         ConfigError: a field differs, so that stages would train in different ways, or wait for each other forever.
     """
-    here = {
-        # As JSON text, so that 1 and 1.0, or True and 1, count as different.
-        f"{section}.{field}": json.dumps(value)
-        for section, values in config.to_dict().items()
-        for field, value in values.items()
-        if f"{section}.{field}" not in OF_A_MACHINE
-    }
+    # As JSON text, so that 1 and 1.0, or True and 1, count as different.
+    here = {name: json.dumps(value) for name, value in RunConfig.of(config).by_path.items() if name not in OF_A_MACHINE}
     first = json.loads(processes.agree("config", json.dumps(here)))
     differ = [
         f"{name}: {first.get(name)} in process 0, {here.get(name)} here"

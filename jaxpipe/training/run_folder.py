@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.config import base_config
-from jaxpipe.config.base import unknown_field
+from jaxpipe.config.base import RunConfig, unknown_field
 from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.files import local_path, read_whole, write_whole
 from jaxpipe.huggingface import copied_path, own_path
@@ -105,7 +105,7 @@ def writing(workdir: str) -> Iterator[None]:
         raise _not_writable(workdir, f"{error.filename or workdir}: {error.strerror}") from error
 
 
-def write_config(path: Path, config: ConfigDict) -> None:
+def write_config(path: Path, config: RunConfig) -> None:
     """Writes `config` as JSON into the run's folder, whole, and keeps the Python file of its family.
 
     The path of a file in its hf/ begins there.
@@ -126,7 +126,6 @@ def read_config(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
     """The config of the run in `workdir`, locked; a method's Python file in it gives way to the run's schedule.json.
 
     Args:
-        workdir: folder of the run.
         allow_code: as of `read_written`; True lets the method's file be.
 
     Raises:
@@ -145,7 +144,6 @@ def read_written(workdir: str, *, allow_code: bool | None = None) -> ConfigDict:
     A config.json is data, which people take from others; only its family decides its fields, so it alone is run here.
 
     Args:
-        workdir: folder of the run.
         allow_code: whether the family's Python file may be run: True, the one that config.json names; None, the copy
             that the run keeps; False, neither.
 
@@ -218,14 +216,14 @@ def config_from(workdir: str, saved: dict[str, Any], *, family: str) -> ConfigDi
         config = base_config(family)
     except ConfigError as error:
         raise _unreadable(path, error) from error
+    # `saved` names the family as it was told; here the copy may take its place.
+    values = saved | {"model": saved["model"] | {"family": family}}
     try:
-        config.update(saved)
-        # `saved` names the family as it was told; here the copy may take its place.
-        config.model.family = family
+        if tokenizer := saved.get("data", {}).get("tokenizer"):
+            values["data"] = saved["data"] | {"tokenizer": own_path(tokenizer, path.parent)}
+        config.update(values)
     except (AttributeError, KeyError, TypeError) as error:
         raise unknown_field(error, where=str(path), repair=_REPAIR) from error
-    if "tokenizer" in config.data:
-        config.data.tokenizer = own_path(config.data.tokenizer, path.parent)
     return config
 
 
@@ -260,7 +258,6 @@ def run_lock(workdir: str, *, is_first: bool, broadcast: Callable[[str, str], st
     processes compare what process 0 wrote there with what they see.
 
     Args:
-        workdir: folder of the run.
         is_first: whether this is process 0.
         broadcast: (name, text) -> the text of process 0.
 

@@ -88,7 +88,6 @@ class StepWithFlush:
     """The step of a schedule with a flush: a call begins and ends with an empty pipeline.
 
     Attributes:
-        pipeline: pipeline of the step.
         function: what `make_train_step` returns, then lowered, then compiled.
     """
 

@@ -55,7 +55,6 @@ def check_same_as_first(first: str, fingerprint: Fingerprint, *, process: int) -
     Args:
         first: fingerprint of process 0, from `to_json`.
         fingerprint: fingerprint of this process.
-        process: index of this process.
 
     Raises:
         ConfigError: the tokens differ.

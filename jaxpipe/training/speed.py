@@ -32,7 +32,6 @@ class Speed:
         """Counts the tokens and FLOPs of a step.
 
         Args:
-            model: the trained model.
             pipeline: the model's pipeline, whose devices and dtype give the peak of MFU.
             batch: batch of one step, leaves [num_microbatches, microbatch size, ...] of all devices, or their shapes.
         """

@@ -148,7 +148,6 @@ def make_train_step(
     the counters advance.
 
     Args:
-        model: counts the terms of the losses.
         pipeline: computes loss and gradients.
         optimizer: elementwise, so that each device updates its own shard.
         learning_rate: for the metrics; a function of the steps that were not skipped, as the optimizer counts them.
@@ -276,7 +275,6 @@ def where_terms(losses: dict[str, Any], means: Any, num_losses: Any) -> dict[str
     """`losses`, which are `name_losses` of `means`, with NaN for each that is a mean of no terms; traceable.
 
     Args:
-        losses: by name.
         means: a tree of the losses.
         num_losses: number of terms of each, or one number for all.
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from jaxpipe.config import mesh_axes, model_config
+from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.model import family_of, vocab_pipe
-from jaxpipe.data import Batch, Fingerprint
+from jaxpipe.data import Batch, Corpus, Fingerprint
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.batches import batches_of, check_learned, padding_of, read_corpus
@@ -82,20 +82,25 @@ class Task:
     params: Any = None
 
 
-def language_model(config: ConfigDict) -> LanguageModel:
+def language_model(config: RunConfig) -> LanguageModel:
     """The model of a checked config, for its mesh."""
-    axis = TensorAxis.of(deterministic=config.mesh.deterministic, num_pipe=vocab_pipe(config), **mesh_axes(config))
+    axis = TensorAxis.of(deterministic=config.mesh.deterministic, num_pipe=vocab_pipe(config), **config.mesh.axes)
     return LanguageModel(model_config(config), axis)
 
 
-def task_of(config: ConfigDict) -> Task:
-    """The task of a checked config; reads the text, which is quick and may fail.
+def task_of(config: RunConfig, corpus: Corpus | None = None) -> Task:
+    """The task of a checked config.
+
+    Args:
+        config: the config; its `pipeline.vocab_over_pipe` is decided.
+        corpus: its text, if that is read already.
 
     Raises:
         ConfigError: files or the tokenizer are missing, or there is too little text.
         DataError: a prepared file is damaged, or has nothing to learn.
     """
-    corpus = read_corpus(config)
+    config = RunConfig.of(config)
+    corpus = corpus or read_corpus(config)
     train_batches = batches_of(config, corpus.train)
     heldout_batches = batches_of(config, corpus.heldout)
     check_learned(config, train_batches, heldout_batches)

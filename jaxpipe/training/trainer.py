@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep
-from jaxpipe.config import check, mesh_axes
+from jaxpipe.config import check
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.costs import is_costs_file
-from jaxpipe.config.pipeline import forget_files, is_known
+from jaxpipe.config.pipeline import is_known
 from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
@@ -31,6 +32,7 @@ from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.program import Pipeline
 from jaxpipe.program.contract import check_jax
 from jaxpipe.schedules import simulate
+from jaxpipe.schedules.spec import forget_files
 from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
 from jaxpipe.training.given import BatchSource, Model, check_nothing_given, check_optimizer_fields, given_task
@@ -40,7 +42,7 @@ from jaxpipe.training.report import check_memory, report, write_timeline
 from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import TrainState, make_eval_step, state_like
-from jaxpipe.training.task import Task, task_of
+from jaxpipe.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Run:
 
 
 def fit(
-    config: ConfigDict,
+    config: ConfigDict | RunConfig,
     workdir: str | Path,
     *,
     model: Model | None = None,
@@ -131,36 +133,34 @@ def fit(
     """
     check_jax()
     forget_files()
-    config = config.copy_and_resolve_references()  # what is decided on the way goes into the run's config alone
+    told = RunConfig.of(config)
     path = run_folder.path_of(str(workdir))
-    if not is_known(config.pipeline.schedule):
-        resume.keep_schedule(path, config)
-    if is_costs_file(config.pipeline.costs) and run_folder.holds_run(path):
-        resume.keep_costs(path, config)  # the file may be gone
+    if not is_known(told.pipeline.schedule):
+        told = resume.with_kept_schedule(path, told)
+    if is_costs_file(told.pipeline.costs) and run_folder.holds_run(path):
+        told = resume.with_kept_costs(path, told)  # the file may be gone
     if model is None:
         check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
-        check(config, name=name)
+        check(told, name=name)
     if optimizer is not None:
-        check_optimizer_fields(config)
-    traced_steps = profiler.profile_steps(profile_steps, num_steps=config.train.steps)
+        check_optimizer_fields(told)
+    traced_steps = profiler.profile_steps(profile_steps, num_steps=told.train.steps)
     with (
         # Settings of the user for JAX stay in force for functions of a model of one's own.
         default_rules() if model is None else jax.transfer_guard("allow"),
         ExitStack() as log_file,  # still open when the processes say why they end
-        ProcessGroup(
-            coordinator_address, num_processes, process_id, lost_after_s=config.train.lost_after_s
-        ) as processes,
+        ProcessGroup(coordinator_address, num_processes, process_id, lost_after_s=told.train.lost_after_s) as processes,
     ):
         path = run_folder.check(str(workdir))
         task = None
         if model is not None:
-            if min(mesh_axes(config).values()) > 0:
-                devices_of(config, num_processes=processes.count)  # before the batches use JAX
-            task = given_task(
-                config, model=model, params=params, train_batches=train_batches, heldout_batches=heldout_batches
+            if min(told.mesh.axes.values()) > 0:
+                devices_of(told, num_processes=processes.count)  # before the batches use JAX
+            told, task = given_task(
+                told, model=model, params=params, train_batches=train_batches, heldout_batches=heldout_batches
             )
         return _run(
-            config,
+            told,
             path,
             processes,
             task,
@@ -173,7 +173,7 @@ def fit(
 
 
 def _run(
-    config: ConfigDict,
+    told: RunConfig,
     path: Path,
     processes: ProcessGroup,
     task: Task | None,
@@ -187,7 +187,7 @@ def _run(
     """Trains in one of the processes of a run, from top to bottom."""
     with ExitStack() as stack:
         # ---- The folder of the run: a new one, or one to resume
-        resume.check_same_config(processes, config)
+        resume.check_same_config(processes, told)
         is_resumed = processes.agree("is_resumed", str(run_folder.holds_run(path))) == str(True)
         lock = run_folder.run_lock(str(path), is_first=processes.is_first, broadcast=processes.agree)
         if is_resumed and not dry_run:
@@ -195,28 +195,38 @@ def _run(
 
         # ---- Model, data, devices, pipeline
         if is_resumed:
-            _check_resumable(path, config)
+            told = _resumed(path, told)
         elif task is None:
-            check_vocabulary(config)
-        setup = set_up(config, task or task_of(config), num_processes=processes.count)
+            check_vocabulary(told)
+        setup = set_up(told, task, num_processes=processes.count)
+        spec = setup.spec
+        if not is_resumed:
+            spec = replace(spec, config=_with_source_tokenizer(path, spec.config))
+            setup = replace(setup, spec=spec)
         task = setup.task
         pipeline = setup.pipeline
-        resume.check_same_schedule(processes, setup.schedule, config.pipeline.costs)
-        config.mesh.platform = setup.devices.platform
-        _check_data(path, task, processes, is_resumed=is_resumed)
-        optimizer, train_step = optimizer_and_step(config, task.model, pipeline, optimizer)
+        resume.check_same_schedule(processes, spec.schedule, spec.config.pipeline.costs)
+        first = processes.agree("data", task.fingerprint.to_json())
+        check_same_as_first(first, task.fingerprint, process=processes.index)
+        if is_resumed:
+            check_same_data(path, task.fingerprint)
+        optimizer, train_step = optimizer_and_step(spec, task.model, pipeline, optimizer)
         like = state_like(task.model, pipeline, optimizer, train_step.init)
         batch = task.train_batches.at(0)
         check_memory(train_step, like, batch)
 
         # ---- State: the initial one, or that of the newest checkpoint
-        checkpoints = stack.enter_context(_checkpoints(path, config, pipeline, read_only=dry_run))
+        fields = spec.config.checkpoint
+        keep = Keep(fields.keep_last, fields.keep_every, fields.keep_best)
+        checkpoints = stack.enter_context(
+            Checkpoints(path / CHECKPOINTS, pipeline=pipeline, keep=keep, read_only=dry_run, say=say)
+        )
         if is_resumed and processes.agree("has_checkpoint", str(bool(checkpoints.steps()))) == str(True):
             num_done, state = checkpoints.restore(like)
             say(f"resumes    from the checkpoint of step {num_done}")
         else:
             num_done = 0
-            state = first_state(config, setup, optimizer)
+            state = first_state(setup, optimizer)
             if is_resumed:
                 resume.check_no_checkpoint_lost(path)
                 say("resumes    from step 0: the run has written no checkpoint yet")
@@ -225,8 +235,8 @@ def _run(
         say(report(setup, train_step, state, batch))
         if done := profiler.format_done(traced_steps, num_done):
             say(f"profile    {done}")
-        if num_done >= config.train.steps:
-            say(f"done       all {config.train.steps} steps were done before")
+        if num_done >= spec.config.train.steps:
+            say(f"done       all {spec.config.train.steps} steps were done before")
             return Run(path, num_done, is_stopped=False, state=state, pipeline=pipeline)
 
         # ---- Files of the run, written once all checks have passed
@@ -240,7 +250,7 @@ def _run(
             with run_folder.writing(str(path)):
                 log_file.enter_context(logging_to(path, process=processes.index))
                 if processes.is_first:
-                    _write_files(path, config, setup, is_resumed=is_resumed, num_done=num_done)
+                    _write_files(path, setup, is_resumed=is_resumed, num_done=num_done)
 
         # ---- Compiled steps
         train_step = train_step.compile()
@@ -253,7 +263,7 @@ def _run(
 
         # ---- Training
         traces = stack.enter_context(profiler.Profiler(path, traced_steps))
-        loop = Loop(config, path, processes, setup, checkpoints, traces, train_step, eval_step, on_step)
+        loop = Loop(path, processes, setup, checkpoints, traces, train_step, eval_step, on_step)
         state, num_done = loop.run(state, num_done=num_done)
 
         # ---- The end: the last checkpoint is complete before the run says so
@@ -261,16 +271,11 @@ def _run(
         checkpoints.wait()
         if checkpoints.steps():
             say(f"checkpoint {path / CHECKPOINTS / str(checkpoints.steps()[-1])}")
-        is_stopped = num_done < config.train.steps
+        is_stopped = num_done < spec.config.train.steps
         if is_stopped:
             reason = processes.stop.reason or "on_step asked for it"
             say(f"stopped    because {reason}; the same command resumes from the newest checkpoint")
         return Run(path, num_done, is_stopped=is_stopped, state=state, pipeline=pipeline)
-
-
-def _checkpoints(path: Path, config: ConfigDict, pipeline: Pipeline, *, read_only: bool) -> Checkpoints:
-    keep = Keep(config.checkpoint.keep_last, config.checkpoint.keep_every, config.checkpoint.keep_best)
-    return Checkpoints(path / CHECKPOINTS, pipeline=pipeline, keep=keep, read_only=read_only, say=say)
 
 
 def _check_still_new(path: Path, processes: ProcessGroup) -> None:
@@ -283,33 +288,25 @@ def _check_still_new(path: Path, processes: ProcessGroup) -> None:
         )
 
 
-def _check_resumable(path: Path, config: ConfigDict) -> None:
-    """Checks that the run in `path` can be resumed with `config`, and reports what changes."""
-    _take_source_tokenizer(path, config)
-    resume.keep_costs(path, config)
+def _resumed(path: Path, config: RunConfig) -> RunConfig:
+    """`config` with what the run in `path` keeps, if that can be resumed with it; reports what changes."""
+    config = resume.with_kept_costs(path, _with_source_tokenizer(path, config))
     for change in resume.config_changes(path, config):
         say(f"changed    {change}")
+    return config
 
 
-def _check_data(path: Path, task: Task, processes: ProcessGroup, *, is_resumed: bool) -> None:
-    """Checks that all processes read the same data, and the same ones as a resumed run before."""
-    fingerprint = task.fingerprint
-    check_same_as_first(processes.agree("data", fingerprint.to_json()), fingerprint, process=processes.index)
-    if is_resumed:
-        check_same_data(path, fingerprint)
-
-
-def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
+def _write_files(path: Path, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
     """Writes the files of a run other than its metrics; the config last, which marks that the run has begun.
 
     If all steps run again, their rows go before that: with the new `checkpoint.save_every` they may be more than a run
     without checkpoints can have. Else the metrics drop those that do.
     """
+    config = setup.spec.config
     if config.checkpoint.init_from and not is_resumed:
         copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
-        _take_source_tokenizer(path, config)
-    resume.write_run_schedule(path, setup.schedule)
-    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.schedule)))
+    resume.write_run_schedule(path, setup.spec.schedule)
+    (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.spec.schedule)))
     write_timeline(path, setup)
     write_fingerprint(path, setup.task.fingerprint)
     if not num_done:
@@ -317,8 +314,9 @@ def _write_files(path: Path, config: ConfigDict, setup: Setup, *, is_resumed: bo
     run_folder.write_config(path, resume.named_as_before(path, config))
 
 
-def _take_source_tokenizer(path: Path, config: ConfigDict) -> None:
-    """Names the run's own copy of the tokenizer of the model that it started from, if it has one."""
-    if config.checkpoint.init_from and "tokenizer" in config.data:
-        source = run_folder.path_of(config.checkpoint.init_from)
-        config.data.tokenizer = copied_path(config.data.tokenizer, source, path)
+def _with_source_tokenizer(path: Path, config: RunConfig) -> RunConfig:
+    """`config` with the run's own copy of the tokenizer of the model that it started from, if it has one."""
+    if not config.checkpoint.init_from:
+        return config
+    source = run_folder.path_of(config.checkpoint.init_from)
+    return config.replaced({"data.tokenizer": copied_path(config.data.tokenizer, source, path)})

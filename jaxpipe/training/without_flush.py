@@ -52,7 +52,6 @@ class StepWithoutFlush:
     advances with every step. The metrics are otherwise those of `make_train_step`.
 
     Attributes:
-        model: counts the terms of the losses.
         stream: the program of the run.
         optimizer: elementwise, or `reads_matrices`.
         learning_rate: for the metrics; None: it is left out.

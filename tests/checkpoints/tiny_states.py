@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import optax
 
+from jaxpipe.config.optimizers import is_kernel
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules import build
-from jaxpipe.training.optimizer import is_kernel
 from jaxpipe.training.step import TrainState, state_like
 
 NUM_LAYERS = 9  # more than stages, and no multiple of them: some stages have rows that they do not use

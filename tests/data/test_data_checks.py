@@ -1,10 +1,10 @@
 """Rules of `data`: a vocabulary for every token, sequences that hold what a masked model needs."""
 
 import pytest
-from ml_collections import ConfigDict
 from small_tokenizers import write_beside, write_bpe, write_letters
 
 from jaxpipe.config import base_config, check
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.data import check_masked_sequence, check_prepared_tokenizer, check_vocabulary
 from jaxpipe.data import load_tokenizer
 from jaxpipe.data.masked import MIN_SEQ_LEN
@@ -14,8 +14,8 @@ from jaxpipe.models import FAMILIES
 
 
 def config_of(*, family="gpt", vocab_size=256, seq_len=64, tokenizer="byte"):
-    model = {"family": family, "vocab_size": vocab_size}
-    return ConfigDict({"model": model, "data": {"seq_len": seq_len, "tokenizer": tokenizer}})
+    fields = {"model.vocab_size": vocab_size, "data.seq_len": seq_len, "data.tokenizer": tokenizer}
+    return RunConfig.of(base_config(family)).replaced(fields)
 
 
 @pytest.mark.parametrize(("family", "needed"), [("gpt", 256), ("llama", 256), ("bert", 260)])

@@ -3,9 +3,9 @@
 from typing import Any
 
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Setting
 from jaxpipe.models import GPTConfig
+from jaxpipe.schedules.spec import ScheduleSpec
 
 SMALL = {"num_layers": 24, "hidden": 1024, "num_heads": 16, "vocab_size": 51200, "num_positions": 1024}
 
@@ -27,7 +27,7 @@ def gpt_setting(
 ) -> Setting:
     """A setting whose stages have as many layers each as go into them evenly."""
     config = GPTConfig(**{**SMALL, **model})
-    num_stages = named_schedule(schedule, pipe, 1, options).num_stages
+    num_stages = ScheduleSpec(schedule, pipe, options).build(1).num_stages
     return Setting(
         model=config,
         dtype="bfloat16",

@@ -10,6 +10,7 @@ from legal_devices import tiered, variants
 from jaxpipe.estimate.clock import Seconds, ends, few_microbatches, makespans
 from jaxpipe.schedules import Costs, build, simulate
 from jaxpipe.schedules.analysis.simulate import Clock
+from jaxpipe.schedules.spec import ScheduleSpec
 
 SLOT, GRADIENTS = 3.0, 2.0  # in messages
 
@@ -111,8 +112,9 @@ def assert_on_a_line(name: str, options: dict, num_devices: int, numbers: tuple[
         whole = Clock(build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options))
         num_stages = whole.schedule.num_stages
         seconds = seconds_of(costs(num_stages, seed=0), num_stages, num_devices, transfer=transfer)
-        found = ends(name, num_devices, num_microbatches, written, seconds)
-        assert len(few_microbatches(name, num_devices, num_microbatches, written)) == 2
+        spec = ScheduleSpec(name, num_devices, written)
+        found = ends(spec, num_microbatches, seconds)
+        assert len(few_microbatches(spec, num_microbatches)) == 2
         expected, rel = makespans(whole, seconds), tolerance(name, options, is_even=costs is with_a_head)
         for field in ("computed_s", "exchanged_s", "work_s"):
             assert getattr(found, field) == pytest.approx(getattr(expected, field), rel=rel)

@@ -10,12 +10,12 @@ from published_bubbles import PUBLISHED, Published
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.compile import compile_step
 from jaxpipe.config import base_config, build_schedule, check, expected_costs
-from jaxpipe.config.costs import in_steps, options_with_times
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, Times, decide_costs, estimate, setting_of
+from jaxpipe.estimate import Roofline, Times, estimate, resolve, setting_of
 from jaxpipe.estimate.measured import Measurement, subject_of
 from jaxpipe.schedules import Costs, build, simulate, to_json
 from jaxpipe.schedules.passes.vocabulary import vocabulary
+from jaxpipe.schedules.spec import ScheduleSpec, in_steps
 
 TOPOLOGY = parse_topology("a100-80g:1x8")
 LITTLE = 0.0001  # digits of the publication
@@ -53,9 +53,10 @@ def written_file(path, config, **times):
 
 def test_the_configs_own_times_come_first():
     config = config_with(schedule="zb_h1", costs="input_gradient=1.1,weight_gradient=0.7")
-    found = decide_costs(config, TOPOLOGY)
-    assert (found.costs, found.source) == ("input_gradient=1.1,weight_gradient=0.7", "pipeline.costs")
-    assert expected_costs(config).input_gradient == 1.1
+    found = resolve(config, TOPOLOGY)
+    assert (found.config.pipeline.costs, found.costs_source) == (config.pipeline.costs, "pipeline.costs")
+    assert found.costs == expected_costs(config) == Costs(1.0, 2.0, 1.1, 0.7)
+    assert found.schedule.rows == build_schedule(config).rows
     assert build_schedule(config).rows == build_zb_h1(input_gradient=1.0, weight_gradient=0.8)  # in fifths, 0.7 is 0.8
 
 
@@ -65,8 +66,19 @@ def build_zb_h1(num_devices=2, num_microbatches=4, **times):
 
 def test_times_in_options_are_kept():
     config = config_with(schedule="zb_h1", options="weight_gradient=0.4")
-    assert decide_costs(config, TOPOLOGY).costs == "auto"
-    assert options_with_times("zb_h1", "weight_gradient=0.4", "weight_gradient=2.0") == "weight_gradient=0.4"
+    found = resolve(config, TOPOLOGY)
+    assert (found.config.pipeline.costs, found.costs.weight_gradient) == ("auto", 0.4)
+    assert found.schedule_spec == ScheduleSpec("zb_h1", 2, "weight_gradient=0.4")
+    assert found.schedule_spec.for_costs(Costs(weight_gradient=2.0)) == found.schedule_spec
+
+
+def test_what_costs_leave_open_is_as_long_as_what_they_tell():
+    """The forward that is told is the unit of the times that are not; the order is made for these, too."""
+    config = config_with(schedule="zb_h1", costs="forward=2.0")
+    assert resolve(config).costs == Costs(2.0, 4.0, 2.0, 2.0)
+    config.model.recompute = "full"
+    assert resolve(config).costs == Costs(2.0, 6.0, 4.0, 2.0)
+    assert resolve(config).schedule.rows == build_zb_h1(input_gradient=2.0)
 
 
 def test_a_file_comes_next(tmp_path):
@@ -75,10 +87,13 @@ def test_a_file_comes_next(tmp_path):
     config.pipeline.costs = written_file(tmp_path / "costs.json", config, **times)
     check(config)
     for topology in (TOPOLOGY, None):
-        found = decide_costs(config, topology)
-        assert found.costs == "backward=2.0,input_gradient=1.4,weight_gradient=0.6"
-        assert found.source == f"measured, {config.pipeline.costs}"
-    assert setting_of(config, TOPOLOGY).built_options == "input_gradient=1.4,weight_gradient=0.6"
+        found = resolve(config, topology)
+        assert found.config.pipeline.costs == "backward=2.0,input_gradient=1.4,weight_gradient=0.6"
+        assert found.costs == Costs(1.0, 2.0, 1.4, 0.6)
+        assert found.costs_source == f"measured, {config.pipeline.costs}"
+        assert config.pipeline.costs.endswith("costs.json")  # the config of the user stays as it is
+    options = {"input_gradient": 1.4, "weight_gradient": 0.6}
+    assert setting_of(config, TOPOLOGY).schedule_spec.build_options == options
 
 
 @pytest.mark.parametrize("costs", ["absent.json", "weight_gradient=0", "forward"])
@@ -91,13 +106,18 @@ def test_a_known_gpu_comes_before_recomputation():
     config = large()
     times = Roofline(TOPOLOGY.hardware).times(setting_of(config, TOPOLOGY))
     ratios = [in_steps(getattr(times, f"layer_{name}_s") / times.layer_forward_s) for name in NAMES]
-    found = decide_costs(config, TOPOLOGY)
-    assert found.costs == ",".join(f"{name}={ratio}" for name, ratio in zip(NAMES, ratios, strict=True))
-    assert found.source == "estimated for a100-80g"
+    found = resolve(config, TOPOLOGY)
+    written = ",".join(f"{name}={ratio}" for name, ratio in zip(NAMES, ratios, strict=True))
+    assert found.config.pipeline.costs == written
+    assert found.costs == Costs(1.0, *ratios)
+    assert found.costs_source == "estimated for a100-80g"
+    # What config.json records is resolved to the same again.
+    again = resolve(found.config)
+    assert (again.schedule_spec, again.costs) == (found.schedule_spec, found.costs)
     config.model.recompute = "full"
-    without = decide_costs(config, None)
-    assert without.costs == "backward=3.0,input_gradient=2.0,weight_gradient=1.0"
-    assert without.source == "by model.recompute='full', since the GPU is not known"
+    without = resolve(config)
+    assert without.config.pipeline.costs == "backward=3.0,input_gradient=2.0,weight_gradient=1.0"
+    assert without.costs_source == "by model.recompute='full', since the GPU is not known"
 
 
 def test_the_default_order_of_a_large_gpt_has_less_bubble_than_1f1b():
@@ -142,20 +162,22 @@ def test_compile_has_the_published_bubble(tmp_path):
         tmp_path / "costs.json", config, layer_weight_gradient_s=row.weight_gradient, **times
     )
     step = compile_step(config, jax.devices()[: row.pipe])
-    assert step.costs.source.startswith("measured")
+    assert step.spec.costs_source.startswith("measured")
     assert bubble_of(step.pipeline.schedule, row) <= row.bubbles["zb_h1"] + LITTLE
 
 
 def test_dualpipe_keeps_its_papers_order_unless_options_have_times():
     times = "input_gradient=1.2,weight_gradient=0.6"
-    assert options_with_times("dualpipe", "", times) == ""
-    assert options_with_times("dualpipe", times, "weight_gradient=1.0") == times
+    told = Costs(input_gradient=1.2, weight_gradient=0.6)
+    for options in ("", times):
+        assert ScheduleSpec("dualpipe", 4, options).for_costs(told) == ScheduleSpec("dualpipe", 4, options)
 
 
 def test_equal_settings_have_equal_costs():
     config = large()
     setting = setting_of(config, TOPOLOGY)
-    assert replace(setting, costs="auto").built_options == ""
+    assert replace(setting, costs=None).schedule_spec == ScheduleSpec("zb_h1", 8)
+    assert hash(setting.schedule_spec) == hash(setting_of(config, TOPOLOGY).schedule_spec)
     assert setting_of(config, TOPOLOGY) == setting
 
 
@@ -180,9 +202,9 @@ def test_the_vocabulary_is_split_where_a_step_is_shorter():
     without = replace(found, vocab_over_pipe=False)
     assert found.vocab_over_pipe
     assert estimate(found, source).step_s < estimate(without, source).step_s
-    decide_costs(config, topology).settle(config)
-    assert build_schedule(config).rows == found.schedule.rows
-    assert build_schedule(config).has_head_actions
+    spec = resolve(config, topology)
+    assert spec.schedule.rows == build_schedule(spec.config).rows == found.schedule.rows
+    assert spec.schedule.has_head_actions
     # With as few words as these every device would wait for collectives, for nothing.
     config = llama()
     config.model.vocab_size = 64
@@ -193,7 +215,7 @@ def test_a_file_with_the_head_on_all_devices_is_split(tmp_path):
     path = tmp_path / "woven.json"
     path.write_text(to_json(vocabulary(build("1f1b", num_devices=8, num_microbatches=32))))
     config = llama(schedule=str(path))
-    assert decide_costs(config, None).vocab_over_pipe == "true"
+    assert resolve(config).config.pipeline.vocab_over_pipe == "true"
     config.pipeline.vocab_over_pipe = "false"
     with pytest.raises(ConfigError, match=r"(?s)which has S and T.*repair: set pipeline.vocab_over_pipe=true"):
         check(config)
@@ -210,7 +232,7 @@ def test_a_file_with_the_head_on_all_devices_is_split(tmp_path):
 )
 def test_it_is_not_split_where_it_cannot_be_or_nothing_is_known(pipeline, topology):
     config = llama(**pipeline)
-    assert decide_costs(config, topology and parse_topology(topology)).vocab_over_pipe == "false"
+    assert resolve(config, topology and parse_topology(topology)).config.pipeline.vocab_over_pipe == "false"
     config = llama()
     config.model.update(vocab_size=32769, vocab_multiple=1)
-    assert decide_costs(config, parse_topology("a100-80g:1x8")).vocab_over_pipe == "false"
+    assert resolve(config, parse_topology("a100-80g:1x8")).config.pipeline.vocab_over_pipe == "false"

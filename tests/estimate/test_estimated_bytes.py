@@ -15,12 +15,11 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.compile.prediction import update_bytes
 from jaxpipe.config import check
 from jaxpipe.config.base import base_config
-from jaxpipe.config.costs import times_written
-from jaxpipe.estimate import Bytes, fits, memory, setting_of
+from jaxpipe.estimate import Bytes, fits, memory, resolve, setting_of
 from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
-from jaxpipe.schedules import REGISTRY
+from jaxpipe.schedules import REGISTRY, Costs
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import state_like
@@ -107,8 +106,8 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     config.pipeline.num_microbatches, config.data.batch_size, config.data.seq_len = 8, 16, 64
     config.update_from_flattened_dict(changes)
     check(config)
-    model, pipeline = build_pipeline(config, jax.devices()[: math.prod(mesh)])
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    model, pipeline = build_pipeline(resolve(config), jax.devices()[: math.prod(mesh)])
+    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
     state = step.between_calls(state_like(model, pipeline, optimizer, step.init))
     batch = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=pipeline.batch_sharding),
@@ -148,10 +147,10 @@ def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = "
 )
 def test_few_microbatches_say_all(pipe, num_microbatches, name, options):
     setting = of_schedule(name, pipe=pipe, num_microbatches=num_microbatches, options=options)
-    assert table_microbatches(name, pipe, num_microbatches, setting.built_options) < num_microbatches
+    spec = setting.schedule_spec
+    assert table_microbatches(spec, num_microbatches) < num_microbatches
     found = counts(setting)
-    expected = setting.model.recompute, setting.costs
-    everything = counted(name, setting.built_options, pipe, setting.layers_per_stage, expected, num_microbatches)
+    everything = counted(spec, setting.layers_per_stage, setting.expected, num_microbatches)
     of_found, of_everything = (
         replace(number, **{field: {**getattr(number, field), "message": 0} for field in ("buffers", "waiting")})
         for number in (found, everything)
@@ -169,10 +168,9 @@ def test_rows_with_a_split_head_are_counted_over_more_periods():
     """Two replicas, of which S and T wait for each other: three periods say 48 pages and 3 slots of the head."""
     options = "num_chunks=4,scaling=early_forwarding"
     setting = of_schedule("bitpipe", pipe=4, num_microbatches=46, options=options)
-    times = "forward=1,backward=2.2,input_gradient=1.3,weight_gradient=0.9"
+    times = Costs(1.0, 2.2, 1.3, 0.9)
     setting = replace(setting, vocab_over_pipe=True, costs=times, layers_per_stage=(2,) * 16)
-    expected = setting.model.recompute, times_written(setting.options, setting.costs)
-    everything = counted("bitpipe", setting.built_options, 4, (2,) * 16, expected, 46, setting.woven)
+    everything = counted(setting.schedule_spec, (2,) * 16, times, 46)
     assert counts(setting) == everything
     assert (everything.pages, everything.buffers["head slot"]) == (54, 7)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxpipe.config import base_config, build_schedule, check
+from jaxpipe.estimate import resolve
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import REGISTRY, Costs, build, simulate
 from jaxpipe.training.setup import build_pipeline
@@ -40,7 +41,7 @@ def test_a_config_is_laid_out_for_its_stages():
     config.model.num_layers, config.mesh.pipe, config.pipeline.layers_per_stage = 10, 4, "2,1,1,1,1,1,1,2"
     config.pipeline.schedule, config.pipeline.num_microbatches = "hanayo", 8
     check(config)
-    _, pipeline = build_pipeline(config, jax.devices()[:4])
+    _, pipeline = build_pipeline(resolve(config), jax.devices()[:4])
     layers = (2, 1, 1, 1, 1, 1, 1, 2)
     table, equal = (
         lower(build_schedule(config), layers_per_stage=layers, costs=costs)

@@ -12,6 +12,7 @@ import pytest
 from literature import layer_bytes
 
 from jaxpipe.config import base_config, check, model_config
+from jaxpipe.estimate import resolve
 from jaxpipe.measure import step_pair
 from jaxpipe.measure.step_pair import make_step_pair
 from jaxpipe.training import setup
@@ -141,7 +142,7 @@ def test_bytes_of_a_llama_layer_are_counted_one_by_one():
 def test_a_slot_is_no_larger_than_the_literature_says(family, recompute, attention, tensor, dtype):
     rates = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1} if family == "gpt" else {}
     config = tiny_config(family, tensor=tensor, recompute=recompute, attention=attention, dtype=dtype, **rates)
-    model, pipeline = build_pipeline(config, jax.devices()[: 4 * tensor])
+    model, pipeline = build_pipeline(resolve(config), jax.devices()[: 4 * tensor])
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     tokens = jax.ShapeDtypeStruct((3, 4, 24), np.int32)  # microbatches of 4 sequences, 2 of them on a device
     slot_bytes = pipeline.shapes(params, {"tokens": tokens, "targets": tokens}).storage.slot_bytes

@@ -16,7 +16,7 @@ from jaxpipe.compile import __main__ as compile_command
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, estimate, memory, setting_of
+from jaxpipe.estimate import Roofline, estimate, memory, resolve, setting_of
 from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.work import flops, head_matmuls, layer_matmuls
 from jaxpipe.models import FAMILIES, Family, LanguageModel, family_named, parameter_shapes, register_family
@@ -85,7 +85,7 @@ def test_it_trains_and_is_sampled_by_the_commands(config_file, tmp_path, capsys)
 @pytest.mark.parametrize(("schedule", "tensor"), [("1f1b", 1), ("zb_h1", 2)])
 def test_gradients_through_the_pipeline_are_those_of_plain_grad(schedule, tensor):
     config = small_config(pipeline__schedule=schedule, mesh__tensor=tensor)
-    model, pipeline = build_pipeline(config, jax.devices()[: 2 * tensor])
+    model, pipeline = build_pipeline(resolve(config), jax.devices()[: 2 * tensor])
     params, batch = random_params(model.config), microbatches(config)
     scale = 1 / (batch["targets"] >= 0).sum()
     loss, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale)
@@ -113,7 +113,7 @@ def test_its_bytes_are_estimated_as_its_program_says(schedule, tensor, recompute
         pipeline__schedule=schedule, mesh__tensor=tensor, model__recompute=recompute, model__attention=attention
     )
     setting = setting_of(config, TOPOLOGY)
-    model, pipeline = build_pipeline(config, jax.devices()[: 2 * tensor])
+    model, pipeline = build_pipeline(resolve(config), jax.devices()[: 2 * tensor])
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), microbatches(config))
     shapes, layer = pipeline.shapes(params, batch, random=False), layer_residuals(setting)

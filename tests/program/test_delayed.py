@@ -20,6 +20,8 @@ from tiny_models import config_of, random_batch, random_params, relative_errors,
 from tiny_training import mean_loss_and_grads
 
 from jaxpipe.compile.hlo import num_instructions, whole_writes
+from jaxpipe.config.muon import scale_by_muon
+from jaxpipe.config.optimizers import is_kernel, labels_of_muon
 from jaxpipe.errors import CompileError
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.mesh import make_mesh
@@ -29,7 +31,7 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.optimizer_step import DeviceOptimizer, StagedOptimizer
 from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import build
-from jaxpipe.training.optimizer import error_feedback, is_kernel, is_load_bias, labels_of_muon, scale_by_muon
+from jaxpipe.training.optimizer import error_feedback, is_load_bias
 from jaxpipe.training.run_step import StepWithFlush
 from jaxpipe.training.step import init_state
 from jaxpipe.training.without_flush import StepWithoutFlush

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from tiny_models import ModelConfig, random_batch, random_params, summed
 
+from jaxpipe.config.optimizers import is_kernel
 from jaxpipe.mesh import Randomness
 from jaxpipe.models import BertConfig, LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.training.optimizer import is_kernel
 from jaxpipe.training.step import TrainState, init_state, make_train_step, mean_factors, name_losses
 
 NUM_STEPS, LEARNING_RATE, DROPOUT_SEED = 3, 1e-2, 7

@@ -26,7 +26,7 @@ from jaxpipe.schedules import (
     simulate,
     split_backward,
 )
-from jaxpipe.schedules.methods.option import Times
+from jaxpipe.schedules.analysis.costs import split_costs
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
 
@@ -138,8 +138,8 @@ def test_halves_that_are_there_already_stay_halves():
 def test_weight_gradients_wait_for_gaps_and_for_room():
     rows = rows_of("0F0 0F1 0F2 0I0 0I1 0I2", "1F0 1I0 1F1 1I1 1F2 1I2")
 
-    def filled(*bounds: int, least_fit: float = 1.0, times: Times | None = None) -> list[str] | None:
-        found = with_weight_gradients(rows, num_stages=2, bounds=bounds, times=times, least_fit=least_fit)
+    def filled(*bounds: int, least_fit: float = 1.0, costs: Costs | None = None) -> list[str] | None:
+        found = with_weight_gradients(rows, num_stages=2, bounds=bounds, costs=costs, least_fit=least_fit)
         return [" ".join(map(str, row)) for row in found] if found else None
 
     # with room for two, device 1 has none for 1F2 before 1W0
@@ -150,9 +150,9 @@ def test_weight_gradients_wait_for_gaps_and_for_room():
     # From 4 to 5 and from 6 to 7 device 0 waits: for a W of 1.5 there is no room, but for two thirds of it, after which
     # half of the next wait is left.
     last = "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2"
-    long = Times(weight_gradient=1.5)
-    assert filled(3, 3, times=long) == ["0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2", last]
-    assert filled(3, 3, times=long, least_fit=2 / 3) == ["0F0 0F1 0F2 0I0 0W0 0I1 0I2 0W1 0W2", last]
+    long = split_costs(weight_gradient=1.5)
+    assert filled(3, 3, costs=long) == ["0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2", last]
+    assert filled(3, 3, costs=long, least_fit=2 / 3) == ["0F0 0F1 0F2 0I0 0W0 0I1 0I2 0W1 0W2", last]
 
 
 def test_nothing_to_split():

@@ -14,7 +14,7 @@ import pytest
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
-from jaxpipe.schedules.methods.option import Times
+from jaxpipe.schedules.analysis.costs import split_costs
 from jaxpipe.schedules.ordering import compaction
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
@@ -166,7 +166,7 @@ def test_only_ratios_of_times_matter():
 
 
 def test_times_are_whole_ticks_of_at_least_one():
-    shop = split_shop(linear(1), 1, 1, Times(1.0, 1.2, 1e-12), ticks_per_unit=1e6)
+    shop = split_shop(linear(1), 1, 1, split_costs(1.0, 1.2, 1e-12), ticks_per_unit=1e6)
     assert shop.duration == [1_000_000, 1_200_000, 1]
 
 
@@ -189,11 +189,13 @@ def test_a_repeated_block_leaves_two_slots_for_weight_gradients(block_of, d):
 
 
 @pytest.mark.parametrize(("d", "n"), [(2, 4), (4, 9), (8, 32), (16, 33)])
-@pytest.mark.parametrize("times", [Times(), Times(1.0, 0.8, 1.2), Times(1.0, 0.5, 0.5), Times(1.0, 1.5, 1.5)])
+@pytest.mark.parametrize("times", [(1.0, 1.0, 1.0), (1.0, 0.8, 1.2), (1.0, 0.5, 0.5), (1.0, 1.5, 1.5)])
 def test_zb_h1_is_a_block_repeated(d, n, times):
     """F, I and W in turn on every device, W late by as many microbatches as the bound allows: the shortest step."""
-    schedule = build("zb_h1", num_devices=d, num_microbatches=n, **times._asdict())
-    shop = split_shop(linear(d), n, d, times)
+    schedule = build(
+        "zb_h1", num_devices=d, num_microbatches=n, forward=times[0], input_gradient=times[1], weight_gradient=times[2]
+    )
+    shop = split_shop(linear(d), n, d, split_costs(*times))
     start = in_order(repeated(line_block(d), shop, d), shop)
     assert simulated(schedule, shop) == length_of(start, shop)
     assert merit(start, shop).most_stored == d
@@ -215,10 +217,10 @@ def test_blocks_are_the_published_ones():
 
 
 def split_shop(
-    placement: Placement, num_microbatches: int, cap: int, times: Times, *, ticks_per_unit: float = 1.0
+    placement: Placement, num_microbatches: int, cap: int, times: Costs, *, ticks_per_unit: float = 1.0
 ) -> FlowShop:
     return flow_shop(
-        placement, num_microbatches, times.costs, StorageSizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
+        placement, num_microbatches, times, StorageSizes(cap), is_split=True, ticks_per_unit=ticks_per_unit
     )
 
 
@@ -226,7 +228,7 @@ def random_case(source: random.Random) -> tuple[FlowShop, list[int]]:
     """A shop with times and a cap, and what list scheduling makes of a pattern."""
     d = source.randint(1, 5)
     placement = zig_zag(d, source.choice((1, 2, 3)))
-    num_microbatches, times = source.randint(1, 7), Times(*(source.randint(1, 5) for _ in range(3)))
+    num_microbatches, times = source.randint(1, 7), split_costs(*(source.randint(1, 5) for _ in range(3)))
     cap = source.randint(placement.num_chunks, 3 * placement.num_stages)
     shop = split_shop(placement, num_microbatches, cap, times)
     pattern = Pattern(
@@ -305,7 +307,7 @@ def test_a_justified_step_is_no_longer_legal_and_keeps_the_cap():
 
 
 def test_a_justified_block_of_one_microbatch_is_its_chain():
-    shop = split_shop(zig_zag(4, 2), 1, 2, Times())
+    shop = split_shop(zig_zag(4, 2), 1, 2, split_costs())
     moved = compacted(repeated(v_half_block(4), shop, 2), shop)
     # 8 stages forward and back without a wait, then W
     assert length_of(moved, shop) == 2 * 8 + 1
@@ -313,7 +315,7 @@ def test_a_justified_block_of_one_microbatch_is_its_chain():
 
 
 def test_tails_let_first_devices_end_first():
-    shop = split_shop(linear(4), 8, 7, Times())
+    shop = split_shop(linear(4), 8, 7, split_costs())
     pattern = Pattern((1.0, 1.0), pause=-NEVER_FIRST, weight_delay=2 * NEVER_FIRST, weight_wait=0.9)
     order = list_schedule(shop, pattern.guide(shop), 10**9)
     assert order

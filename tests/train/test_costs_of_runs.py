@@ -6,6 +6,7 @@ import pytest
 from running import losses, train
 
 from jaxpipe.config import base_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import build, from_json, simulate
 from jaxpipe.schedules.analysis.costs import Costs
@@ -92,19 +93,17 @@ def test_a_run_is_resumed_when_the_file_of_its_times_is_gone(run_by_a_file, tmp_
     config.pipeline.update(costs=f"{tmp_path}/gone.json", vocab_over_pipe=head)
     with pytest.raises(ConfigError, match="far enough"):
         fit(config, str(tmp_path))
-    assert checked[0].pipeline == run_by_a_file.pipeline
+    assert checked[0].pipeline == RunConfig.of(run_by_a_file).pipeline
 
 
 @pytest.mark.parametrize(("field", "value"), [("num_microbatches", 32), ("vocab_over_pipe", "true")])
 def test_another_schedule_has_times_of_its_own(run_by_a_file, tmp_path, field, value):
-    config = run_by_a_file.copy_and_resolve_references()
-    config.pipeline.update({"costs": f"{tmp_path}/gone.json", field: value})
-    resume.keep_costs(tmp_path, config)
-    assert config.pipeline.costs == f"{tmp_path}/gone.json"
+    changes = {"pipeline.costs": f"{tmp_path}/gone.json", f"pipeline.{field}": value}
+    config = RunConfig.of(run_by_a_file).replaced(changes)
+    assert resume.with_kept_costs(tmp_path, config) == config
 
 
 def test_a_head_that_was_decided_does_not_hide_the_schedule_of_a_run(run_by_a_file, tmp_path):
-    config = run_by_a_file.copy_and_resolve_references()
-    config.pipeline.vocab_over_pipe = "auto"
-    resume.keep_schedule(tmp_path, config)
+    told = RunConfig.of(run_by_a_file).replaced({"pipeline.vocab_over_pipe": "auto"})
+    config = resume.with_kept_schedule(tmp_path, told)
     assert (config.pipeline.schedule, config.pipeline.vocab_over_pipe) == (f"{tmp_path}/schedule.json", "false")

@@ -1,6 +1,7 @@
 """Optimizers given in Python do to stacked and split parameters what they do to layers one by one, or are refused."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxpipe.config import base_config
 from jaxpipe.errors import CompileError, ConfigError
 from jaxpipe.training import Model, fit
 from jaxpipe.training.by_layer import by_layer
+from jaxpipe.training.optimizer import learning_rate, make_optimizer
 
 NUM_LAYERS, NUM_STEPS, BATCH_SIZE, HIDDEN = 3, 3, 8, 8
 
@@ -60,7 +62,7 @@ def config(schedule="1f1b", *, data=2):
     return made
 
 
-def one_by_one(optimizer):
+def one_by_one(optimizer, *, has_delay=False):
     """The parameters after these steps on one device, every layer a tree of its own."""
 
     def apart(params):
@@ -73,10 +75,12 @@ def one_by_one(optimizer):
             x = layer(each, x, batch, None)
         return head(params["shared"], x, batch) / BATCH_SIZE
 
-    params = apart(init(None))
+    older = params = apart(init(None))
     state = optimizer.init(params)
     for step in range(NUM_STEPS):
-        updates, state = optimizer.update(jax.grad(loss)(params, batches(step)), state, params)
+        grads = jax.grad(loss)(older if has_delay else params, batches(step))
+        older = params
+        updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
     layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])
     return {"shared": params["shared"], "layers": layers}
@@ -125,6 +129,75 @@ def test_an_optimizer_does_what_it_does_to_the_layers_one_by_one(name, tmp_path)
         run = fit(config(), tmp_path, model=MODEL, train_batches=batches, optimizer=make(), on_step=on_step)
     assert run.num_done == NUM_STEPS
     assert_as_one_by_one(run.params, make())
+
+
+def muon_config(schedule="1f1b", *, data=2):
+    made = config(schedule, data=data)
+    made.optimizer.update(name="muon", learning_rate=0.02)
+    return made
+
+
+def renamed(params):
+    """No kernel by name: matrices of a model of one's own are what has two dims in a layer."""
+    return {**params, "layers": {"w": params["layers"]["kernel"], "b": params["layers"]["bias"]}}
+
+
+def muon_of_optax(made):
+    """Optax's Muon for the matrices of layers, its AdamW for all else, which no name lets decay."""
+    fields = made.optimizer
+    rate = learning_rate(made)
+    muon = optax.contrib.muon(rate, beta=fields.muon_beta, weight_decay=fields.weight_decay, consistent_rms=0.2)
+    adamw = optax.adamw(rate, fields.beta1, fields.beta2, fields.epsilon, weight_decay=0.0)
+
+    def labels(params):
+        of_layers = jax.tree.map(lambda leaf: "muon" if leaf.ndim == 2 else "adamw", params["layers"])
+        return {"shared": jax.tree.map(lambda _: "adamw", params["shared"]), "layers": of_layers}
+
+    return optax.multi_transform({"muon": muon, "adamw": adamw}, labels)
+
+
+def test_muon_of_a_config_takes_the_matrices_of_a_model_of_ones_own():
+    """Updates of stacked layers, and of staged ones, are optax's of one layer after the other."""
+    made = muon_config()
+    params = renamed(init(None))
+    grads = jax.tree.map(lambda leaf: jnp.cos(7 * leaf), params)
+    row = {**params, "layers": jax.tree.map(lambda leaf: leaf[1], params["layers"])}
+    optimizer = muon_of_optax(made)
+    of_row = {**grads, "layers": jax.tree.map(lambda leaf: leaf[1], grads["layers"])}
+    wanted, _ = optimizer.update(of_row, optimizer.init(row), row)
+    ours = make_optimizer(made, params)
+    for num_dims in (0, 2):  # in front of the layers
+        tree, given = (
+            {**part, "layers": jax.tree.map(lambda leaf, n=num_dims: leaf[(None,) * n], part["layers"])}
+            for part in (params, grads)
+        )
+        updates, _ = jax.jit(ours.update)(given, ours.init(tree), tree)
+        layers = jax.tree.map(lambda leaf, n=num_dims: leaf[(0,) * n][1], updates["layers"])
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7), {**updates, "layers": layers}, wanted)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "data"),
+    [
+        pytest.param("1f1b", 2, marks=pytest.mark.ci),
+        pytest.param("zb_h1", 1, marks=pytest.mark.slow),
+        pytest.param("pipedream_2bw", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_muon_trains_a_model_of_ones_own(schedule, data, tmp_path):
+    """Stopped and resumed on the way; without flush every gradient is of the weights before the last update."""
+    made = muon_config(schedule, data=data)
+    own = dataclasses.replace(
+        MODEL,
+        init=lambda key: renamed(init(key)),
+        layer=lambda params, x, batch, random: layer({"kernel": params["w"], "bias": params["b"]}, x, batch, random),
+    )
+    for on_step in (lambda step, metrics, state: step == 2, None):
+        run = fit(made, tmp_path, model=own, train_batches=batches, on_step=on_step)
+    assert run.num_done == NUM_STEPS
+    wanted = renamed(one_by_one(muon_of_optax(made), has_delay=schedule == "pipedream_2bw"))
+    for leaf, want, start in zip(*map(jax.tree.leaves, (run.params, wanted, renamed(init(None)))), strict=True):
+        assert np.linalg.norm(leaf - want) <= 1e-3 * np.linalg.norm(want - start)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import resolve
 from jaxpipe.program.shapes import bytes_per_device, held_bytes
 from jaxpipe.training.report import check_memory
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
@@ -19,10 +20,10 @@ def run():
     config = base_config()
     config.model.num_layers, config.model.hidden, config.model.num_heads = 4, 32, 2
     config.mesh.pipe, config.pipeline.num_microbatches = 4, 8
-    model, pipeline = build_pipeline(config, jax.devices()[:4])
+    model, pipeline = build_pipeline(resolve(config), jax.devices()[:4])
     state = state_like(model, pipeline, optax.adam(1e-3))
     shape = jax.ShapeDtypeStruct((8, 4, 128), jnp.int32)
-    _, step = optimizer_and_step(config, model, pipeline)
+    _, step = optimizer_and_step(resolve(config), model, pipeline)
     return step, state, {"tokens": shape, "targets": shape}
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from jaxpipe.config import base_config, check
 from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import resolve
 from jaxpipe.training.setup import build_pipeline
 
 
@@ -17,7 +18,7 @@ def ids(schedule: str, *, gpus_per_node: int, order: str = "auto") -> np.ndarray
     config.pipeline.update(schedule=schedule, num_microbatches=4)
     config.mesh.update(data=2, pipe=4, order=order, platform="cpu")
     check(config)
-    _, pipeline = build_pipeline(config, jax.devices(), gpus_per_node=gpus_per_node)
+    _, pipeline = build_pipeline(resolve(config), jax.devices(), gpus_per_node=gpus_per_node)
     return np.vectorize(lambda device: device.id)(pipeline.mesh.devices)[..., 0, 0]
 
 

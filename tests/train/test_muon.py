@@ -1,20 +1,26 @@
 """Muon: matrices orthogonalized each by itself, the same on every mesh, and a state that goes from one to another."""
 
+import math
 from typing import Any
 
 import jax
+import jax.extend.core as core
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from running import metrics, train
 
+from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config, model_config
+from jaxpipe.config.muon import NUM_ITERATIONS, join_columns, products_of, scale_by_muon, split_columns
+from jaxpipe.estimate import Roofline, setting_of
+from jaxpipe.estimate.parameters import update_matmuls
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
-from jaxpipe.training.optimizer import join_columns, make_optimizer, scale_by_muon, split_columns
+from jaxpipe.training.optimizer import make_optimizer
 from jaxpipe.training.step import init_state, make_train_step
 
 NUM_STEPS, NUM_MICROBATCHES, SEQ_LEN = 10, 4, 8
@@ -136,3 +142,42 @@ def test_its_state_goes_to_another_mesh_and_schedule_and_is_no_other_optimizers(
     refused = train(moved, "--config.train.steps=20")
     assert refused.returncode == 2
     assert "optimizer.name: muon -> adamw" in refused.stderr
+
+
+def dot_flops(jaxpr) -> int:
+    """FLOPs of all products in a jaxpr, loops counted once."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            ((contracted, _), _), left = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * math.prod(left[dim] for dim in contracted)
+        total += sum(map(dot_flops, core.jaxprs_in_params(equation.params)))
+    return total
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 10)])
+def test_the_estimator_counts_the_products_of_the_program(shape):
+    """All are in the body of the loop over iterations."""
+    optimizer = scale_by_muon(None, beta=0.9)
+    tree = {"up": {"kernel": jnp.ones(shape)}}
+    jaxpr = jax.make_jaxpr(optimizer.update)(tree, optimizer.init(tree))
+    counted = sum(2 * rows * depth * columns for rows, depth, columns in products_of(*shape))
+    assert counted == NUM_ITERATIONS * dot_flops(jaxpr.jaxpr) > 0
+
+
+def test_the_update_of_muon_takes_longer_by_its_products():
+    made = config("adamw")
+    made.model.update(hidden=4096, num_heads=32, num_kv_heads=32, feed_forward=11008)
+    made.mesh.pipe = 2
+    topology = parse_topology("h100-80g:1x2")
+    seconds = {}
+    for name in ("adamw", "lion", "muon"):
+        made.optimizer.name = name
+        seconds[name] = Roofline(topology.hardware).times(setting_of(made, topology)).update_s
+    matmuls = update_matmuls(setting_of(made, topology))
+    assert seconds["adamw"] == seconds["lion"]
+    # Two layers of a stage, of five kernels and five iterations of three products each.
+    assert len(matmuls) == 5 * 5 * 3
+    assert {matmul.num for matmul in matmuls} == {2}
+    expected = sum(Roofline(topology.hardware).matmul_s(matmul, "float32") for matmul in matmuls)
+    assert seconds["muon"] - seconds["adamw"] == pytest.approx(expected)

@@ -10,11 +10,11 @@ import pytest
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config, model_config
-from jaxpipe.config.checks import OPTIMIZERS
+from jaxpipe.config.optimizers import OPTIMIZERS, is_kernel
 from jaxpipe.estimate.parameters import NUM_COUNTERS, parameter_bytes
 from jaxpipe.estimate.setting import undecided
 from jaxpipe.models import GPTConfig, LanguageModel
-from jaxpipe.training.optimizer import error_feedback, is_kernel, learning_rate, make_optimizer, with_load_bias
+from jaxpipe.training.optimizer import error_feedback, learning_rate, make_optimizer, with_load_bias
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 from running import ROOT, losses, run, train
 
 from jaxpipe import python_file
-from jaxpipe.config import pipeline
-from jaxpipe.schedules import REGISTRY
+from jaxpipe.schedules import REGISTRY, spec
 from jaxpipe.training.run_folder import read_written
 
 SMALL = ["--config.mesh.data=1", "--config.train.steps=2", "--config.train.eval_every=2"]
@@ -27,8 +26,8 @@ def forget():
             del REGISTRY[name]
         python_file._DEFINED.clear()
         python_file._module.cache_clear()
-        pipeline._build.cache_clear()
-        pipeline._read.cache_clear()
+        spec._built.cache_clear()
+        spec.forget_files()
 
     yield clear
     clear()

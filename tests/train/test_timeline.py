@@ -15,10 +15,10 @@ def trace(path, *, layers_per_stage=(3, 3, 3, 3), recompute="none"):
     config = base_config()
     config.model.recompute = recompute
     schedule = build("1f1b", num_devices=4, num_microbatches=8)
+    costs = expected_costs(config).of_layers(layers_per_stage)
     setup: Any = SimpleNamespace(
-        schedule=schedule,
+        spec=SimpleNamespace(schedule=schedule, stage_costs=costs),
         pipeline=SimpleNamespace(layers_per_stage=layers_per_stage),
-        costs=expected_costs(config).of_layers(layers_per_stage),
     )
     write_timeline(path, setup)
     return json.loads((path / "timeline.json").read_text())

@@ -11,8 +11,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from jaxpipe.config.costs import HeadRowsSpec
-from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
@@ -25,6 +23,7 @@ from jaxpipe.estimate.step import StepCollectives
 from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
+from jaxpipe.schedules.spec import ScheduleSpec
 
 # ---- Time ----
 
@@ -134,24 +133,14 @@ def pages_in_rows(setting: Setting) -> int:
 
     The rows that are read are of fewer microbatches, as the estimate of the step needs them; these hold no more.
     """
-    name = setting.schedule_name
-    options = setting.built_options
-    pipe = setting.pipe
     # `clock.ends` takes rows of as many microbatches, so that they are built once.
-    few = few_microbatches(name, pipe, setting.num_microbatches, options)[0]
-    return _pages_in_rows(name, options, pipe, few, setting.layers_per_stage, setting.woven)
+    few = few_microbatches(setting.schedule_spec, setting.num_microbatches)[0]
+    return _pages_in_rows(setting.schedule_spec, few, setting.layers_per_stage)
 
 
 @cache
-def _pages_in_rows(
-    name: str,
-    options: str,
-    pipe: int,
-    num_microbatches: int,
-    layers_per_stage: tuple[int, ...],
-    woven: HeadRowsSpec | None,
-) -> int:
-    schedule = named_schedule(name, pipe, num_microbatches, options, woven)
+def _pages_in_rows(spec: ScheduleSpec, num_microbatches: int, layers_per_stage: tuple[int, ...]) -> int:
+    schedule = spec.build(num_microbatches)
     if schedule.parks_pages:
         # Pages may be moved to another device, so that rows alone bound nothing but a single microbatch.
         return max(layers_per_stage)

@@ -6,17 +6,15 @@ numbers, and which sets every field that differs from its default.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from jaxpipe.cluster.axes import describe_mesh
 from jaxpipe.command_line import write_output
 from jaxpipe.config import base_config, check
-from jaxpipe.config.base import AUTO
+from jaxpipe.config.base import AUTO, RunConfig
+from jaxpipe.config.costs import written_costs
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.rows import Row
@@ -24,25 +22,26 @@ from jaxpipe.files import local_path
 from jaxpipe.units import gib
 
 
-def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
+def config_of(config: RunConfig, setting: Setting) -> RunConfig:
     """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked."""
-    planned = copy.deepcopy(config)
-    planned.model.recompute = setting.model.recompute
-    planned.pipeline.update(
-        schedule=setting.schedule_name,
-        options=setting.options,
-        costs=setting.costs,
-        num_microbatches=setting.num_microbatches,
-        layers_per_stage=",".join(map(str, setting.layers_per_stage)),
-        embedding_layers=0.0,
-        head_layers=0.0,
-        vocab_over_pipe="true" if setting.vocab_over_pipe else "false",
+    is_even = len(set(setting.layers_per_stage)) == 1
+    planned = RunConfig.of(config).replaced(
+        {
+            "model.recompute": setting.model.recompute,
+            "pipeline.schedule": setting.schedule_name,
+            "pipeline.options": setting.options,
+            "pipeline.costs": written_costs(setting.costs) if setting.costs else AUTO,
+            "pipeline.num_microbatches": setting.num_microbatches,
+            "pipeline.layers_per_stage": AUTO if is_even else ",".join(map(str, setting.layers_per_stage)),
+            "pipeline.embedding_layers": 0.0,
+            "pipeline.head_layers": 0.0,
+            "pipeline.vocab_over_pipe": "true" if setting.vocab_over_pipe else "false",
+            **{f"mesh.{axis}": size for axis, size in setting.axes.items()},
+            "mesh.order": setting.order,
+            "mesh.platform": AUTO,
+            "optimizer.error_feedback": setting.error_feedback,
+        }
     )
-    if len(set(setting.layers_per_stage)) == 1:
-        planned.pipeline.layers_per_stage = AUTO
-    planned.mesh.update(**setting.axes, order=setting.order)
-    planned.mesh.platform = AUTO
-    planned.optimizer.error_feedback = setting.error_feedback
     check(planned, name="the planned config")
     return planned
 
@@ -93,7 +92,7 @@ def check_writable(path: str, *, overwrite: bool) -> None:
         )
 
 
-def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> None:
+def write_config(path: str, config: RunConfig, row: Row, *, command: str) -> None:
     """Writes the config of `row`.
 
     Args:
@@ -105,16 +104,11 @@ def write_config(path: str, config: ConfigDict, row: Row, *, command: str) -> No
     write_output(config_text(path, config, row, command=command), path)
 
 
-def config_text(path: str, config: ConfigDict, row: Row, *, command: str) -> str:
+def config_text(path: str, config: RunConfig, row: Row, *, command: str) -> str:
     """The text of a config file: a docstring with the prediction, and every field that differs from its default."""
-    planned = config_of(config, row.setting)
-    default = base_config(config.model.family)
-    lines = [
-        f"    config.{section}.{field} = {_written(planned[section][field])}"
-        for section, fields in default.items()
-        for field, value in fields.items()
-        if planned[section][field] != value
-    ]
+    default = RunConfig.of(base_config(config.model.family)).by_path
+    planned = config_of(config, row.setting).by_path
+    lines = [f"    config.{path} = {_written(planned[path])}" for path in default if planned[path] != default[path]]
     first = f'    config = base_config("{config.model.family}")'
     return "\n".join([*_docstring(path, row, command), *_BEGIN, first, *lines, *_END])
 

@@ -7,7 +7,6 @@ others: whether they fit, and the time of a step (`search`).
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -15,15 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ml_collections import ConfigDict
-
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
 from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes, describe_mesh
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
-from jaxpipe.config.base import AUTO
+from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.divisibility import sizes_to_divide
-from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.models.choices import RECOMPUTE
@@ -32,6 +28,7 @@ from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.spec import ScheduleSpec
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
@@ -77,7 +74,7 @@ def placement_of(variant: Variant, pipe: int) -> Placement | None:
     if (pipe == 1 and variant.name != ALONE) or (pipe > MOST_DEVICES and takes_times(variant.name)):
         return None
     try:
-        return smallest_schedule(variant.name, pipe, variant.options).placement
+        return ScheduleSpec(variant.name, pipe, variant.options).smallest.placement
     except ScheduleError:
         return None
 
@@ -91,12 +88,12 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
 
 def has_delays(variant: Variant, pipe: int) -> bool:
     """Whether the schedule has no flush."""
-    return bool(smallest_schedule(variant.name, pipe, variant.options).delays)
+    return bool(ScheduleSpec(variant.name, pipe, variant.options).smallest.delays)
 
 
 def splits_backwards(variant: Variant, pipe: int) -> bool:
     """Whether backwards may be in two parts: the order depends on times, or the rows have I and W."""
-    return takes_times(variant.name) or smallest_schedule(variant.name, pipe, variant.options).has_split_backward
+    return takes_times(variant.name) or ScheduleSpec(variant.name, pipe, variant.options).smallest.has_split_backward
 
 
 def can_split_head(group: Setting, variant: Variant) -> bool:
@@ -108,7 +105,7 @@ def can_split_head(group: Setting, variant: Variant) -> bool:
 def _is_timed(variant: Variant, pipe: int) -> bool:
     enough = 1 if takes_times(variant.name) else 2 * pipe  # for activations to be moved, if any are
     num_microbatches = find_method(variant.name).nearest_microbatches(pipe, enough)
-    return is_timed(named_schedule(variant.name, pipe, num_microbatches, variant.options))
+    return is_timed(ScheduleSpec(variant.name, pipe, variant.options).build(num_microbatches))
 
 
 Mesh = dict[str, int]  # sizes by axis
@@ -160,7 +157,7 @@ class Space:
         return illegal
 
 
-def space_of(config: ConfigDict, topology: Topology) -> Space:
+def space_of(config: RunConfig, topology: Topology) -> Space:
     """All legal candidates on all GPUs, or on as many as any legal mesh has.
 
     The config's own `pipeline` and `mesh` are not read.
@@ -168,6 +165,7 @@ def space_of(config: ConfigDict, topology: Topology) -> Space:
     Raises:
         ConfigError: model, data or optimizer cannot run.
     """
+    config = RunConfig.of(config)
     base = _base(config, topology)
     legal = {row.name: _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
     # Some axes divide the batch, the others a layer; and every stage has a layer.
@@ -253,22 +251,18 @@ def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str,
     return tuple(order_of_gpus.values())
 
 
-def _base(config: ConfigDict, topology: Topology) -> Setting:
+def _base(config: RunConfig, topology: Topology) -> Setting:
     """The config's setting on one GPU without a pipeline, checked."""
-    plain = copy.deepcopy(config)
-    plain.model.recompute = "none"
-    plain.pipeline.update(
-        schedule=ALONE, options="", costs=AUTO, num_microbatches=1, layers_per_stage=AUTO, embedding_layers=0.0
+    plain = replace(config, pipeline=PipelineSection(ALONE, num_microbatches=1)).replaced(
+        {f"mesh.{axis}": 1 for axis in AXES}
+        | {"mesh.order": "contiguous", "model.recompute": "none", "optimizer.error_feedback": False}
     )
-    plain.pipeline.update(head_layers=0.0, vocab_over_pipe="false")
-    plain.optimizer.error_feedback = False
-    plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
     check(plain)
     # Checked without, since the plain schedule has a flush; candidates without one take it again.
     return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
 
 
-def _legal_sizes(config: ConfigDict, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
+def _legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
     """The sizes of an axis that divide the model and have room in a node."""
     # gcd of nothing is 0.
     common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched

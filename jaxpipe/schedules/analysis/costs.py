@@ -30,7 +30,7 @@ RATIO_HELP = {"slot_messages": "a whole microbatch takes to EVICT or LOAD", "gra
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of actions and transfers, in any one unit.
+    """Times of actions and transfers, in any one unit; hashable, so that caches key on it.
 
     `simulate` and `lower` take those of a stage. Schedules that cut a model into one, two or more stages a device are
     compared at `costs_of_stages(share, schedule.placement)`, with costs of a device's share of the model: these are
@@ -63,7 +63,8 @@ class Costs:
     head_gradients: float = 0.5
     update: float = 0.0
     transfer: float = 0.0
-    link: dict[tuple[int, int], float] = field(default_factory=dict)
+    # Equal costs have equal hashes without it, and a dict has none.
+    link: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)
     slot_messages: float = 17.0
     gradient_messages: float = 15.0
 
@@ -84,6 +85,19 @@ class Costs:
 
         # S and T are of a device's rows of the vocabulary, whatever its layers; messages are of one layer's output.
         return replace(self, **{name: scaled(getattr(self, name)) for name in STAGE_TIMES.values()})
+
+    def with_head(self, forwards: float) -> Costs:
+        """Returns costs with those of S and T: S, a third of the head's matrix products, takes `forwards`."""
+        # The head is in forwards of a mean stage.
+        forward = forwards * float(np.mean(self.forward))
+        return replace(self, head_statistics=forward, head_gradients=2.0 * forward)
+
+    @property
+    def mean_split(self) -> tuple[float, float, float]:
+        """Times of the mean stage's F, I and W."""
+        of_split = (self.forward, self.input_gradient, self.weight_gradient)
+        forward, input_gradient, weight_gradient = (float(np.mean(cost)) for cost in of_split)
+        return forward, input_gradient, weight_gradient
 
     def of_kind(self, num_stages: int) -> np.ndarray:
         """[kinds, stages] time of each compute action; other kinds have no costs of their own.
@@ -147,6 +161,11 @@ class Costs:
                     repair="give the time in the unit of the actions, the size in messages",
                 )
         return times
+
+
+def split_costs(forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0) -> Costs:
+    """Costs of a stage's F, I and W; B takes as long as I and W."""
+    return Costs(forward, input_gradient + weight_gradient, input_gradient, weight_gradient)
 
 
 def costs_of_stages(costs: Costs, placement: Placement) -> Costs:

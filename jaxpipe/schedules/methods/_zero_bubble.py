@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jaxpipe.schedules.methods.option import Options, Times
+from jaxpipe.schedules.analysis.costs import split_costs
+from jaxpipe.schedules.methods.option import Options
 from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
 from jaxpipe.schedules.placement import Placement, zig_zag
 from jaxpipe.schedules.schedule import Schedule
@@ -47,10 +48,10 @@ def zero_bubble(
     ) -> Schedule:
         """Returns the schedule whose order is found for these times of a stage's F, I and W, in any one unit."""
         placed = placement(num_devices)
-        times = Times(forward, input_gradient, weight_gradient)
+        costs = split_costs(forward, input_gradient, weight_gradient)
         # A Ma is one activation of each chunk.
         cap = placed.num_chunks * bound(num_devices)
-        return memory_bounded(name, placed, num_microbatches, times, cap, block(num_devices), staggered=staggered)
+        return memory_bounded(name, placed, num_microbatches, costs, cap, block(num_devices), staggered=staggered)
 
     # `Method` and messages print it; all five would be called `generator`.
     generator.__name__ = generator.__qualname__ = name

@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxpipe.schedules.analysis.costs import split_costs
 from jaxpipe.schedules.methods.method import Formula, Method
-from jaxpipe.schedules.methods.option import TIMES, Option, Times, check_truth
+from jaxpipe.schedules.methods.option import TIMES, Option, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
@@ -154,13 +155,13 @@ def dualpipe(
     Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024 (arXiv 2412.19437), section 3.2.1; steps and formula as in
     github.com/deepseek-ai/DualPipe. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
     """
-    times = Times(forward, input_gradient, weight_gradient)
+    costs = split_costs(forward, input_gradient, weight_gradient)
     placement = bidirectional(linear(num_devices))
     # The published steps need as many microbatches from either end, and at least D.
     num_each = max(next_multiple(num_microbatches, 2) // 2, num_devices)
     rows = tuple(_row(device, num_devices, num_each, backward_first) for device in range(num_devices))
     rows = drop_padding(rows, num_microbatches=num_microbatches)
-    schedule = best_weight_gradients(Schedule("dualpipe", placement, num_microbatches, rows), times)
+    schedule = best_weight_gradients(Schedule("dualpipe", placement, num_microbatches, rows), costs)
     return replace(schedule, rows=with_sync(schedule.rows, placement, eager=eager_sync))
 
 

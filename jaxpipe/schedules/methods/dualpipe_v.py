@@ -3,9 +3,10 @@
 The published method overlaps a forward and a backward; here one runs after the other.
 """
 
+from jaxpipe.schedules.analysis.costs import split_costs
 from jaxpipe.schedules.methods.dualpipe import OWN, SOURCE, dualpipe_steps
 from jaxpipe.schedules.methods.method import Formula, Method
-from jaxpipe.schedules.methods.option import TIMES, Option, Times, check_truth
+from jaxpipe.schedules.methods.option import TIMES, Option, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import zig_zag
@@ -48,7 +49,7 @@ def dualpipe_v(
     Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;
     steps and published formula as there. Fewer microbatches, `backward_first`, W by times, and the bubble are ours.
     """
-    times = Times(forward, input_gradient, weight_gradient)
+    costs = split_costs(forward, input_gradient, weight_gradient)
     placement = zig_zag(num_devices, 2)
     # The published steps need two microbatches for each device of the V; surplus ones are dropped below.
     num_each = max(num_microbatches, 2 * num_devices)
@@ -63,7 +64,7 @@ def dualpipe_v(
         for device in range(num_devices)
     ]
     rows = drop_padding(rows, num_microbatches=num_microbatches)
-    return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), times)
+    return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), costs)
 
 
 METHOD = Method(

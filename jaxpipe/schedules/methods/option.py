@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest
-from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.units import LEAST, MOST
 
 _MOST_ACTIONS = 1_000_000  # devices x microbatches x stages of a device; two actions of each take half a gigabyte
@@ -140,45 +139,6 @@ def check_time(name: str, option: str, value: object) -> None:
 
 def _nearest(value: object, least: int) -> int:
     return max(round(value), least) if isinstance(value, float) and math.isfinite(value) else least
-
-
-# The times of a stage's F, I and W, by which methods order actions
-
-
-class Times(NamedTuple):
-    """The times of a stage's F, I and W, in any one unit; B takes as long as I and W."""
-
-    forward: float = 1.0
-    input_gradient: float = 1.0
-    weight_gradient: float = 1.0
-
-    @property
-    def are_equal(self) -> bool:
-        """Whether all three times are equal."""
-        return self.forward == self.input_gradient == self.weight_gradient
-
-    @property
-    def costs(self) -> Costs:
-        """The costs for `simulate`; messages take no time."""
-        return Costs(
-            self.forward, self.input_gradient + self.weight_gradient, self.input_gradient, self.weight_gradient
-        )
-
-
-def checked_times(name: str, *, forward: float, input_gradient: float, weight_gradient: float) -> Times:
-    """Returns the times after checking them.
-
-    Args:
-        name: name of the schedule, for messages.
-        forward, input_gradient, weight_gradient: times of a stage's F, I and W, in any one unit.
-
-    Raises:
-        ScheduleError: a time is not a finite number above 0.
-    """
-    times = Times(forward, input_gradient, weight_gradient)
-    for option, time in times._asdict().items():
-        check_time(name, option, time)
-    return times
 
 
 Check = Callable[[str, str, object], None]

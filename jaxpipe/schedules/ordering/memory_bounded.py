@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxpipe.schedules.methods.option import Times
+from jaxpipe.schedules.analysis.costs import Costs, split_costs
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
 from jaxpipe.schedules.ordering.list_scheduler import list_schedule
@@ -175,7 +175,7 @@ def memory_bounded(
     name: str,
     placement: Placement,
     num_microbatches: int,
-    times: Times,
+    costs: Costs,
     bound: int,
     block: Sequence[int] = (),
     *,
@@ -183,29 +183,31 @@ def memory_bounded(
 ) -> Schedule:
     """Returns the best schedule found whose devices store at most `bound` stages' activations.
 
-    If the times are not equal, the best orders for equal times and for I as long as F are among the candidates, so that
-    given times make no step longer.
+    If the costs are not equal, the best orders for equal ones and for I as long as F are among the candidates, so that
+    given costs make no step longer.
 
     Args:
         name: name of the schedule.
         placement: placement of one replica.
         num_microbatches: microbatches of one step.
-        times: times of F, I and W.
+        costs: those of `split_costs`.
         bound: stages' activations that a device may store, from the start of F to the end of W; at least the stages of
             a device.
         block: [operation] -> time slot of F and I of a microbatch; none by default.
         staggered: whether devices that start first should end first, so that none has gaps.
     """
     problem = _Problem(placement, num_microbatches, bound, tuple(block), staggered)
-    # Orders for I as long as F are more regular, and often shorter at the given times than what is found for these.
-    nearer = () if times.are_equal else dict.fromkeys((times._replace(input_gradient=times.forward), times))
-    start = _orders(problem, (Times(), *nearer))[0]
-    shop = problem.shop_at(times)
+    forward, input_gradient, weight_gradient = costs.mean_split
+    are_equal = forward == input_gradient == weight_gradient
+    # Orders for I as long as F are more regular, and often shorter at the given costs than what is found for these.
+    nearer = () if are_equal else dict.fromkeys((split_costs(forward, forward, weight_gradient), costs))
+    start = _orders(problem, (Costs(), *nearer))[0]
+    shop = problem.shop_at(costs)
     return Schedule(name, placement, num_microbatches, shop.rows_of(shop.order_of(start)))
 
 
 class _Problem(NamedTuple):
-    """All but the times; fields as the arguments of `memory_bounded`."""
+    """All but the costs; fields as the arguments of `memory_bounded`."""
 
     placement: Placement
     num_microbatches: int
@@ -213,32 +215,32 @@ class _Problem(NamedTuple):
     block: tuple[int, ...]
     staggered: bool
 
-    def shop_at(self, times: Times) -> FlowShop:
-        """The flow shop at `times`, in ticks."""
+    def shop_at(self, costs: Costs) -> FlowShop:
+        """The flow shop at `costs`, in ticks."""
         return flow_shop(
             self.placement,
             self.num_microbatches,
-            times.costs,
+            costs,
             StorageSizes(self.bound),
             is_split=True,
-            ticks_per_unit=TICKS_PER_FORWARD / times.forward,
+            ticks_per_unit=TICKS_PER_FORWARD / costs.mean_split[0],
         )
 
 
-@lru_cache(maxsize=64)  # plans ask for many times, which have the first ones in common
-def _orders(problem: _Problem, times: tuple[Times, ...]) -> list[list[int]]:
-    """[order][action] start: the best order found for each of `times`, the last first, then the block.
+@lru_cache(maxsize=64)  # plans ask for many costs, which have the first ones in common
+def _orders(problem: _Problem, costs: tuple[Costs, ...]) -> list[list[int]]:
+    """[order][action] start: the best order found for each of `costs`, the last first, then the block.
 
-    Orders for earlier times are among the candidates for later ones.
+    Orders for earlier costs are among the candidates for later ones.
     """
     # The recursion ends with the block, whose slots are equally long.
-    if not times:
-        shop = problem.shop_at(Times())
+    if not costs:
+        shop = problem.shop_at(Costs())
         start = repeated(problem.block, shop, problem.bound) if problem.block else None
         # A bound below what the block stores without waits: then only list schedules are left.
         return [start] if start and merit(start, shop).most_stored <= problem.bound else []
-    earlier = _orders(problem, times[:-1])
-    return [_best(problem.shop_at(times[-1]), earlier, staggered=problem.staggered), *earlier]
+    earlier = _orders(problem, costs[:-1])
+    return [_best(problem.shop_at(costs[-1]), earlier, staggered=problem.staggered), *earlier]
 
 
 def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:

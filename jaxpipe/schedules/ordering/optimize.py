@@ -15,7 +15,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import STAGE_TIMES, Costs, costs_of_stages, mean_share
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
-from jaxpipe.schedules.methods.option import Times, check_count, check_time
+from jaxpipe.schedules.methods.option import TIMES, check_count, check_time
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop, is_whole_shorter
@@ -311,7 +311,7 @@ def registered(problem: Problem, costs: Costs, room_ma: float) -> Iterator[Sched
 
 def times_of(costs: Costs, num_devices: int) -> dict[str, float]:
     """The times for generators: those of the mean device's share."""
-    return {time: mean_share(getattr(costs, time), num_devices) for time in Times._fields}
+    return {time.name: mean_share(getattr(costs, time.name), num_devices) for time in TIMES}
 
 
 def split_variants(schedule: Schedule, times: dict[str, float], room_ma: float) -> Iterator[Schedule]:

@@ -7,13 +7,14 @@ kept (`weight_gradients`). Methods that choose the order of F and I for split ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxpipe.errors import ScheduleError
+from jaxpipe.schedules.analysis.costs import Costs, split_costs
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
-from jaxpipe.schedules.methods.option import Times, check_count, checked_times
+from jaxpipe.schedules.methods.option import check_count, check_time
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
 from jaxpipe.schedules.rules import check
@@ -71,11 +72,11 @@ def split_backward(
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), for the two halves and for W in
     gaps; they write B for our I. As a pass on any schedule it is ours.
     """
-    times = checked_times(
-        schedule.name, forward=forward, input_gradient=input_gradient, weight_gradient=weight_gradient
-    )
+    times = {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
+    for option, time in times.items():
+        check_time(schedule.name, option, time)
     _check_kinds(check(schedule))
-    _check_effect(schedule, bound, times)
+    _check_effect(schedule, {"bound": bound, **times})
     peaks = row_peaks(schedule)
     if bound is not None:
         check_count(schedule.name, "bound", bound, least=0)
@@ -84,26 +85,27 @@ def split_backward(
     direct = replace(schedule, rows=_split(schedule.rows))
     if schedule.parks_pages:
         return direct
-    return best_weight_gradients(direct, times, bounds=[max(peak, bound or 0) for peak in peaks])
+    return best_weight_gradients(direct, split_costs(**times), bounds=[max(peak, bound or 0) for peak in peaks])
 
 
-def best_weight_gradients(schedule: Schedule, times: Times, *, bounds: Sequence[int] | None = None) -> Schedule:
+def best_weight_gradients(schedule: Schedule, costs: Costs, *, bounds: Sequence[int] | None = None) -> Schedule:
     """Returns `schedule` unchanged, or with all backwards split and W in gaps, whichever ends first.
 
     Args:
         schedule: a legal schedule that moves no activations between devices.
+        costs: times of its actions; B takes as long as I and W.
         bounds: [device] slots that it may store from F to W; by default the highest peak of `schedule`, for each.
     """
     bounds = bounds or [max(row_peaks(schedule))] * schedule.num_devices
     candidates = [schedule.rows]
     for least_fit in _LEAST_FITS:
         rows = with_weight_gradients(
-            _split(schedule.rows), num_stages=schedule.num_stages, bounds=bounds, times=times, least_fit=least_fit
+            _split(schedule.rows), num_stages=schedule.num_stages, bounds=bounds, costs=costs, least_fit=least_fit
         )
         candidates += [rows] if rows else []
     schedules = [replace(schedule, rows=rows) for rows in candidates]
     # Of equals the first stays, in which no W has moved.
-    return min(schedules, key=lambda candidate: rounded(simulate(candidate, times.costs).makespan))
+    return min(schedules, key=lambda candidate: rounded(simulate(candidate, costs).makespan))
 
 
 def _split(rows: Rows) -> Rows:
@@ -132,11 +134,10 @@ def _check_kinds(schedule: Schedule) -> None:
         )
 
 
-def _check_effect(schedule: Schedule, bound: int | None, times: Times) -> None:
+def _check_effect(schedule: Schedule, used: Mapping[str, float | None]) -> None:
     """Raises ScheduleError for options without effect: between transfers every W stays in its place."""
     if not schedule.parks_pages:
         return
-    used = {"bound": bound, **times._asdict()}
     for option, value in used.items():
         if value not in (None, 1.0):
             raise ScheduleError(

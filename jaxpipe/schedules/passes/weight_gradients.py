@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from jaxpipe.schedules.methods.option import Times
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows
 
 _CLOSE = 1e-9  # in the unit of times: sums that should be equal may differ by rounding
@@ -22,7 +22,7 @@ def with_weight_gradients(
     *,
     num_stages: int,
     bounds: Sequence[int],
-    times: Times | None = None,
+    costs: Costs | None = None,
     least_fit: float = 1.0,
 ) -> Rows | None:
     """Returns `rows` with each W in a wait of its device, before an F that has no room, or at the end.
@@ -33,7 +33,7 @@ def with_weight_gradients(
     Args:
         rows: [device][position] -> F, I and SYNC; W, if any, are placed anew.
         bounds: [device] slots that the device may store, each from F to W.
-        times: times of the actions; messages take no time; by default all times are equal.
+        costs: times of the actions, one number a kind; messages take none; by default F, I and W are equally long.
         least_fit: fraction of a W that must fit into a wait; below 1, W may delay the next action.
 
     Returns:
@@ -48,7 +48,7 @@ def with_weight_gradients(
         0F0 0F1 0I0 0W0 0I1 0W1
         1F0 1I0 1F1 1I1 1W0 1W1
     """
-    times = times or Times()
+    forward, input_gradient, weight_gradient = (costs or Costs()).mean_split
     devices = [_Device(row, bound) for row, bound in zip(rows, bounds, strict=True)]
     end: dict[_Key, float] = {}  # end of each F and I that has started
     waiting: dict[_Key, int] = {}  # sender -> the device that waits for it to start
@@ -65,18 +65,18 @@ def with_weight_gradients(
             # A message sent at this moment wakes its reader now: it arrives when this action ends, as `end` says.
             device.run(action)
             key = action.kind, action.stage, action.microbatch
-            end[key] = now + (times.forward if action.kind is Kind.F else times.input_gradient)
+            end[key] = now + (forward if action.kind is Kind.F else input_gradient)
             heappush(events, (end[key], index))
             if key in waiting:
                 heappush(events, (now, waiting.pop(key)))
             continue
         # Else a W, if the wait is long enough for it; a message not yet sent takes its sender's time at least.
-        least_time = times.forward if sender and sender[0] is Kind.F else times.input_gradient
+        least_time = forward if sender and sender[0] is Kind.F else input_gradient
         wait = least_time if arrives is None else arrives - now
         can_only_wait = action is not None and not device.is_full
-        if device.pending and not (can_only_wait and wait < least_fit * times.weight_gradient - _CLOSE):
+        if device.pending and not (can_only_wait and wait < least_fit * weight_gradient - _CLOSE):
             device.run_weight_gradient()
-            heappush(events, (now + times.weight_gradient, index))
+            heappush(events, (now + weight_gradient, index))
         elif can_only_wait and arrives is not None:
             heappush(events, (arrives, index))
         elif can_only_wait and sender:

@@ -1,0 +1,72 @@
+"""What a run does, as one value that nobody writes: all that is decided before its first step.
+
+`jaxpipe.estimate.resolve` makes it of a checked config and the GPUs. Goes in: its parts. Comes out: what follows from
+them, and its lines for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxpipe.cluster.axes import describe_mesh
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.costs import head_share
+from jaxpipe.config.data import num_predicted_of
+from jaxpipe.config.optimizers import OPTIMIZERS, Optimizer
+from jaxpipe.models import ModelConfig
+from jaxpipe.schedules import Costs, Schedule
+from jaxpipe.schedules.spec import ScheduleSpec
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a run does.
+
+    Attributes:
+        config: its config with all that was decided, as config.json records it.
+        schedule_spec: what its schedule is built from.
+        costs: expected times of a mean stage's actions, in forwards.
+        costs_source: where these are from, for people.
+        model: the model's sizes and choices; None of a model given in Python.
+        layers_per_stage: [stage] number of layers.
+    """
+
+    config: RunConfig
+    schedule_spec: ScheduleSpec
+    costs: Costs
+    costs_source: str
+    model: ModelConfig | None
+    layers_per_stage: tuple[int, ...]
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule; without flush it is of several batches."""
+        return self.schedule_spec.build(self.config.pipeline.num_microbatches)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The row of the optimizer."""
+        return OPTIMIZERS[self.config.optimizer.name]
+
+    @cached_property
+    def stage_costs(self) -> Costs:
+        """The expected costs of the stages, by their layers, and of S and T if the schedule has any."""
+        costs = self.costs.of_layers(self.layers_per_stage)
+        if not self.schedule.has_head_actions:
+            return costs
+        assert self.model is not None  # a head given in Python is one function
+        share = head_share(self.model, self.config.data.seq_len, num_predicted_of(self.config))
+        return costs.with_head(share * self.schedule.placement.num_chunks)
+
+    def lines(self) -> list[str]:
+        """What the run does that no other line of its report says."""
+        config = self.config
+        fields = config.optimizer
+        head = ", embedding and head over pipe" if config.pipeline.vocab_over_pipe == "true" else ""
+        of_optimizer = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}"
+        return [
+            f"mesh       {describe_mesh(config.mesh.axes)}, order {config.mesh.order}{head}",
+            f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
+            f"optimizer  {of_optimizer}{', zero1' * fields.zero1}; {config.train.steps} steps",
+        ]
