@@ -102,7 +102,7 @@ class Channel:
 
     @classmethod
     def measured(cls, state: State) -> dict[str, jax.Array]:
-        """Float32 terms of what a step tells beside its losses; they are summed over `data`, `expert` and `pipe`."""
+        """Float32 terms of what a step tells beside its losses; they are summed over stages and parts of the batch."""
         return {}
 
     def on_layers(self) -> Sequence[LayerChannel]:
