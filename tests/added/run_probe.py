@@ -42,7 +42,8 @@ def check_numbers(name, num_devices, num_microbatches, num_layers, **axes):
         results.append(pipeline.loss_and_grads(programs.staged(pipeline, params), batch, scale))
     (loss, grads), (with_probe, its_grads) = results
     assert loss == with_probe["words"]
-    assert max(relative_errors(its_grads, grads).values()) == 0
+    # XLA fuses what W computes again into kernels of its own choice, whose last bits differ.
+    assert max(relative_errors(its_grads, grads).values()) <= (1e-6 if schedule.has_split_backward else 0)
     wanted = plain_sum(config, params, batch, num_microbatches)
     np.testing.assert_allclose(with_probe["measured_probe"], wanted, rtol=1e-4)
     table = pipeline.table
