@@ -183,6 +183,22 @@ def test_message_has_five_parts():
     )
 
 
+@pytest.mark.parametrize(
+    ("schedule", "what", "places"),
+    [
+        (schedule_of("0F0 0F0 0B0"), "device 0, position 1: 0F0 stands here again", ((0, 1), (0, 0))),
+        (schedule_of("0F0 0B0 0I0"), "device 0, position 1: 0B0 is the whole backward", ((0, 1), (0, 2))),
+        (schedule_of("0B0 0F0"), "device 0, position 0: 0B0 comes before 0F0", ((0, 0),)),  # both are in its picture
+        (schedule_of("0F0 1F0@1 1B0@1 0B0", "", placement=TWO_WAYS), "1F0@1 is of replica 1", ((0, 1), (0, 0))),
+        (schedule_of("0F0 0T0 0S0 0B0"), "device 0, position 2: 0S0 comes after 0T0", ((0, 2), (0, 1))),
+    ],
+)
+def test_every_action_concerned_is_pictured(schedule, what, places):
+    first = violations(schedule)[0]
+    assert what in first.what
+    assert first.places == places
+
+
 def test_all_violations_are_counted_and_five_shown():
     with pytest.raises(ScheduleError) as error:
         check(schedule_of("", num_microbatches=7))
