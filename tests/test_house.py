@@ -162,6 +162,9 @@ COUNTS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "files that name expert": (files_that_name(r"\bexpert\b", outside=USERS_OF_AXES), 2),
     "files that name tensor": (files_that_name(r"[\"']tensor[\"']|\.tensor\b", outside=USERS_OF_AXES), 4),
     "files that name three mechanisms": (files_of_three_mechanisms, 10),
+    # Who makes, checks or reads a user's config: fields, checks, command line, presets, run folder, `fit`, `resolve`,
+    # and the text of a planned one.
+    "files that name ConfigDict": (files_that_name(r"ConfigDict"), 8),
     "assignments of several names at once": (assignments_at_once, 0),
     "names without a noun": (nouns_left_out, 0),
     "files of more than 350 lines": (long_files, 0),
@@ -182,6 +185,7 @@ def test_what_is_there_is_counted():
     """A pattern that finds nothing counts nothing."""
     assert "jaxpipe/cluster/axes.py" in COUNTS["files that name expert"][0]()
     assert "jaxpipe/mesh/collectives.py" in COUNTS["files that name tensor"][0]()
+    assert "jaxpipe/config/base.py" in COUNTS["files that name ConfigDict"][0]()
 
 
 @pytest.mark.parametrize(

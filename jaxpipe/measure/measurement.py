@@ -160,6 +160,7 @@ def measure(
 
 def subject_of_config(config: RunConfig) -> dict[str, Any]:
     """The settings of a checked config that a measurement is valid for, as `Measured` compares them."""
+    config = RunConfig.of(config)
     return subject(
         model_config(config),
         dtype=config.model.dtype,

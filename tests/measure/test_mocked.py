@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.compile import compile_step
 from jaxpipe.config import base_config, check
+from jaxpipe.config.base import RunConfig
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement, read_costs
@@ -163,7 +164,7 @@ def test_a_plan_reads_costs_that_add_up_to_the_step(tmp_path, local_collectives)
     assert scaled.layer_backward_s / scaled.layer_forward_s == pytest.approx(2.0)
     assert found.num_skipped == 0
     assert found.peak_bytes is None  # a CPU's allocator does not count
-    assert "0 .. 1" not in mock.to_text(found, config, device_kind="cpu", num_repeats=2)
+    assert "0 .. 1" not in mock.to_text(found, RunConfig.of(config), device_kind="cpu", num_repeats=2)
 
 
 def write(path, measurement):

@@ -1,5 +1,6 @@
 """Every config error is found before anything is compiled and says how to mend it."""
 
+import dataclasses
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from jaxpipe.config import base_config, check, expected_costs, layers_per_stage, model_config
+from jaxpipe.config.base import RunConfig, legal_of
 from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import resolve
 from jaxpipe.models import FAMILIES, BertConfig, GPTConfig, LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling
 
@@ -378,3 +381,63 @@ def test_wrong_types_are_reported_before_anything_uses_them():
         config.model.hidden = "wide"
     with pytest.raises(ConfigError, match=r"model.hidden='wide' is of type str\n *rule field-type"):
         check(config)
+
+
+# ---- A config as a value
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "given"])
+def test_the_value_of_a_config_has_its_fields_and_cannot_be_written(family):
+    config = base_config(family)
+    value = RunConfig.of(config)
+    assert value.to_dict() == config.to_dict()
+    assert RunConfig.of(base_config(family)) == value
+    assert hash(RunConfig.of(base_config(family))) == hash(value)
+    for holder, name in ((value, "train"), (value.train, "steps"), (value.model, "num_layers"), (value.mesh, "pipe")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(holder, name, 1)
+
+
+def test_fields_are_replaced_in_a_value_of_its_own():
+    value = RunConfig.of(base_config())
+    changed = value.replaced({"mesh.pipe": 2, "model.hidden": 64, "pipeline.num_microbatches": 4})
+    assert (changed.mesh.pipe, changed.model.hidden, changed.microbatch_size) == (2, 64, 8)
+    assert value == RunConfig.of(base_config())
+    differ = {path for path, told in changed.by_path.items() if told != value.by_path[path]}
+    assert differ == {"mesh.pipe", "model.hidden", "pipeline.num_microbatches"}
+
+
+def test_a_field_that_is_none_has_no_value():
+    config = base_config().unlock()
+    config.train.stepz = 3
+    with pytest.raises(ConfigError, match=r"(?s)stepz.*rule config-fields"):
+        check(config)
+
+
+def test_a_run_says_what_it_does():
+    config = _with(pipeline__schedule="zb_h1", optimizer__name="muon", mesh__pipe=4, train__steps=7)
+    spec = resolve(config, platform="cpu")
+    assert (spec.config.mesh.platform, config.mesh.platform) == ("cpu", "auto")
+    text = "\n".join(spec.lines())
+    for said in ("pipe 4", "32 sequences", "2 of a microbatch", "muon", "zero1", "7 steps"):
+        assert said in text
+    assert spec.optimizer.reads_matrices
+    assert spec.layers_per_stage == layers_per_stage(config)
+    assert hash(spec) == hash(resolve(config, platform="cpu"))
+    assert spec.schedule is resolve(config, platform="cpu").schedule  # built once
+
+
+@pytest.mark.parametrize("path", [path for path in RunConfig.of(base_config()).by_path if path[:5] != "model"])
+def test_every_field_but_of_a_model_declares_what_is_legal_beside_it(path):
+    """Its own default is; a number one below the least and one above the most are not."""
+    value = RunConfig.of(base_config()).by_path[path]
+    legal = legal_of(path)
+    legal.check(path, value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return
+    wrong = [-1 if legal.least == 0 else 0]
+    wrong += [] if legal.most_of(value) is None else [legal.most_of(value) + 1]
+    wrong += [1.0] * legal.is_below_one
+    for number in wrong:
+        with pytest.raises(ConfigError, match="rule field-range"):
+            legal.check(path, type(value)(number))
