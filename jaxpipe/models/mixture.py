@@ -19,7 +19,11 @@ from jaxpipe.models.experts import Experts, Routing
 from jaxpipe.models.family import Family
 from jaxpipe.models.linear import output_deviation
 from jaxpipe.models.llama import LLAMA, LlamaConfig, swiglu
-from jaxpipe.models.rotary import check_rotary_scaling, with_rotary_scaling
+from jaxpipe.models.rotary import (
+    RotaryScaling,  # noqa: F401 - the reference evaluates the inherited annotations in this module
+    check_rotary_scaling,
+    with_rotary_scaling,
+)
 
 
 @dataclass(frozen=True)
