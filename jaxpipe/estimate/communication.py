@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpipe.cluster.axes import EXPERT_ROWS, ROWS, STAGE_AXIS, STREAM, Collectives
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting
 from jaxpipe.estimate.setting import Group, Setting, places_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting
 
 
 def collectives_s(

@@ -17,9 +17,10 @@ from jaxpipe.config.costs import HeadRowsSpec, costs_by, times_written, woven_co
 from jaxpipe.config.pipeline import named_schedule
 from jaxpipe.estimate.clock import period_of
 from jaxpipe.estimate.parameters import parameter_bytes
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.sizes import ITEMSIZE, layer_sizes
 from jaxpipe.estimate.split_head import exponential_bytes
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.workspace import at_work
 from jaxpipe.lowering import lower
 from jaxpipe.schedules.methods.registry import find_method
@@ -234,7 +235,7 @@ def memory(setting: Setting) -> Bytes:
     """
     number = counts(setting)
     itemsize = ITEMSIZE[setting.dtype]
-    layer = layer_residuals(setting)
+    layer = traced_layer(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     # Without split backwards nothing is deferred, whatever the table counts.
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0

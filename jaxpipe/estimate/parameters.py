@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.setting import Group, Setting, places_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
 

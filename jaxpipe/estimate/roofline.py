@@ -17,18 +17,13 @@ from jaxpipe.cluster.axes import Collectives
 from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.communication import collectives_s, of_head_s
-from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting
+from jaxpipe.estimate.sizes import ITEMSIZE
 from jaxpipe.estimate.times import Link, Times, ring_s
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import traffic, update_bytes
-from jaxpipe.estimate.work import (
-    OPERATIONS,
-    Matmul,
-    dropout_draws,
-    head_matmuls,
-    layer_matmuls,
-    split_head_matmuls,
-)
+from jaxpipe.estimate.work import OPERATIONS, dropout_draws, head_matmuls, split_head_matmuls
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind
 
@@ -155,7 +150,7 @@ class Roofline:
         Raises:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
-        matmuls = layer_matmuls(setting)
+        matmuls = traced_layer(setting)
         moved = traffic(setting)
         drawn = dropout_draws(setting)
         dtype = setting.dtype

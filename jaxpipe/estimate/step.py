@@ -17,9 +17,10 @@ import numpy as np
 from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
@@ -178,7 +179,7 @@ def _seconds(
         latency=latency,
         per_byte=per_byte,
         message_bytes=num_bytes,
-        slot_bytes=layers * layer_residuals(setting).page_bytes,
+        slot_bytes=layers * traced_layer(setting).page_bytes,
         # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
         # takes as long as half of each there and back.
         exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,

@@ -10,14 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
-from jaxpipe.estimate.residuals import (
-    FLOAT32_BYTES,
-    ITEMSIZE,
-    feed_forward_rows,
-    layer_residuals,
-    layer_sizes,
-)
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import predicted_tokens, seen_scores
 
 
@@ -54,7 +49,7 @@ def traffic(setting: Setting) -> Traffic:
     """
     of = layer_sizes(setting)
     item = ITEMSIZE[setting.dtype]
-    residuals = layer_residuals(setting)
+    residuals = traced_layer(setting)
     softmax = _softmax_bytes(setting)
     # A kernel reads its input and writes its output: a factor of 2 wherever an array passes through one.
     again = item * (2 * 2 * of.stream + (setting.anatomy.num_up + 1) * of.width)  # two norms, the activation

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxpipe.estimate.parameters import layer_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
@@ -132,8 +133,7 @@ def _computed_again(setting: Setting) -> int:
     if setting.model.recompute != "full":
         return 0
     return (
-        layer_residuals(setting, recompute="none").page_bytes
-        + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
+        traced_layer(setting, recompute="none").page_bytes + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
     )
 
 
@@ -160,7 +160,7 @@ def at_work(
     # Sums of shared parameters travel while the backward of a layer computes: both are there at once.
     if met:
         parts["layer_backward"] += met
-    deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
+    deferred = traced_layer(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred

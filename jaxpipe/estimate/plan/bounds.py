@@ -19,9 +19,9 @@ from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
-from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
@@ -93,7 +93,7 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=pages * layer_residuals(setting).page_bytes,
+        slots=pages * traced_layer(setting).page_bytes,
         weight_slots=work.deferred,
         transit=0,
         inboxes=0,
