@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from jaxpipe.estimate.costs import Decided, decide_costs
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch
+from jaxpipe.training.given import BatchSource, Model, given_task
 from jaxpipe.training.run_step import Step
-from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
+from jaxpipe.training.setup import dropout_seed, optimizer_and_step, pipeline_of, topology_of
 from jaxpipe.training.step import TrainState, state_like
+from jaxpipe.training.task import language_model
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,14 @@ class CompiledStep:
 
 
 def compile_step(
-    config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None = None, whole_batch: bool = False
+    config: ConfigDict,
+    devices: Sequence[Any],
+    *,
+    gpus_per_node: int | None = None,
+    whole_batch: bool = False,
+    model: Model | None = None,
+    params: Any = None,
+    train_batches: BatchSource | None = None,
 ) -> CompiledStep:
     """The training step that `jaxpipe.train` would run.
 
@@ -58,31 +67,34 @@ def compile_step(
         gpus_per_node: GPUs per node; None asks the devices.
         whole_batch: whether every device has the whole batch and takes its part of it, so that it can count the terms
             of all losses alone.
+        model, params, train_batches: a model given in Python, as to `jaxpipe.training.fit`; of `params` and of a batch
+            the shapes are read.
 
     Raises:
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
-    costs = decide_costs(config, topology_of(devices, gpus_per_node=gpus_per_node))
-    # `settle` writes decided costs into the config, and the caller's stays as it was.
+    # What is decided is written into the config, and the caller's stays as it was.
     config = copy.deepcopy(config)
+    task = None
+    if model:
+        task = given_task(config, model=model, params=params, train_batches=train_batches, heldout_batches=())
+    costs = decide_costs(config, topology_of(devices, gpus_per_node=gpus_per_node), task and task.given)
     costs.settle(config)
-    model, pipeline = build_pipeline(config, devices, gpus_per_node=gpus_per_node)
-    optimizer, step = optimizer_and_step(config, model, pipeline)
+    trained = task.model if task else language_model(config)
+    pipeline = pipeline_of(config, trained, devices, gpus_per_node=gpus_per_node)
+    optimizer, step = optimizer_and_step(config, trained, pipeline)
     # Counting terms of a split batch needs a sum over devices, and a mocked step may have no collectives but local
     # ones.
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
-    state = state_like(model, pipeline, optimizer, step.init)
-    batch = _batch_like(config, batch_sharding)
+    state = state_like(trained, pipeline, optimizer, step.init)
+    batch = _batch_like(task.train_batches.at(0) if task else example_batch(config), batch_sharding)
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - start
-    has_dropout = dropout_seed(config, model) is not None
+    has_dropout = dropout_seed(config, trained) is not None
     # Between two calls, as a run holds it: without flush some arrays are in flight.
     return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, costs)
 
 
-def _batch_like(config: ConfigDict, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        example_batch(config),
-    )
+def _batch_like(batch: Any, sharding: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), batch)

@@ -19,7 +19,7 @@ from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import AUTO
 from jaxpipe.config.costs import are_decided, costs_by, has_times, is_costs_file, written_costs
-from jaxpipe.config.model import family_of, mesh_axes
+from jaxpipe.config.model import mesh_axes
 from jaxpipe.config.pipeline import check_vocab_over_pipe, is_written_with_head, outline
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
@@ -27,6 +27,7 @@ from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.times import Times, stage_seconds
+from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import Costs
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
@@ -51,7 +52,7 @@ class Decided:
         config.pipeline.update(costs=self.costs, vocab_over_pipe=self.vocab_over_pipe)
 
 
-def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
+def decide_costs(config: ConfigDict, topology: Topology | None, given: GivenModel | None = None) -> Decided:
     """The costs of a checked config, and whether its vocabulary is split over `pipe`.
 
     With `pipeline.vocab_over_pipe="auto"` it is where it can be and a step is estimated to be shorter, or the schedule
@@ -60,12 +61,13 @@ def decide_costs(config: ConfigDict, topology: Topology | None) -> Decided:
     Args:
         config: the checked config.
         topology: the GPUs of the run; None if they are not known, as CPUs.
+        given: a model given in Python.
 
     Raises:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
         ScheduleError: the schedule cannot be built.
     """
-    costs = _costs_of(config, topology)
+    costs = _costs_of(config, topology, given)
     wanted = config.pipeline.vocab_over_pipe
     if wanted == AUTO:
         is_shorter = topology is not None and _is_shorter_split(config, topology, costs.costs)
@@ -95,31 +97,22 @@ def _is_shorter_split(config: ConfigDict, topology: Topology, costs: str) -> boo
     return split_s < without
 
 
-def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
-    """The costs of a checked config.
-
-    Args:
-        config: the checked config.
-        topology: the GPUs of the run; None if they are not known, as CPUs.
-
-    Raises:
-        ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
-    """
+def _costs_of(config: ConfigDict, topology: Topology | None, given: GivenModel | None) -> Decided:
+    """The costs of a checked config; arguments and errors are those of `decide_costs`."""
     pipeline = config.pipeline
     costs = config.pipeline.costs
     # In this order: what a user wrote, what a user measured, what an option has, then estimates.
     if are_decided(costs):
         return Decided(costs, "pipeline.costs")
     if is_costs_file(costs):
-        setting = undecided(config, topology or _one_node(config))
+        setting = undecided(config, topology or _one_node(config), given)
         times = read_costs(costs).times(replace(setting, vocab_over_pipe=False))  # those of layers are wanted alone
         return Decided(costs_of(times), f"measured, {costs}")
     if has_times(pipeline.options):
         # The times of the options go into the order itself; costs would be second ones.
         return Decided(AUTO, "pipeline.options")
-    # A model given in Python has no anatomy, of which work could be counted.
-    if topology is not None and not family_of(config).is_given:
-        times = Roofline.of(topology.hardware).times(undecided(config, topology))
+    if topology is not None:
+        times = Roofline.of(topology.hardware).times(undecided(config, topology, given))
         return Decided(costs_of(times), f"estimated for {topology.hardware.name}")
     recompute = config.model.recompute
     return Decided(
@@ -127,16 +120,16 @@ def _costs_of(config: ConfigDict, topology: Topology | None) -> Decided:
     )
 
 
-def setting_of(config: ConfigDict, topology: Topology) -> Setting:
-    """The setting of a checked config on `topology`, with decided costs.
+def setting_of(config: ConfigDict, topology: Topology, given: GivenModel | None = None) -> Setting:
+    """The setting of a checked config on `topology`, with decided costs; of a model `given` in Python, of that.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; costs cannot be decided.
         ScheduleError: the schedule cannot be built.
     """
-    decided = decide_costs(config, topology)
+    decided = decide_costs(config, topology, given)
     is_split = decided.vocab_over_pipe == "true"
-    return replace(undecided(config, topology), costs=decided.costs, vocab_over_pipe=is_split)
+    return replace(undecided(config, topology, given), costs=decided.costs, vocab_over_pipe=is_split)
 
 
 def costs_of(times: Times) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import message_bytes
+from jaxpipe.estimate.given import given_flops
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
@@ -72,6 +73,8 @@ class Estimate:
     def model_flops_per_s(self) -> float:
         """Model FLOPs per second of all GPUs together; see `jaxpipe.models.flops.model_flops`."""
         setting = self.setting
+        if setting.is_given:
+            return given_flops(setting) * self.samples_per_s
         sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
         return sample * self.samples_per_s
 

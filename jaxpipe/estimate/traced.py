@@ -22,12 +22,16 @@ from jaxpipe.estimate.products import Matmul, matmuls_of
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import Randomness, TensorAxis
 from jaxpipe.mesh.abstract import abstract_mesh
-from jaxpipe.models import LanguageModel, ModelConfig
+from jaxpipe.models import LanguageModel
+from jaxpipe.models.given import GivenModel
 from jaxpipe.program import StageFunctions
+from jaxpipe.program.dtypes import copy_dtype
 from jaxpipe.program.function_shapes import shapes_on_a_device
 from jaxpipe.program.partition import partition
 from jaxpipe.program.shapes import residual_shapes
+from jaxpipe.program.split_vjp import SplitBackward
 from jaxpipe.program.storage import SavedResiduals, fitting_deferred
+from jaxpipe.program.vjp import LayerVjp
 
 PyTree = Any
 Axes = tuple[tuple[str, int], ...]  # (axis, devices along it)
@@ -99,16 +103,19 @@ def traced_layer(setting: Setting, *, recompute: str | None = None) -> TracedLay
     return _layer_of(Subject.of(setting, model), setting.microbatch_size)
 
 
-def microbatch_arrays(setting: Setting) -> dict[str, tuple[int, ...]]:
-    """The int32 arrays of a batch of a language model: name -> dims of one sequence."""
+def sequence_arrays(setting: Setting) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a batch: name -> those of one sequence."""
+    if isinstance(setting.model, GivenModel):
+        return setting.model.sequence
     of_tokens = (setting.seq_len,)
     if setting.num_predicted is None:
         more = {"positions": setting.packs_documents, "is_token": setting.tells_padding}
-        return {"tokens": of_tokens, "targets": of_tokens, **{name: of_tokens for name, has in more.items() if has}}
-    of_words = (setting.num_predicted,)
-    order = {"sentence_order": ()} if setting.anatomy.sentence_order else {}
-    inputs = dict.fromkeys(("tokens", "token_types", "padding_mask"), of_tokens)
-    return {**inputs, "predicted": of_words, "targets": of_words, **order}
+        dims = dict.fromkeys(("tokens", "targets", *(name for name, has in more.items() if has)), of_tokens)
+    else:
+        dims = dict.fromkeys(("tokens", "token_types", "padding_mask"), of_tokens)
+        dims |= dict.fromkeys(("predicted", "targets"), (setting.num_predicted,))
+        dims |= {"sentence_order": ()} if setting.anatomy.sentence_order else {}
+    return {name: jax.ShapeDtypeStruct(shape, jnp.dtype("int32")) for name, shape in dims.items()}
 
 
 @dataclass(frozen=True)
@@ -116,21 +123,21 @@ class Subject:
     """All that the trace of a layer depends on besides the microbatch size.
 
     Attributes:
-        arrays: names and dims of the arrays of one sequence.
+        arrays: names, shapes and dtypes of the arrays of one sequence.
         axes: devices along `LAYER_AXES`.
     """
 
-    model: ModelConfig
+    model: Any
     dtype: str
     seq_len: int
-    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    arrays: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
     axes: Axes
 
     @classmethod
-    def of(cls, setting: Setting, model: ModelConfig) -> Subject:
+    def of(cls, setting: Setting, model: Any) -> Subject:
         """The subject of `setting` with `model` in place of its own."""
         axes = tuple((name, setting.axes[name]) for name in LAYER_AXES)
-        return cls(model, setting.dtype, setting.seq_len, tuple(microbatch_arrays(setting).items()), axes)
+        return cls(model, setting.dtype, setting.seq_len, tuple(sequence_arrays(setting).items()), axes)
 
     @property
     def tensor(self) -> TensorAxis:
@@ -158,30 +165,68 @@ def _layer_of(subject: Subject, microbatch_size: int) -> TracedLayer:
     return trace_layer(subject, _PRIME).resized(size)
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """The functions of a model, and shapes of their arguments on one device.
+
+    Attributes:
+        copies: compute copies of the parameters, {"shared", "layers"}, the latter of one layer.
+        x: input of a layer, and a message.
+        microbatch: one microbatch.
+        random: the random state, if training draws anything.
+    """
+
+    functions: StageFunctions
+    mesh: jax.sharding.AbstractMesh
+    copies: PyTree
+    x: jax.ShapeDtypeStruct
+    microbatch: PyTree
+    random: Randomness | None
+
+
 @cache
-def trace_layer(subject: Subject, microbatch_size: int) -> TracedLayer:
-    """The layer of `subject`, traced for microbatches of this size."""
-    model = LanguageModel(subject.model, subject.tensor)
-    functions = StageFunctions.of(model)
+def arguments_of(subject: Subject, microbatch_size: int) -> Arguments:
+    """The functions of `subject` and their arguments for microbatches of this size."""
+    model = subject.model
+    if isinstance(model, GivenModel):
+        source: Any = model.functions
+        params = model.params
+    else:
+        source = LanguageModel(model, subject.tensor)
+        params = jax.eval_shape(lambda: source.init(jax.random.key(0)))
+    functions = StageFunctions.of(source)
     mesh = abstract_mesh(dict(subject.axes))
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     staged = {**params, "layers": jax.tree.map(_staged, params["layers"])}
+    parts = partition(staged, functions.specs, mesh, split_masters=False)
     copies = jax.tree.map(
-        lambda part: jax.ShapeDtypeStruct(part.compute_shape, jnp.dtype(subject.dtype)),
-        partition(staged, functions.specs, mesh, split_masters=False),
+        lambda leaf, part: jax.ShapeDtypeStruct(part.compute_shape, copy_dtype(leaf.dtype, jnp.dtype(subject.dtype))),
+        staged,
+        parts,
     )
     microbatch = {
-        name: jax.ShapeDtypeStruct((microbatch_size, *dims), jnp.dtype("int32")) for name, dims in subject.arrays
+        name: jax.ShapeDtypeStruct((microbatch_size, *like.shape), like.dtype) for name, like in subject.arrays
     }
     x = shapes_on_a_device(
         mesh, lambda shared, batch: functions.embed(shared, batch, None), copies["shared"], microbatch
     )
-    random = Randomness.like() if model.has_dropout else None
-    saved, vjp, split = residual_shapes(functions, mesh, copies["layers"], x, microbatch, random, split_backward=True)
-    assert vjp
-    assert split
+    return Arguments(functions, mesh, copies, x, microbatch, Randomness.like() if source.has_dropout else None)
+
+
+@cache
+def trace_layer(subject: Subject, microbatch_size: int) -> TracedLayer:
+    """The layer of `subject`, traced for microbatches of this size."""
+    saved, vjp, split = layer_halves(arguments_of(subject, microbatch_size))
     parts = vjp.traced.jaxpr.eqns, split.cut.now, split.cut.later
     return TracedLayer(saved, *(tuple(matmuls_of(equations)) for equations in parts))
+
+
+def layer_halves(of: Arguments) -> tuple[SavedResiduals, LayerVjp, SplitBackward]:
+    """What a layer saves, its vjp, and its split backward."""
+    given = of.microbatch, of.random
+    saved, vjp, split = residual_shapes(of.functions, of.mesh, of.copies["layers"], of.x, *given, split_backward=True)
+    assert vjp
+    assert split
+    return saved, vjp, split
 
 
 def _staged(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

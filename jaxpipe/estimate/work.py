@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import layer_sizes
@@ -21,6 +22,8 @@ from jaxpipe.models.cross_entropy import chunks_of
 
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
+    if setting.is_given:
+        return given_parts(setting).head.matmuls
     anatomy = setting.anatomy
     num_tokens = predicted_tokens(setting)
     rows = anatomy.num_rows // setting.num_kernel_parts
@@ -119,7 +122,7 @@ class DropoutDraws:
 def dropout_draws(setting: Setting) -> DropoutDraws:
     """Random numbers of `setting`: one for each attention probability and each element that is added to the stream."""
     anatomy = setting.anatomy
-    if not anatomy.has_dropout:
+    if setting.is_given or not anatomy.has_dropout:
         return DropoutDraws(0, 0, 0)
     of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
     of_stream = 2 * layer_sizes(setting).stream if anatomy.hidden_dropout else 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
@@ -50,6 +51,12 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
     """
+    if setting.is_given:
+        given = given_parts(setting)
+        names = ["embed_backward"]
+        names += ["layer_backward"] if has_whole_backwards or not has_split_backward else []
+        names += ["layer_input_gradient", "layer_weight_gradient"] if has_split_backward else []
+        return {name: getattr(given, name).most_bytes for name in names}
     parts = {"embed_backward": _embed_backward(setting)}
     of = _buffers(setting)
     again = _computed_again(setting)
@@ -76,6 +83,8 @@ def head_bytes(setting: Setting) -> int:
     A chunk of tokens has float32 logits and their gradient. If all are one chunk, the logits are freed as their
     gradient is made.
     """
+    if setting.is_given:
+        return given_parts(setting).head.most_bytes
     of = _buffers(setting)
     itemsize = ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)

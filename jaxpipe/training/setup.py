@@ -75,7 +75,7 @@ def set_up(config: ConfigDict, task: Task, *, num_processes: int = 1) -> Setup:
     """
     devices = devices_of(config, num_processes=num_processes)
     # After the devices are chosen, since measured and estimated costs depend on the kind of GPU.
-    decided = decide_costs(config, topology_of(devices.devices))
+    decided = decide_costs(config, topology_of(devices.devices), task.given)
     # The task was built while "auto" was undecided; a split head needs a model of its own.
     is_split_now = decided.vocab_over_pipe != config.pipeline.vocab_over_pipe and decided.vocab_over_pipe == "true"
     decided.settle(config)

@@ -22,11 +22,13 @@ from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, M
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
+from jaxpipe.config.checks import check_given
 from jaxpipe.config.divisibility import sizes_to_divide
 from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.models.choices import RECOMPUTE
+from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
@@ -160,16 +162,17 @@ class Space:
         return illegal
 
 
-def space_of(config: ConfigDict, topology: Topology) -> Space:
-    """All legal candidates on all GPUs, or on as many as any legal mesh has.
+def space_of(config: ConfigDict, topology: Topology, given: GivenModel | None = None) -> Space:
+    """All legal candidates on all GPUs, or on as many as any legal mesh has; of a model `given` in Python, of that.
 
     The config's own `pipeline` and `mesh` are not read.
 
     Raises:
         ConfigError: model, data or optimizer cannot run.
     """
-    base = _base(config, topology)
-    legal = {row.name: _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
+    base = _base(config, topology, given)
+    # The functions of a given model are those of one mesh, in which no devices share a layer.
+    legal = {row.name: (1,) if given else _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
     # Some axes divide the batch, the others a layer; and every stage has a layer.
     most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
     most = base.batch_size * base.model.num_layers * most_sharing
@@ -253,7 +256,7 @@ def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str,
     return tuple(order_of_gpus.values())
 
 
-def _base(config: ConfigDict, topology: Topology) -> Setting:
+def _base(config: ConfigDict, topology: Topology, given: GivenModel | None) -> Setting:
     """The config's setting on one GPU without a pipeline, checked."""
     plain = copy.deepcopy(config)
     plain.model.recompute = "none"
@@ -263,9 +266,10 @@ def _base(config: ConfigDict, topology: Topology) -> Setting:
     plain.pipeline.update(head_layers=0.0, vocab_over_pipe="false")
     plain.optimizer.error_feedback = False
     plain.mesh.update(**dict.fromkeys(AXES, 1), order="contiguous")
-    check(plain)
+    check_given(plain) if given else check(plain)
+    base = setting_of(plain, topology, given and replace(given, recompute="none"))
     # Checked without, since the plain schedule has a flush; candidates without one take it again.
-    return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
+    return replace(base, error_feedback=config.optimizer.error_feedback)
 
 
 def _legal_sizes(config: ConfigDict, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
