@@ -43,13 +43,16 @@ class TracedPart:
     most_bytes: int
 
 
-def traced_part(equations: Sequence[core.JaxprEqn], outs: Iterable[Any], sums: Iterable[Any] = ()) -> TracedPart:
+def traced_part(
+    equations: Sequence[core.JaxprEqn], outs: Iterable[Any], sums: Iterable[Any] = (), pages: Iterable[Any] = ()
+) -> TracedPart:
     """What `equations` take.
 
     Args:
         equations: equations without calls, in their order.
         outs: values that stay in memory until the end.
         sums: values that are added in place to sums given to it.
+        pages: inputs that stand in pages, and are copied from them unless they are fused.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -59,7 +62,7 @@ def traced_part(equations: Sequence[core.JaxprEqn], outs: Iterable[Any], sums: I
         >>> part.num_kernels, part.num_bytes, part.most_bytes
         (3, 16384, 8192)
     """
-    walk = _Walk(equations)
+    walk = _Walk(equations, pages)
     for turn, equation in enumerate(equations):
         walk.run(turn, equation)
     for out in sums:
@@ -72,7 +75,8 @@ def traced_part(equations: Sequence[core.JaxprEqn], outs: Iterable[Any], sums: I
 class _Walk:
     """The values of a jaxpr as far as they lie in memory: from which turn to which."""
 
-    def __init__(self, equations: Sequence[core.JaxprEqn]):
+    def __init__(self, equations: Sequence[core.JaxprEqn], pages: Iterable[Any]):
+        self._pages = set(pages)
         self.maker = {out: equation for equation in equations for out in equation.outvars}
         self.num_bytes = 0
         self.num_kernels = 0
@@ -109,7 +113,7 @@ class _Walk:
     def read(self, turn: int, value: Any) -> None:
         """A value is read as it lies in memory: a fused one is made now."""
         value = self._form_of(value)
-        if not isinstance(value, core.Var) or value not in self.maker:
+        if not isinstance(value, core.Var) or (value not in self.maker and value not in self._pages):
             return
         if value not in self._first:
             self.fuse(turn, [value], writes=value)

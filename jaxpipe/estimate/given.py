@@ -71,6 +71,7 @@ def _parts(subject: Subject, microbatch_size: int) -> GivenParts:
     backward = split.backward.jaxpr
     early = [out for out, is_early in zip(backward.outvars, split.cut.is_early, strict=True) if is_early]
     late = [out for out, is_early in zip(backward.outvars, split.cut.is_early, strict=True) if not is_early]
+    residuals = backward.invars[split.num_params : split.num_params + split.num_residuals]
     # Saved arrays are written into their page in place, so that of a forward its result alone is new.
     num_results = len(jax.tree.leaves(vjp.y))
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), shared)
@@ -78,9 +79,9 @@ def _parts(subject: Subject, microbatch_size: int) -> GivenParts:
     num_sums = len(jax.tree.leaves(sums))
     return GivenParts(
         layer_forward=traced_part(forward.eqns, forward.outvars[:num_results], forward.outvars[num_results:]),
-        layer_backward=traced_part(backward.eqns, backward.outvars),
-        layer_input_gradient=traced_part(split.cut.now, [*early, *split.cut.saved]),
-        layer_weight_gradient=traced_part(split.cut.later, late),
+        layer_backward=traced_part(backward.eqns, backward.outvars, pages=residuals),
+        layer_input_gradient=traced_part(split.cut.now, [*early, *split.cut.saved], pages=residuals),
+        layer_weight_gradient=traced_part(split.cut.later, late, pages=split.cut.saved),
         embed_forward=_part(
             of, lambda shared, microbatch: functions.embed(shared, microbatch, of.random), shared, microbatch
         ),

@@ -53,7 +53,7 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
     """
     if setting.is_given:
         given = given_parts(setting)
-        names = ["embed_backward"]
+        names = ["embed_backward", "layer_forward"]
         names += ["layer_backward"] if has_whole_backwards or not has_split_backward else []
         names += ["layer_input_gradient", "layer_weight_gradient"] if has_split_backward else []
         return {name: getattr(given, name).most_bytes for name in names}

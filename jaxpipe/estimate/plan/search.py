@@ -9,11 +9,12 @@ Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -62,6 +63,11 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
 
     So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node.
     """
+    with _without_collector():
+        return _search_with_fewer(space, source, top=top, margin=margin)
+
+
+def _search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: float) -> Plan:
     plan = search(space, source, top=top, margin=margin)
     all_gpus_s = _least_gpus_s(space, source)
     for part in with_fewer(space):
@@ -76,6 +82,18 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
         rows = sorted((*plan.rows, *of_fewer.rows), key=lambda row: row.step_s)
         plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + of_fewer.num_evaluated)
     return plan
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pauses Python's collector of cycles: it would go through the millions of actions of schedules again and again."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _least_gpus_s(space: Space, source: TimeSource) -> float:
