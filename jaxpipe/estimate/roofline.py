@@ -113,8 +113,8 @@ class Roofline:
         exposed_fraction: fraction of a collective's time that computing does not hide: 1 as in our program; other
             programs hide part of it.
         halves_copy: whether what W needs of I is copied to a page and from it, as XLA does in our program.
-        halves_fraction: what I and W take besides in our program, as a fraction of both. Source: I + W / B of a stage of
-            LLaMA-3 8B on an H100 is 1.130, and 1.104 with the copies alone (docs/measured.md, 2026-11-26); of layers
+        halves_fraction: what I and W take besides in our program, as a fraction of both. Source: I + W / B of a stage
+            of LLaMA-3 8B on an H100 is 1.130, and 1.104 with the copies alone (docs/measured.md, 2026-11-26); of layers
             alone, without pages, 1.046 to 1.095. Assumed of other GPUs.
     """
 

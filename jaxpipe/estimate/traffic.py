@@ -46,7 +46,10 @@ def traffic(setting: Setting) -> Traffic:
 
     A layer's backward reads and writes twice as much for each: the saved array and its gradient. Backward
     recomputes norms and activations from saved arrays, or the whole layer. The embedding's backward adds the gathered
-    gradient to rows of a sum.
+    gradient to rows of a sum, at the speed of the memory: in a run of 1.1 B on an H100 the kernel that adds 8192 rows
+    of 2048 takes 50 us, and reading and writing them 59. That is the kernel's own time in a trace. The 1.8 ms of a
+    table of 128k words in docs/measured.md are what a fit of whole stages left over, and no kernel was seen to take so
+    long.
     """
     item = ITEMSIZE[setting.dtype]
     residuals = traced_layer(setting)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -18,7 +17,6 @@ from jaxpipe.cluster.axes import describe_mesh
 from jaxpipe.command_line import write_output
 from jaxpipe.config import base_config, check
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.checks import check_given
 from jaxpipe.config.model import family_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting
@@ -28,7 +26,7 @@ from jaxpipe.units import gib
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
-    """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked."""
+    """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked, as far as it tells its sizes."""
     planned = copy.deepcopy(config)
     planned.model.recompute = setting.model.recompute
     planned.pipeline.update(
@@ -46,7 +44,8 @@ def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
     planned.mesh.update(**setting.axes, order=setting.order)
     planned.mesh.platform = AUTO
     planned.optimizer.error_feedback = setting.error_feedback
-    (check_given if family_of(config).is_given else partial(check, name="the planned config"))(planned)
+    if not family_of(config).is_given:  # whose sizes `fit` reads off the model before it checks them
+        check(planned, name="the planned config")
     return planned
 
 
