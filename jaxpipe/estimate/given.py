@@ -65,7 +65,8 @@ def given_flops(setting: Setting) -> float:
 def _parts(subject: Subject, microbatch_size: int) -> GivenParts:
     of = arguments_of(subject, microbatch_size)
     functions = of.functions
-    shared, microbatch = of.copies["shared"], of.microbatch
+    shared = of.copies["shared"]
+    microbatch = of.microbatch
     _, vjp, split = layer_halves(of)
     forward = without_calls(vjp.traced).jaxpr
     backward = split.backward.jaxpr

@@ -140,7 +140,7 @@ class Subject:
         return cls(model, setting.dtype, setting.seq_len, tuple(sequence_arrays(setting).items()), axes)
 
     @property
-    def tensor(self) -> TensorAxis:
+    def sharing(self) -> TensorAxis:
         """The devices that share the layer."""
         sizes: Any = dict(self.axes)
         return TensorAxis.of(**sizes)
@@ -148,7 +148,7 @@ class Subject:
     def sizes(self, microbatch_size: int) -> tuple[int, ...]:
         """The model's `layer_sizes`; none if it has no such method."""
         sizes = getattr(self.model, "layer_sizes", None)
-        return sizes(self.tensor, microbatch_size, self.seq_len) if sizes else ()
+        return sizes(self.sharing, microbatch_size, self.seq_len) if sizes else ()
 
 
 @cache
@@ -192,7 +192,7 @@ def arguments_of(subject: Subject, microbatch_size: int) -> Arguments:
         source: Any = model.functions
         params = model.params
     else:
-        source = LanguageModel(model, subject.tensor)
+        source = LanguageModel(model, subject.sharing)
         params = jax.eval_shape(lambda: source.init(jax.random.key(0)))
     functions = StageFunctions.of(source)
     mesh = abstract_mesh(dict(subject.axes))

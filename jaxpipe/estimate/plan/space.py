@@ -20,9 +20,8 @@ from ml_collections import ConfigDict
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
 from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes, describe_mesh
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import check
 from jaxpipe.config.base import AUTO
-from jaxpipe.config.checks import check_given
+from jaxpipe.config.checks import check, check_given
 from jaxpipe.config.divisibility import sizes_to_divide
 from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.errors import ConfigError, ScheduleError
@@ -323,9 +322,6 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Counts that differ by one at most, the longer stages first."""
     least, longer = divmod(num_layers, num_stages)
     return (least + 1,) * longer + (least,) * (num_stages - longer)
-
-
-# ---- Descriptions ----
 
 
 def describe_schedule(setting: Setting) -> str:
