@@ -11,8 +11,9 @@ from itertools import accumulate
 
 import numpy as np
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.costs import HeadRowsSpec
-from jaxpipe.config.pipeline import named_schedule
+from jaxpipe.config.pipeline import named_schedule, smallest_schedule
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
@@ -79,6 +80,35 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
             ends_s = sums_s
         longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
+
+
+def least_with_room_s(setting: Setting, times: Times) -> float:
+    """Lower bound of the step time of a setting that fits: as long as its pages wait, for the room that a GPU has.
+
+    A device holds a layer's page of a microbatch until the gradient has come back through all later stages. With room
+    for `k` pages, those of all microbatches and layers take `1 / k` of their times together, or longer. 0 if pages may
+    move to another device, or if no page has room: then nothing is said.
+
+    Args:
+        setting: the setting; its schedule's rows are not built.
+        times: times of its actions.
+    """
+    placement = placement_of(setting)
+    if smallest_schedule(setting.schedule_name, setting.pipe, setting.options).has_transfers:
+        return 0.0
+    room = setting.topology.hardware.memory_bytes - RESERVE_BYTES - least_bytes(setting, placement, pages=0).total
+    num_pages = room // max(traced_layer(setting).page_bytes, 1)
+    if num_pages < 1:
+        return 0.0
+    back_s = min(times.layer_input_gradient_s, times.layer_backward_s)
+    of_stages = [layers * (times.layer_forward_s + back_s) for layers in setting.layers_per_stage]
+    # From a stage's forward to its backward, [stage].
+    waits = list(accumulate(reversed(of_stages)))[::-1]
+    num_microbatches = setting.num_microbatches // placement.num_replicas
+    return max(
+        num_microbatches * sum(setting.layers_per_stage[stage] * waits[stage] for _, stage in chunks) / num_pages
+        for chunks in placement.stages_of
+    )
 
 
 # ---- Bytes ----

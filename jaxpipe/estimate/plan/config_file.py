@@ -26,7 +26,7 @@ from jaxpipe.units import gib
 
 
 def config_of(config: ConfigDict, setting: Setting) -> ConfigDict:
-    """`config` with the pipeline, mesh, recomputation and error feedback of `setting`; checked if it tells its sizes."""
+    """`config` with pipeline, mesh, recomputation and error feedback of `setting`; checked if it tells its sizes."""
     planned = copy.deepcopy(config)
     planned.model.recompute = setting.model.recompute
     planned.pipeline.update(

@@ -29,6 +29,7 @@ from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_bytes,
     least_s,
+    least_with_room_s,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
@@ -130,6 +131,8 @@ def search(
     while item := frontier.pop(below_s):
         if len(rows) == top and item.least_s > last_s:
             break
+        if frontier.push_back(item):
+            continue
         seen.add(item.candidate)
         if item.candidate in fitting:
             continue
@@ -211,6 +214,7 @@ class _BoundedSetting:
     setting: Setting
     bound_s: float
     estimate: Estimate | None = None
+    is_in_room: bool = False  # whether the bound is of its pages too
 
     @property
     def least_s(self) -> float:
@@ -241,6 +245,16 @@ class _Frontier:
     def push(self, item: _Group | _BoundedSetting) -> None:
         """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
+
+    def push_back(self, item: _BoundedSetting) -> bool:
+        """Whether an item is put back, since its pages take longer than its bound says: no schedule has to be built."""
+        if item.is_in_room or item.estimate:
+            return False
+        bound_s = _rounded_down(least_with_room_s(item.setting, self._source.times(item.setting)))
+        if bound_s <= item.bound_s:
+            return False
+        self.push(replace(item, bound_s=bound_s, is_in_room=True))
+        return True
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
