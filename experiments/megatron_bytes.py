@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.work import flops, layer_matmuls
+from jaxpipe.estimate.products import flops
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.schedules import peak_activations
 
 # bfloat16 weights 2, float32 gradients 4, masters and two moments 12: Megatron-LM's table of its distributed optimizer,
@@ -78,7 +79,7 @@ def mlp_share(setting: Setting, *, with_last: bool) -> float:
         with_last: with the last product, which `torch.utils.checkpoint` computes again although backward needs its
             input and not its output.
     """
-    products = layer_matmuls(setting).forward
+    products = traced_layer(setting).forward
     num_inner = setting.model.anatomy.num_up
     inner = products[-1 - num_inner : -1]
     return flops(inner + products[-1:] if with_last else inner) / flops(products)

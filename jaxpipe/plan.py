@@ -15,24 +15,31 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from absl.flags import FlagValues
 
+from jaxpipe.cluster.axes import AXES
 from jaxpipe.cluster.hardware import with_such_cores
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.command_line import check_unused, define_number, main_of
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.command_line import config_of, define_config_file, run
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
 from jaxpipe.estimate.plan.config_file import check_row, check_writable, file_and_row, write_config
 from jaxpipe.estimate.plan.nothing_fits import nothing_fits
 from jaxpipe.estimate.plan.report import to_json, to_text
+from jaxpipe.estimate.plan.rows import Plan
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, search_with_fewer
-from jaxpipe.estimate.plan.space import space_of
+from jaxpipe.estimate.plan.space import ALONE, space_of
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules.methods.registry import DELAYED, METHOD_FILE_HELP, register, register_file
+
+if TYPE_CHECKING:
+    from jaxpipe.training.given import BatchSource, Model
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -103,22 +110,65 @@ def execute(values: FlagValues) -> None:
             # Peaks are compared: GPUs that differ in memory alone take the same times.
             if cores is None or cores.bf16_flops_per_s != topology.hardware.bf16_flops_per_s:
                 print(f"costs        measured on {kind}, planned for {topology.hardware.description}", file=sys.stderr)
-    plan = search_with_fewer(space_of(config, topology), source, top=values.top, margin=values.memory_margin)
-    parts = [breakdown_of(row.estimate, source) for row in plan.rows]
-    compared = baselines(plan.rows[0], source) if plan.rows else []
+    planned = search_with_fewer(space_of(config, topology), source, top=values.top, margin=values.memory_margin)
+    parts = [breakdown_of(row.estimate, source) for row in planned.rows]
+    compared = baselines(planned.rows[0], source) if planned.rows else []
     if values.format == "json":
-        print(json.dumps(to_json(plan, parts, compared)))
+        print(json.dumps(to_json(planned, parts, compared)))
     else:
-        print(to_text(plan, parts, compared))
-    if not plan.rows:
+        print(to_text(planned, parts, compared))
+    if not planned.rows:
         # After the printed plan, which says what was searched and what is too large.
-        raise nothing_fits(plan)
+        raise nothing_fits(planned)
     if path:
         # Again: fewer rows may fit than were asked for.
-        check_row(values.write_config, row, len(plan.rows), of="the plan")
-        write_config(path, config, plan.rows[row - 1], command=_command())
+        check_row(values.write_config, row, len(planned.rows), of="the plan")
+        write_config(path, config, planned.rows[row - 1], command=_command())
         # To stderr: stdout may be JSON for another program.
         print(f"written      {path}", file=sys.stderr)
+
+
+def plan(
+    config: RunConfig,
+    topology: str,
+    *,
+    model: Model | None = None,
+    params: Any = None,
+    train_batches: BatchSource | None = None,
+    top: int = 10,
+    margin: float = MEMORY_MARGIN,
+) -> Plan:
+    """The fastest ways to train what `config` describes, or a model given in Python, on the GPUs of `topology`.
+
+    Args:
+        config: a config of `base_config`; of `base_config("given")` with `model`. Its pipeline and mesh are not read.
+        topology: as "h100-80g:2x8", HARDWARE:NODESxGPUS_PER_NODE.
+        model, params, train_batches: as to `jaxpipe.training.fit`; of `params` and of a batch the shapes are read. The
+            devices of a mesh that is planned never share a layer of such a model.
+        top: number of rows.
+        margin: fraction of its predicted bytes by which a step may need more, and must fit all the same.
+
+    Returns:
+        The plan; `to_text` of `jaxpipe.estimate.plan.report` prints it, and `config_of(config, row.setting)` of
+        `jaxpipe.estimate.plan.config_file` is the config of a row.
+
+    Raises:
+        ConfigError: the config or what is given contradicts itself.
+    """
+    config = RunConfig.of(config)
+    given = None
+    if model:
+        # Here, since the command plans without the trainer, which takes seconds to import.
+        from jaxpipe.training.given import given_task
+
+        # The batch is whole; how many microbatches it has is planned.
+        alone = {"pipeline.num_microbatches": 1, "pipeline.schedule": ALONE, **{f"mesh.{axis}": 1 for axis in AXES}}
+        config, task = given_task(
+            config.replaced(alone), model=model, params=params, train_batches=train_batches, heldout_batches=()
+        )
+        given = task.given
+    known = parse_topology(topology)
+    return search_with_fewer(space_of(config, known, given), Roofline.of(known.hardware), top=top, margin=margin)
 
 
 def _command() -> str:

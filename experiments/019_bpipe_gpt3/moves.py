@@ -14,8 +14,8 @@ from grid import setting
 from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.communication import message_bytes
-from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import Group
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import Costs, Schedule, simulate
 
@@ -78,7 +78,7 @@ def costs(of: Setting, source: TimeSource, order: str) -> Costs:
         forward=tuple(forward),
         backward=tuple(backward),
         link={pair: _link(laid, *pair, source).seconds(num_bytes) for pair in _pairs(of.pipe)},
-        slot_messages=max(layers) * layer_residuals(of).page_bytes / num_bytes,
+        slot_messages=max(layers) * traced_layer(of).page_bytes / num_bytes,
     )
 
 

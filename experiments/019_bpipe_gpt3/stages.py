@@ -12,7 +12,7 @@ import numpy as np
 from moves import costs
 
 from jaxpipe.estimate import Setting, TimeSource, memory
-from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.analysis.activations import Stored, stored
 
@@ -36,7 +36,7 @@ class Stages:
 
 def stages(setting: Setting, source: TimeSource) -> Stages:
     """Of a schedule of one stage a device, on the asynchronous clock, pairs in one node."""
-    found, page_bytes = memory(setting), layer_residuals(setting).page_bytes
+    found, page_bytes = memory(setting), traced_layer(setting).page_bytes
     held = stored(simulate(setting.schedule, costs(setting, source, "pair_adjacent")))
     peaks = np.array(
         [[values[_fullest(device)] for values in (device.own, device.parked, device.in_transit)] for device in held]

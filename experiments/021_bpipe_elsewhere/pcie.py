@@ -17,7 +17,7 @@ from shapes import PCIE, setting
 from experiments.megatron_bytes import kept_bytes
 from jaxpipe.estimate import Roofline, Setting, Times
 from jaxpipe.estimate.communication import message_bytes
-from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.lowering import lower, replay
 from jaxpipe.schedules import Costs, build, simulate
 
@@ -97,7 +97,7 @@ def slowdown(way: Way, plain: Setting, of: Costs, num_microbatches: int) -> floa
 def rows(family: str, num_microbatches: int, bandwidths: Sequence[float] = BANDWIDTHS) -> list[list[float]]:
     """[way, bandwidth] the slowdown."""
     plain = setting(family, "10.4b", "1f1b", topology=PCIE)
-    page_bytes = {False: kept_bytes(plain), True: layer_residuals(plain).page_bytes}
+    page_bytes = {False: kept_bytes(plain), True: traced_layer(plain).page_bytes}
     return [
         [
             slowdown(way, plain, costs(plain, times(family), each, page_bytes[way.is_ours]), num_microbatches)

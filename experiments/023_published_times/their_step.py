@@ -14,15 +14,11 @@ from functools import cached_property
 from experiments.megatron_kernels import MegatronKernels
 from jaxpipe.cluster.hardware import HARDWARE
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times
-from jaxpipe.estimate.residuals import layer_sizes
+from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group
-from jaxpipe.estimate.work import (
-    Matmul,
-    attention_matmuls,
-    layer_matmuls,
-    predicted_tokens,
-    seen_scores,
-)
+from jaxpipe.estimate.sizes import layer_sizes
+from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.estimate.work import attention_matmuls, predicted_tokens, seen_scores
 
 A100 = HARDWARE["a100-80g"]
 ITEM = 2  # bytes of a number in 16 bits
@@ -128,7 +124,7 @@ class TheirStep:
             found.layer_weight_gradient_s,
         )
         if self.fused_sums:
-            matmuls = [replace(each, summed=True) for each in layer_matmuls(setting).weight_gradient]
+            matmuls = [replace(each, summed=True) for each in traced_layer(setting).weight_gradient]
             weight_s = sum(self.roofline.matmul_s(each, setting.dtype) for each in matmuls)
         if self.keeps_masks and setting.anatomy.attention_dropout:
             forward_s += memory_s(DROPOUT_BYTES * seen_scores(setting))

@@ -25,7 +25,7 @@ from experiments.gpu.share import Share
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import check, model_config
 from jaxpipe.estimate import Roofline, setting_of
-from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import traffic
 from jaxpipe.mesh import TensorAxis, with_losses
 from jaxpipe.models import LanguageModel
@@ -209,7 +209,7 @@ def _estimated(config: ConfigDict, size: Size, matmul_fraction: float | None = N
     # A share is measured on one GPU, where no collective takes time, and a layer alone has neither pages nor sums.
     setting = setting_of(config, Topology(size.hardware, 1, config.mesh.tensor))
     source = Roofline(size.hardware, matmul_fraction=matmul_fraction, exposed_fraction=0.0, halves_copy=False)
-    times, pages_s = source.times(setting), source.memory_s(2 * layer_residuals(setting).page_bytes)
+    times, pages_s = source.times(setting), source.memory_s(2 * traced_layer(setting).page_bytes)
     sums_s = source.memory_s(traffic(setting).weight_gradient)
     return {
         "F": 1e3 * (times.layer_forward_s - pages_s),

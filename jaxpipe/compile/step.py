@@ -16,9 +16,11 @@ from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.estimate import resolve
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch
+from jaxpipe.training.given import BatchSource, Model, given_task
 from jaxpipe.training.run_step import Step
-from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step, topology_of
+from jaxpipe.training.setup import dropout_seed, optimizer_and_step, pipeline_of, topology_of
 from jaxpipe.training.step import TrainState, state_like
+from jaxpipe.training.task import language_model
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,14 @@ class CompiledStep:
 
 
 def compile_step(
-    config: RunConfig, devices: Sequence[Any], *, gpus_per_node: int | None = None, whole_batch: bool = False
+    config: RunConfig,
+    devices: Sequence[Any],
+    *,
+    gpus_per_node: int | None = None,
+    whole_batch: bool = False,
+    model: Model | None = None,
+    params: Any = None,
+    train_batches: BatchSource | None = None,
 ) -> CompiledStep:
     """The training step that `jaxpipe.train` would run.
 
@@ -48,24 +57,32 @@ def compile_step(
         gpus_per_node: None asks the devices.
         whole_batch: whether every device has the whole batch and takes its part of it, so that it can count the terms
             of all losses alone.
+        model, params, train_batches: a model given in Python, as to `jaxpipe.training.fit`; of `params` and of a batch
+            the shapes are read.
 
     Raises:
         ConfigError: `model.attention` cannot be compiled for these devices, or `mesh.order` is not possible on them.
     """
-    spec = resolve(config, topology_of(devices, gpus_per_node=gpus_per_node))
+    config = RunConfig.of(config)
+    task = None
+    if model:
+        config, task = given_task(config, model=model, params=params, train_batches=train_batches, heldout_batches=())
+    spec = resolve(config, topology_of(devices, gpus_per_node=gpus_per_node), given=task and task.given)
     config = spec.config
-    model, pipeline = build_pipeline(spec, devices, gpus_per_node=gpus_per_node)
-    optimizer, step = optimizer_and_step(spec, model, pipeline)
+    trained = task.model if task else language_model(config)
+    pipeline = pipeline_of(spec, trained, devices, gpus_per_node=gpus_per_node)
+    optimizer, step = optimizer_and_step(spec, trained, pipeline)
     # Counting terms of a split batch needs a sum over devices, and a mocked step may have no collectives but local
     # ones.
     batch_sharding = NamedSharding(pipeline.mesh, P()) if whole_batch else pipeline.batch_sharding
-    state = state_like(model, pipeline, optimizer, step.init)
+    state = state_like(trained, pipeline, optimizer, step.init)
     batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=batch_sharding), example_batch(config)
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=batch_sharding),
+        task.train_batches.at(0) if task else example_batch(config),
     )
     start = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - start
-    has_dropout = dropout_seed(config, model) is not None
+    has_dropout = dropout_seed(config, trained) is not None
     # Between two calls, as a run holds it: without flush some arrays are in flight.
     return CompiledStep(compiled, step.between_calls(state), batch, has_dropout, compile_s, spec)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpipe.cluster.axes import EXPERT_ROWS, ROWS, STAGE_AXIS, STREAM, Collectives
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting
+from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.setting import Group, Setting, places_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting
 
 
 def collectives_s(
@@ -48,6 +49,8 @@ def of_head_s(setting: Setting, gather_s: Callable[[Group, float], float]) -> tu
 
 def message_bytes(setting: Setting) -> float:
     """Bytes of one message between stages: a device's part of the stream of a microbatch."""
+    if setting.is_given:
+        return given_parts(setting).message_bytes
     tokens = setting.microbatch_size * setting.seq_len
     return tokens * setting.anatomy.hidden * ITEMSIZE[setting.dtype] / setting.num_token_parts
 

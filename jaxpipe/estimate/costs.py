@@ -25,13 +25,20 @@ from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.times import Times, stage_seconds
+from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import Costs
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.schedules.spec import ScheduleSpec
 
 
-def resolve(config: ConfigDict | RunConfig, topology: Topology | None = None, *, platform: str = "") -> RunSpec:
+def resolve(
+    config: ConfigDict | RunConfig,
+    topology: Topology | None = None,
+    *,
+    platform: str = "",
+    given: GivenModel | None = None,
+) -> RunSpec:
     """What the run of a checked config does.
 
     With `pipeline.vocab_over_pipe="auto"` the vocabulary is split over `pipe` where it can be and a step is estimated
@@ -40,13 +47,14 @@ def resolve(config: ConfigDict | RunConfig, topology: Topology | None = None, *,
     Args:
         topology: the GPUs of the run; None if they are not known, as CPUs.
         platform: that of the run's devices, for `mesh.platform`; empty: the config's.
+        given: a model given in Python.
 
     Raises:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
         ScheduleError: the schedule cannot be built.
     """
     config = RunConfig.of(config)
-    costs, source = _costs_of(config, topology)
+    costs, source = _costs_of(config, topology, given)
     head = config.pipeline.vocab_over_pipe
     if head == AUTO:
         is_shorter = topology is not None and _is_shorter_split(config, topology, costs)
@@ -80,35 +88,34 @@ def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs) -> bo
     return split_s < without
 
 
-def _costs_of(config: RunConfig, topology: Topology | None) -> tuple[Costs, str]:
+def _costs_of(config: RunConfig, topology: Topology | None, given: GivenModel | None) -> tuple[Costs, str]:
     """The costs of a checked config, and where they are from; arguments and errors are those of `resolve`."""
     pipeline = config.pipeline
     # In this order: what a user wrote, what a user measured, what an option has, then estimates.
     if are_decided(pipeline.costs):
         return expected_costs(config), "pipeline.costs"
     if is_costs_file(pipeline.costs):
-        setting = undecided(config, topology or _one_node(config))
+        setting = undecided(config, topology or _one_node(config), given=given)
         times = read_costs(pipeline.costs).times(replace(setting, vocab_over_pipe=False))  # those of layers alone
         return costs_of(times), f"measured, {pipeline.costs}"
     if ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).has_times:
         return expected_costs(config), "pipeline.options"
-    # A model given in Python has no anatomy, of which work could be counted.
-    if topology is not None and not family_of(config).is_given:
-        times = Roofline.of(topology.hardware).times(undecided(config, topology))
+    if topology is not None:
+        times = Roofline.of(topology.hardware).times(undecided(config, topology, given=given))
         return costs_of(times), f"estimated for {topology.hardware.name}"
     recompute = config.model.recompute
     return expected_costs(config), f"by model.recompute={recompute!r}, since the GPU is not known"
 
 
-def setting_of(config: ConfigDict | RunConfig, topology: Topology) -> Setting:
-    """The setting of a checked config on `topology`, with decided costs.
+def setting_of(config: ConfigDict | RunConfig, topology: Topology, given: GivenModel | None = None) -> Setting:
+    """The setting of a checked config on `topology`, with decided costs; of a model `given` in Python, of that.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; costs cannot be decided.
         ScheduleError: the schedule cannot be built.
     """
-    spec = resolve(config, topology)
-    return undecided(spec.config, topology, costs=spec.costs)
+    spec = resolve(config, topology, given=given)
+    return undecided(spec.config, topology, costs=spec.costs, given=given)
 
 
 def costs_of(times: Times) -> Costs:

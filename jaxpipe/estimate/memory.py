@@ -13,10 +13,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
-from jaxpipe.estimate.residuals import ITEMSIZE, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.split_head import exponential_bytes
+from jaxpipe.estimate.traced import sequence_arrays, traced_layer
 from jaxpipe.estimate.workspace import at_work
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import Costs
@@ -160,8 +161,6 @@ def counted(spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Cos
 
 # ---- Bytes by kind
 
-INT32_BYTES = 4
-
 
 @dataclass(frozen=True)
 class Bytes:
@@ -208,18 +207,17 @@ def memory(setting: Setting) -> Bytes:
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
     number = counts(setting)
-    itemsize = ITEMSIZE[setting.dtype]
-    layer = layer_residuals(setting)
+    layer = traced_layer(setting)
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     # Without split backwards nothing is deferred, whatever the table counts.
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
     # Unit of what transfers store -> its bytes.
     of_unit = {
         **number.known_unit_bytes,
-        "message": layer_sizes(setting).stream * itemsize,
+        "message": round(message_bytes(setting)),
         "page": layer.page_bytes,
         "layer gradients": params.exchanged_layer,
-        "head slot": exponential_bytes(setting),
+        "head slot": exponential_bytes(setting) if setting.vocab_over_pipe else 0,
     }
     stored = {unit: count * of_unit[unit] for unit, count in number.buffers.items()}
     work = at_work(
@@ -259,10 +257,6 @@ def fits(setting: Setting, needed: Bytes | None = None, *, margin: float = 0.0) 
 
 
 def batch_bytes(setting: Setting) -> int:
-    """Bytes of the int32 arrays of all microbatches, on every device of a pipeline."""
-    if setting.num_predicted is None:
-        # Tokens and targets; positions, and what is padding.
-        per_sequence = (2 + setting.packs_documents + setting.tells_padding) * setting.seq_len
-    else:  # tokens, token types, padding mask; places and targets; the order
-        per_sequence = 3 * setting.seq_len + 2 * setting.num_predicted + setting.anatomy.sentence_order
-    return INT32_BYTES * per_sequence * setting.batch_size // setting.num_batch_parts
+    """Bytes of the arrays of all microbatches, on every device of a pipeline."""
+    of_sequence = sum(like.size * like.dtype.itemsize for like in sequence_arrays(setting).values())
+    return of_sequence * setting.batch_size // setting.num_batch_parts

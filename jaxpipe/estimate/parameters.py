@@ -12,9 +12,9 @@ from functools import cache
 
 from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
 from jaxpipe.config.optimizers import OPTIMIZERS
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
+from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.work import Matmul
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 
 

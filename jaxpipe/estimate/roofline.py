@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from jaxpipe.cluster.axes import Collectives
 from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError
+from jaxpipe.estimate.buffers import TracedPart
 from jaxpipe.estimate.communication import collectives_s, of_head_s
+from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.parameters import update_matmuls
-from jaxpipe.estimate.residuals import ITEMSIZE
+from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting
+from jaxpipe.estimate.sizes import ITEMSIZE
 from jaxpipe.estimate.times import Link, Times, ring_s
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import traffic, update_bytes
-from jaxpipe.estimate.work import (
-    OPERATIONS,
-    Matmul,
-    dropout_draws,
-    head_matmuls,
-    layer_matmuls,
-    split_head_matmuls,
-)
+from jaxpipe.estimate.work import OPERATIONS, dropout_draws, head_matmuls, split_head_matmuls
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind
 
@@ -117,6 +114,9 @@ class Roofline:
         exposed_fraction: fraction of a collective's time that computing does not hide: 1 as in our program; other
             programs hide part of it.
         halves_copy: whether what W needs of I is copied to a page and from it, as XLA does in our program.
+        halves_fraction: what I and W take besides in our program, as a fraction of both. Source: I + W / B of a stage
+            of LLaMA-3 8B on an H100 is 1.130, and 1.104 with the copies alone (docs/measured.md, 2026-11-26); of layers
+            alone, without pages, 1.046 to 1.095. Assumed of other GPUs.
     """
 
     hardware: Hardware
@@ -134,6 +134,7 @@ class Roofline:
     protocols: tuple[Protocol, ...] = PROTOCOLS
     exposed_fraction: float = 1.0
     halves_copy: bool = True
+    halves_fraction: float = 1.130 / 1.104 - 1
 
     @classmethod
     def of(cls, hardware: Hardware, folder: Path = CONSTANTS) -> Roofline:
@@ -156,62 +157,77 @@ class Roofline:
         Raises:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
-        matmuls = layer_matmuls(setting)
+        matmuls = traced_layer(setting)
         moved = traffic(setting)
         drawn = dropout_draws(setting)
         dtype = setting.dtype
         is_again = setting.model.recompute == "full"
         sent_s = collectives_s(setting, self.gather_s)
 
-        # Devices that are between two actions wait for collectives over `pipe`.
-        of_statistics, of_gradients = split_head_matmuls(setting)
-        before_s, after_s = of_head_s(setting, self.gather_s)
+        kernels = self._kernels(setting)
 
         def part_s(
             of: Iterable[Matmul],
             num_bytes: float,
             num_drawn: int,
             number: Callable[[Collectives], int],
-            *,
-            kernels: float,
+            part: str,
         ) -> float:
             computed_s = sum(self.matmul_s(matmul, dtype) for matmul in of) + self.draw_s(num_drawn)
-            return computed_s + self.memory_s(num_bytes) + sent_s(number) + kernels * self.kernel_s
+            return computed_s + self.memory_s(num_bytes) + sent_s(number) + kernels.get(part, 0) * self.kernel_s
 
-        # A split backward runs as many kernels in I as in W.
-        half = self.backward_kernels / 2
         # B is I and W in one, without what W repeats of I's collectives and without copies of pages.
         input_gradient_s = part_s(
             matmuls.input_gradient,
             moved.input_gradient,
             drawn.backward,
             lambda over: over.input_gradient + is_again * over.again,
-            kernels=half,
+            "layer_input_gradient",
         )
         weight_gradient_s = part_s(
-            matmuls.weight_gradient, moved.weight_gradient, 0, lambda over: over.weight_gradient, kernels=half
+            matmuls.weight_gradient,
+            moved.weight_gradient,
+            0,
+            lambda over: over.weight_gradient,
+            "layer_weight_gradient",
         )
         repeated_s = sent_s(lambda over: over.input_gradient + over.weight_gradient - over.backward)  # by W
         copied_s = self.memory_s(moved.deferred) if self.halves_copy else 0.0
-        return Times(
+        apart = 1.0 + (self.halves_fraction if self.halves_copy else 0.0)
+        times = Times(
             layer_forward_s=part_s(
                 matmuls.forward,
                 moved.forward,
                 drawn.forward,
                 lambda over: over.forward,
-                kernels=self.forward_kernels,
+                "layer_forward",
             ),
             layer_backward_s=input_gradient_s + weight_gradient_s - repeated_s,
-            layer_input_gradient_s=input_gradient_s + copied_s,
-            layer_weight_gradient_s=weight_gradient_s + copied_s,
-            embed_forward_s=part_s((), moved.embed_forward, drawn.embed, lambda over: over.embed, kernels=1),
-            embed_backward_s=part_s((), moved.embed_backward, drawn.embed, lambda over: over.embed, kernels=1),
-            head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, kernels=0),
-            statistics_s=part_s(of_statistics, moved.statistics, 0, lambda over: over.statistics, kernels=0) + before_s,
-            gradients_s=part_s(of_gradients, moved.gradients, 0, lambda over: over.gradients, kernels=0) + after_s,
+            layer_input_gradient_s=apart * (input_gradient_s + copied_s),
+            layer_weight_gradient_s=apart * (weight_gradient_s + copied_s),
+            embed_forward_s=part_s((), moved.embed_forward, drawn.embed, lambda over: over.embed, "embed_forward"),
+            embed_backward_s=part_s((), moved.embed_backward, drawn.embed, lambda over: over.embed, "embed_backward"),
+            head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, "head"),
             update_s=self.memory_s(update_bytes(setting))
             + sum(self.matmul_s(matmul, "float32") for matmul in update_matmuls(setting)),
         )
+        if setting.is_given:  # whose head is one function
+            return times
+        # Devices that are between two actions wait for collectives over `pipe`.
+        of_statistics, of_gradients = split_head_matmuls(setting)
+        before_s, after_s = of_head_s(setting, self.gather_s)
+        statistics_s = part_s(of_statistics, moved.statistics, 0, lambda over: over.statistics, "statistics")
+        gradients_s = part_s(of_gradients, moved.gradients, 0, lambda over: over.gradients, "gradients")
+        return replace(times, statistics_s=statistics_s + before_s, gradients_s=gradients_s + after_s)
+
+    def _kernels(self, setting: Setting) -> dict[str, float]:
+        """Kernels of the parts of actions, by part."""
+        if setting.is_given:
+            parts = given_parts(setting)
+            return {name: part.num_kernels for name, part in vars(parts).items() if isinstance(part, TracedPart)}
+        # A split backward runs as many kernels in I as in W.
+        backward = dict.fromkeys(("layer_input_gradient", "layer_weight_gradient"), self.backward_kernels / 2)
+        return {"layer_forward": self.forward_kernels, **backward, "embed_forward": 1, "embed_backward": 1}
 
     def link(self, *, in_node: bool) -> Link:
         """Link that messages take between two devices of a node, or of two nodes."""

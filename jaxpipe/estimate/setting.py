@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from jaxpipe.config.pipeline import orders_to_try, outline
 from jaxpipe.data.packing import DOCUMENTS, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
+from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
@@ -33,7 +35,7 @@ class Setting(MeshSizes):
     """One way to train a model on a cluster; the sizes of its mesh are fields too.
 
     Attributes:
-        model: the model, with its choices `recompute` and `attention`.
+        model: the model, with its choices `recompute` and `attention`; or a `GivenModel`, which stands for one.
         dtype: dtype of compute and messages, "float32" or "bfloat16".
         seq_len: tokens of a sequence.
         batch_size: sequences of a step.
@@ -79,8 +81,13 @@ class Setting(MeshSizes):
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """The anatomy of the model: sizes and parts."""
+        """The anatomy of the model: sizes and parts; a model given in Python has none."""
         return self.model.anatomy
+
+    @property
+    def is_given(self) -> bool:
+        """Whether nothing is known of the model's layers but their functions."""
+        return self.model.anatomy is None
 
     @cached_property
     def expected(self) -> Costs:
@@ -104,7 +111,7 @@ class Setting(MeshSizes):
     @property
     def can_split_vocabulary(self) -> bool:
         """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
-        return self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
+        return not self.is_given and self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
 
     @property
     def schedule(self) -> Schedule:
@@ -127,8 +134,15 @@ class Setting(MeshSizes):
         return assign(self.order, **self.axes, gpus_per_node=self.topology.gpus_per_node)
 
 
-def undecided(config: RunConfig, topology: Topology, *, costs: Costs | None = None) -> Setting:
+def undecided(
+    config: RunConfig, topology: Topology, *, costs: Costs | None = None, given: GivenModel | None = None
+) -> Setting:
     """The setting of a checked config on `topology`, with `costs` in place of those that the config names.
+
+    Args:
+        config: the checked config.
+        topology: nodes and GPUs.
+        given: a model given in Python; None: that of the config.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
@@ -138,14 +152,14 @@ def undecided(config: RunConfig, topology: Topology, *, costs: Costs | None = No
     mesh = config.mesh
     schedule = outline(config)
     axes = mesh.axes
-    model = model_config(config)
+    model: Any = given or model_config(config)
     packing = config.data.packing
     # Before the setting exists: its assignment would fail with a less helpful error.
     topology.check_holds(**axes)
     return Setting(
         model=model,
         dtype=config.model.dtype,
-        seq_len=config.data.seq_len,
+        seq_len=1 if given else config.data.seq_len,
         batch_size=config.data.batch_size,
         num_predicted=num_predicted_of(config),
         schedule_name=config.pipeline.schedule,
@@ -160,7 +174,7 @@ def undecided(config: RunConfig, topology: Topology, *, costs: Costs | None = No
         optimizer=config.optimizer.name,
         error_feedback=config.optimizer.error_feedback,
         packs_documents=packing == DOCUMENTS,
-        tells_padding=model.anatomy.num_experts > 1 and packing != WINDOWS,
+        tells_padding=packing != WINDOWS and model.anatomy.num_experts > 1,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.models.cross_entropy import chunks_of
 

@@ -16,10 +16,12 @@ import numpy as np
 
 from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import message_bytes
+from jaxpipe.estimate.given import given_flops
 from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, layer_residuals
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 
@@ -71,6 +73,8 @@ class Estimate:
     def model_flops_per_s(self) -> float:
         """Model FLOPs per second of all GPUs together; see `jaxpipe.models.flops.model_flops`."""
         setting = self.setting
+        if setting.is_given:
+            return given_flops(setting) * self.samples_per_s
         sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
         return sample * self.samples_per_s
 
@@ -175,7 +179,7 @@ def _seconds(
         latency=latency,
         per_byte=per_byte,
         message_bytes=num_bytes,
-        slot_bytes=layers * layer_residuals(setting).page_bytes,
+        slot_bytes=layers * traced_layer(setting).page_bytes,
         # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
         # takes as long as half of each there and back.
         exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,

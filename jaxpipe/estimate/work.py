@@ -1,8 +1,8 @@
-"""The work of a device in F, B, I and W of a layer, in embedding and head: matmuls and random numbers.
+"""The work of a device in embedding and head of a language model, and the scores and random numbers of its layers.
 
-Counts follow the program: recomputation and padding rows of a table count, and blocks that causal
-attention skips do not. Left to others: bytes read and written (`traffic`), seconds (`roofline`), and model FLOPs, for
-MFU (`jaxpipe.models.anatomy`).
+Counts follow the program: padding rows of a table count, and blocks that causal attention skips do not. Left to others:
+matmuls of layers (`traced`), bytes read and written (`traffic`), seconds (`roofline`), and model FLOPs, for MFU
+(`jaxpipe.models.flops`).
 """
 
 from __future__ import annotations
@@ -10,97 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from jaxpipe.estimate.residuals import (
-    FLOAT32_BYTES,
-    dispatch_of_setting,
-    feed_forward_rows,
-    layer_sizes,
-)
+from jaxpipe.estimate.given import given_parts
+from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.sizes import layer_sizes
+from jaxpipe.models.attention import mean_keys
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
 
 
-@dataclass(frozen=True)
-class Matmul:
-    """Matmuls of equal sizes, [rows, depth] x [depth, columns].
-
-    Attributes:
-        rows, columns, depth: sizes of one matmul.
-        num: number of matmuls.
-        fused: whether it is part of a kernel that keeps its results on the chip, as in cuDNN's attention.
-        summed: whether it adds its result to a float32 array, as that of the head's kernel.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    num: int = 1
-    fused: bool = False
-    summed: bool = False
-
-    @property
-    def flops(self) -> int:
-        """FLOPs, a multiplication and an addition counted as two."""
-        return 2 * self.num * self.rows * self.columns * self.depth
-
-    def num_bytes(self, itemsize: int) -> int:
-        """Bytes read and written, each factor and the result once, in a dtype of `itemsize` bytes."""
-        result = 2 * FLOAT32_BYTES if self.summed else itemsize
-        return self.num * (itemsize * self.depth * (self.rows + self.columns) + result * self.rows * self.columns)
-
-    @property
-    def of_inputs(self) -> Matmul:
-        """Matmuls of backward that give the gradient of the left factor."""
-        return Matmul(self.rows, self.depth, self.columns, self.num, self.fused)
-
-    @property
-    def of_weights(self) -> Matmul:
-        """Matmuls of backward that give the gradient of the right factor."""
-        return Matmul(self.depth, self.columns, self.rows, self.num, self.fused)
-
-
-@dataclass(frozen=True)
-class LayerMatmuls:
-    """Matmuls of one layer for one microbatch on one device.
-
-    Attributes:
-        forward: matmuls of F.
-        input_gradient: matmuls of I, recomputation included.
-        weight_gradient: matmuls of W.
-    """
-
-    forward: tuple[Matmul, ...]
-    input_gradient: tuple[Matmul, ...]
-    weight_gradient: tuple[Matmul, ...]
-
-    @property
-    def backward(self) -> tuple[Matmul, ...]:
-        """Matmuls of B, which does the work of I and W."""
-        return self.input_gradient + self.weight_gradient
-
-
-def flops(matmuls: tuple[Matmul, ...]) -> int:
-    """FLOPs of all `matmuls` together."""
-    return sum(matmul.flops for matmul in matmuls)
-
-
-def layer_matmuls(setting: Setting) -> LayerMatmuls:
-    """Matmuls of one layer; every device has its columns or rows of the kernels, and its heads."""
-    into, out_of = _attention_kernels(setting)
-    up, down = _feed_forward_kernels(setting)
-    kernels = (into, out_of, *up, down)
-    scores, attended = attention_matmuls(setting)
-    return LayerMatmuls(
-        forward=(into, *scores, *attended, out_of, *up, down),
-        input_gradient=(*_again(setting), *(_backward_of_attention(setting)), *(p.of_inputs for p in kernels)),
-        weight_gradient=tuple(p.of_weights for p in kernels),
-    )
-
-
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """Matmuls of head and loss, forward and backward, for one microbatch."""
+    if setting.is_given:
+        return given_parts(setting).head.matmuls
     anatomy = setting.anatomy
     num_tokens = predicted_tokens(setting)
     rows = anatomy.num_rows // setting.num_kernel_parts
@@ -147,75 +70,11 @@ def local_rows(setting: Setting) -> int:
     return setting.anatomy.num_rows // setting.vocab_parts
 
 
-def _tokens(setting: Setting) -> int:
-    return setting.microbatch_size * setting.seq_len
-
-
-def _attention_kernels(setting: Setting) -> tuple[Matmul, Matmul]:
-    hidden = setting.anatomy.hidden
-    tokens = _tokens(setting)
-    of = layer_sizes(setting)
-    queries = of.queries // tokens
-    keys = of.keys // tokens
-    return Matmul(tokens, queries + 2 * keys, hidden), Matmul(tokens, hidden, queries)
-
-
-def _feed_forward_kernels(setting: Setting) -> tuple[list[Matmul], Matmul]:
-    anatomy = setting.anatomy
-    num = 1
-    rows = feed_forward_rows(setting)
-    if anatomy.num_experts > 1:  # the rows of each of them are one matmul: its tiles read its kernel together
-        dispatch = dispatch_of_setting(setting)
-        _, size = dispatch.shape(setting.microbatch_size, setting.seq_len)
-        num = anatomy.num_experts // setting.num_expert_parts
-        rows = -(-size * dispatch.used_tiles(setting.microbatch_size, setting.seq_len) // num)
-    hidden = anatomy.hidden
-    width = anatomy.width // setting.num_kernel_parts
-    return [Matmul(rows, width, hidden, num)] * anatomy.num_up, Matmul(rows, hidden, width, num)
-
-
-def attention_matmuls(setting: Setting) -> tuple[list[Matmul], list[Matmul]]:
-    """Matmuls in forward of queries and keys, and of probabilities and values."""
-    of = layer_sizes(setting)
-    head_size = setting.anatomy.head_size
-    group_size = of.queries // of.keys
-    num_groups = of.keys // (setting.seq_len * head_size)
-    is_fused = setting.model.attention == "cudnn"
-    scores = [
-        Matmul(group_size * num_queries, num_keys, head_size, num_groups, is_fused)
-        for num_queries, num_keys in _blocks(setting)
-    ]
-    return scores, [Matmul(p.rows, p.depth, p.columns, p.num, p.fused) for p in scores]
-
-
-def _backward_of_attention(setting: Setting) -> list[Matmul]:
-    """Matmuls of attention's backward; all kernels but "xla" recompute the scores, which they have not saved."""
-    scores, attended = attention_matmuls(setting)
-    found_again = [] if setting.model.attention == "xla" else scores
-    gradients = [gradient for p in (*scores, *attended) for gradient in (p.of_inputs, p.of_weights)]
-    return [*found_again, *gradients]
-
-
-def _again(setting: Setting) -> list[Matmul]:
-    """Matmuls that backward recomputes; for a whole layer all but the last, whose result nothing needs."""
-    scores, attended = attention_matmuls(setting)
-    if setting.model.recompute == "attention":
-        return scores
-    if setting.model.recompute == "none":
-        return []
-    into, out_of = _attention_kernels(setting)
-    up, _ = _feed_forward_kernels(setting)
-    return [into, *scores, *attended, out_of, *up]
-
-
 def seen_scores(setting: Setting) -> int:
     """The number of scores that a device computes in the forward of one microbatch, for its heads and blocks."""
-    return layer_sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in _blocks(setting))
-
-
-def _blocks(setting: Setting) -> tuple[tuple[int, int], ...]:
     anatomy = setting.anatomy
-    return attended_blocks(setting.model.attention, setting.seq_len, causal=anatomy.causal, window=anatomy.window)
+    cut = attended_blocks(setting.model.attention, setting.seq_len, causal=anatomy.causal, window=anatomy.window)
+    return layer_sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in cut)
 
 
 @cache
@@ -236,9 +95,7 @@ def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int |
     if attention == "chunked":
         visible = Visible(causal, window, None)
         return tuple((b.num_queries, b.end_key - b.first_key) for b in blocks(seq_len, visible))
-    seen = min(window or seq_len, seq_len)
-    mean = (seq_len * seen - seen * (seen - 1) // 2) / seq_len if causal else seq_len
-    return ((seq_len, max(1, round(mean))),)
+    return ((seq_len, mean_keys(seq_len, causal=causal, window=window)),)
 
 
 # ---- Random numbers
@@ -265,7 +122,7 @@ class DropoutDraws:
 def dropout_draws(setting: Setting) -> DropoutDraws:
     """Random numbers of `setting`: one for each attention probability and each element that is added to the stream."""
     anatomy = setting.anatomy
-    if not anatomy.has_dropout:
+    if setting.is_given or not anatomy.has_dropout:
         return DropoutDraws(0, 0, 0)
     of_attention = seen_scores(setting) if anatomy.attention_dropout else 0
     of_stream = 2 * layer_sizes(setting).stream if anatomy.hidden_dropout else 0

@@ -13,9 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.parameters import layer_parameters
-from jaxpipe.estimate.residuals import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_residuals, layer_sizes
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
@@ -49,6 +51,12 @@ def part_bytes(setting: Setting, *, has_whole_backwards: bool, has_split_backwar
         has_whole_backwards: whether any backward is in one part.
         has_split_backward: whether any backward is in two parts.
     """
+    if setting.is_given:
+        given = given_parts(setting)
+        names = ["embed_backward", "layer_forward"]
+        names += ["layer_backward"] if has_whole_backwards or not has_split_backward else []
+        names += ["layer_input_gradient", "layer_weight_gradient"] if has_split_backward else []
+        return {name: getattr(given, name).most_bytes for name in names}
     parts = {"embed_backward": _embed_backward(setting)}
     of = _buffers(setting)
     again = _computed_again(setting)
@@ -75,6 +83,8 @@ def head_bytes(setting: Setting) -> int:
     A chunk of tokens has float32 logits and their gradient. If all are one chunk, the logits are freed as their
     gradient is made.
     """
+    if setting.is_given:
+        return given_parts(setting).head.most_bytes
     of = _buffers(setting)
     itemsize = ITEMSIZE[setting.dtype]
     num_rows = local_rows(setting)
@@ -132,8 +142,7 @@ def _computed_again(setting: Setting) -> int:
     if setting.model.recompute != "full":
         return 0
     return (
-        layer_residuals(setting, recompute="none").page_bytes
-        + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
+        traced_layer(setting, recompute="none").page_bytes + 2 * ITEMSIZE[setting.dtype] * layer_sizes(setting).stream
     )
 
 
@@ -160,7 +169,7 @@ def at_work(
     # Sums of shared parameters travel while the backward of a layer computes: both are there at once.
     if met:
         parts["layer_backward"] += met
-    deferred = layer_residuals(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
+    deferred = traced_layer(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred

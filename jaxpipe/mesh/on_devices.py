@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 PyTree = Any  # dicts, lists and tuples of arrays, or of what stands for them
 
 
 def on_devices(
-    function: Callable[..., PyTree], *, mesh: Mesh, in_specs: PyTree, out_specs: PyTree
+    function: Callable[..., PyTree], *, mesh: Mesh | AbstractMesh, in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., PyTree]:
     """`function` mapped over the devices of `mesh`, with collectives over any of its axes; traceable.
 

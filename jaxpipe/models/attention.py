@@ -23,6 +23,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.errors import ConfigError
+from jaxpipe.mesh.abstract import Sizes, is_estimated, stand_in
 from jaxpipe.models.attention_blocks import (
     KEPT,
     AttentionDropout,
@@ -115,6 +116,8 @@ def cudnn(
         raise _refusal([_no_dropout(dropout.rate)])
     if visible.positions is not None:
         raise _refusal([_NO_DOCUMENTS])
+    if is_estimated():  # where there need be no cuDNN, without which JAX does not even trace it
+        return _estimated(query, key, value, visible)
     padding_mask = visible.padding_mask
     return jax.nn.dot_product_attention(
         query,
@@ -127,6 +130,58 @@ def cudnn(
         local_window_size=None if visible.window is None else (visible.window - 1, 0),
         implementation="cudnn",
     )
+
+
+# Functions of the same shapes that save the same and say what cuDNN's kernels compute; they are never run.
+
+
+@jax.custom_vjp
+def _estimated(query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible) -> jax.Array:
+    return _estimated_forward(query, key, value, visible)[0]
+
+
+def _estimated_forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    scores, attended = _fused_matmuls(query, key, visible)
+    batch, seq, num_heads, _ = query.shape
+    log_sums = jax.ShapeDtypeStruct((batch, num_heads, seq), jnp.float32)
+    output, log_sum = stand_in((query, log_sums), (scores, attended), fused=True)(query, key, value)
+    return output, (query, key, value, output, log_sum, visible)
+
+
+def _estimated_backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, ...]:
+    query, key, value, output, log_sum, visible = residuals
+    scores, attended = _fused_matmuls(query, key, visible)
+    # The scores once more, which were not saved; of each of the two products the gradients of both factors.
+    products = (scores, scores, scores, attended, attended)
+    call = stand_in((query, key, value), products, fused=True)
+    return *call(query, key, value, output, log_sum, d_output), None  # pyright: ignore[reportReturnType]
+
+
+_estimated.defvjp(_estimated_forward, _estimated_backward)
+
+
+def _fused_matmuls(query: jax.Array, key: jax.Array, visible: Visible) -> tuple[Sizes, Sizes]:
+    """Sizes of the two products of a forward: as many keys as a query sees on average."""
+    batch, seq, num_heads, head_dim = query.shape
+    num_kv_heads = key.shape[2]
+    num_queries = num_heads // num_kv_heads * seq
+    num_keys = mean_keys(seq, causal=visible.causal, window=visible.window)
+    num = batch * num_kv_heads
+    return (num_queries, num_keys, head_dim, num), (num_queries, head_dim, num_keys, num)
+
+
+def mean_keys(seq_len: int, *, causal: bool, window: int | None) -> int:
+    """Keys that a query sees on average: kernels of small tiles skip those that no query of a tile sees.
+
+    Example:
+        >>> mean_keys(300, causal=True, window=None), mean_keys(300, causal=False, window=None)
+        (150, 300)
+    """
+    seen = min(window or seq_len, seq_len)
+    mean = (seq_len * seen - seen * (seen - 1) // 2) / seq_len if causal else seq_len
+    return max(1, round(mean))
 
 
 def check_cudnn(

@@ -107,6 +107,17 @@ class Dropless:
         # The last tile of an expert wastes `size - 1` rows at most.
         return (batch * seq_len * self.num_chosen + self.num_local * (size - 1)) // size
 
+    def expert_rows(self, batch: int, seq_len: int) -> int:
+        """Rows of an expert where all have as many choices, filled up to tiles."""
+        _, size = self.shape(batch, seq_len)
+        return -(-size * self.used_tiles(batch, seq_len) // self.num_local)
+
+    def sizes(self, batch: int, seq_len: int) -> tuple[int, ...]:
+        """Sizes of its arrays that are no multiples of the batch: all rows, rows of an expert, and tiles."""
+        tiles, size = self.shape(batch, seq_len)
+        # Tiles last: the other two may be multiples of their number.
+        return tiles * size, self.expert_rows(batch, seq_len), tiles
+
     def moved_rows(self, batch: int, seq_len: int) -> int:
         """Rows that a collective over the devices brings to each, its own included: the tokens of all."""
         return self.expert.size * batch * seq_len
@@ -159,7 +170,8 @@ class Dropless:
     def products(self, rows: jax.Array, kernels: jax.Array, tiles: Tiles) -> jax.Array:
         """Products "tile row out" of rows "tile row in" with `kernels` "expert in out"."""
         assert tiles.expert is not None
-        return grouped(rows, kernels, tiles.expert, has_idle_tiles=self.expert.size > 1)
+        num_rows = self.expert_rows(tiles.row.shape[0] // self.expert.size, 1)
+        return grouped(rows, kernels, tiles.expert, has_idle_tiles=self.expert.size > 1, num_rows=num_rows)
 
     def to_experts(self, rows: jax.Array) -> jax.Array:
         """Rows "tile row ..." on the devices of their experts: as they are."""
@@ -195,9 +207,10 @@ class Capacity:
         """Tiles, and rows of one, after `to_experts`: one for each expert of the device."""
         return self.num_experts // self.expert.size, self.expert.size * batch * self.rows(seq_len)
 
-    def used_tiles(self, batch: int, seq_len: int) -> int:
-        """Tiles with rows: all."""
-        return self.shape(batch, seq_len)[0]
+    def sizes(self, batch: int, seq_len: int) -> tuple[int, ...]:
+        """Sizes of its arrays that are no multiples of the batch: none."""
+        del batch, seq_len
+        return ()
 
     def moved_rows(self, batch: int, seq_len: int) -> int:
         """Rows that a collective over the devices brings to each, its own included."""

@@ -87,7 +87,10 @@ class Family:
         fields: fields of the section `model` of a config, with their defaults; a value has the type of its default.
             Every family has num_layers, vocab_size, attention, recompute and dtype.
         build: (fields, data.seq_len) -> the config of a model. `fields` are all but dtype, with None for a field
-            of `words` that holds its word; it raises ConfigError if they do not fit together.
+            of `words` that holds its word; it raises ConfigError if they do not fit together. The config may have a
+            method `layer_sizes`, (TensorAxis, microbatch size, data.seq_len) -> numbers: every size of an array or
+            matmul of a layer that grows with the microbatch is a multiple of one of them, the first that divides it.
+            Estimates then trace a layer once for all microbatch sizes, else once for each.
         words: the word that a text field takes in place of a number, by field: {"window": "none"}.
         choices: the legal words of fields that `build` does not check, by field.
         check: (fields, data.seq_len) -> raises ConfigError for fields that `build` accepts but that must be a mistake.

@@ -81,6 +81,11 @@ class LayerNormSizes:
         check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
 
+    def layer_sizes(self, tensor: TensorAxis, microbatch_size: int, seq_len: int) -> tuple[int, ...]:
+        """Sizes by which a layer's arrays and matmuls grow with the microbatch: see `Family.build`."""
+        del tensor, seq_len
+        return (microbatch_size,)
+
     @property
     def anatomy(self) -> Anatomy:
         """Anatomy of a causal model."""

@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.mesh.abstract import is_estimated, stand_in
 from jaxpipe.models import grouped_kernels
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_tiles: bool) -> jax.Array:
+def grouped(
+    rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_tiles: bool, *, num_rows: int = 0
+) -> jax.Array:
     """Products "tile row out" of tiles with their experts' kernels.
 
     Args:
@@ -27,7 +29,15 @@ def grouped(rows: jax.Array, kernels: jax.Array, expert: jax.Array, has_idle_til
         kernels: "expert in out".
         expert: int32 "tile", in order; the number of experts for a tile of none.
         has_idle_tiles: whether most tiles may have no expert, as over `mesh.expert`: then loops skip them.
+        num_rows: rows of an expert where all have as many, of which estimates count the work.
     """
+    if is_estimated():
+        return _estimated(num_rows, rows, kernels, expert)
+    return _grouped(has_idle_tiles, rows, kernels, expert)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
     return _by_platform(
         grouped_kernels.products, partial(_products, has_idle_tiles), grouped_kernels.fit(rows, kernels)
     )(rows, kernels, expert)
@@ -45,9 +55,9 @@ def _grouped_backward(
     return d_rows, _by_platform(kernel, partial(loop, has_idle_tiles), fits)(rows, d, expert), None
 
 
-grouped.defvjp(
-    lambda rows, kernels, expert, has_idle_tiles: (
-        grouped(rows, kernels, expert, has_idle_tiles),
+_grouped.defvjp(
+    lambda has_idle_tiles, rows, kernels, expert: (
+        _grouped(has_idle_tiles, rows, kernels, expert),
         (rows, kernels, expert),
     ),
     _grouped_backward,
@@ -57,6 +67,29 @@ grouped.defvjp(
 def _by_platform(kernel: Callable, loop: Callable, fits: bool) -> Callable:
     """The kernel on NVIDIA GPUs if the arrays fit it, else the loop."""
     return partial(lax.platform_dependent, cuda=kernel, default=loop) if fits else loop
+
+
+# ---- For estimates: what both read and make, and what they multiply
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _estimated(num_rows: int, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
+    num, depth, width = kernels.shape
+    like = jax.ShapeDtypeStruct((*rows.shape[:2], width), rows.dtype)
+    return stand_in([like], [(num_rows, width, depth, num)])(rows, kernels, expert)[0]
+
+
+def _estimated_backward(
+    num_rows: int, saved: tuple[jax.Array, jax.Array, jax.Array], d: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    rows, kernels, expert = saved
+    num, depth, width = kernels.shape
+    (d_rows,) = stand_in([rows], [(num_rows, depth, width, num)])(d, kernels, expert)
+    (d_kernels,) = stand_in([kernels], [(depth, width, num_rows, num)])(rows, d, expert)
+    return d_rows, d_kernels, None
+
+
+_estimated.defvjp(lambda num_rows, *arrays: (_estimated(num_rows, *arrays), arrays), _estimated_backward)
 
 
 # ---- Loops over tiles

@@ -137,6 +137,11 @@ class LlamaConfig:
             window=self.sliding_window,
         )
 
+    def layer_sizes(self, tensor: TensorAxis, microbatch_size: int, seq_len: int) -> tuple[int, ...]:
+        """Sizes by which a layer's arrays and matmuls grow with the microbatch: see `Family.build`."""
+        del tensor, seq_len
+        return (microbatch_size,)
+
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32."""
         return num_valid(batch["targets"])

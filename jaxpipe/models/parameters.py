@@ -44,6 +44,9 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
         >>> sum(shape.size for shape in shapes.shared) + 12 * sum(shape.size for shape in shapes.layer)
         124439808
     """
+    # A model given in Python has no modules.
+    if isinstance(given := getattr(config, "parameter_shapes", None), ParameterShapes):
+        return given
 
     def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
         params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
@@ -52,7 +53,7 @@ def check_inputs(
             )
 
 
-def shapes_on_a_device(mesh: jax.sharding.Mesh, function: Callable, *arguments: PyTree) -> Any:
+def shapes_on_a_device(mesh: Mesh | AbstractMesh, function: Callable, *arguments: PyTree) -> Any:
     """The shapes that `function` returns on one device, given those of its arguments; it may use the mesh's axes."""
     return jax.eval_shape(on_devices(function, mesh=mesh, in_specs=P(), out_specs=P()), *arguments)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
@@ -130,7 +130,7 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     return Part((), None, (), (), 1, shape, stacked=part.stacked)
 
 
-def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters: bool) -> PyTree:
+def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *, split_masters: bool) -> PyTree:
     """The Part of every leaf of staged `params`.
 
     Args:
@@ -162,7 +162,9 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh, *, split_masters
     return jax.tree_util.tree_map_with_path(part, params, specs)
 
 
-def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bool, split_masters: bool) -> Part:
+def _part(
+    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh | AbstractMesh, *, stacked: bool, split_masters: bool
+) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
     split_dims = _split_dims(name, shape, spec, mesh, allowed=PARAMETER_AXES if stacked else (*PARAMETER_AXES, "pipe"))
     # From here on sizes are those of one device's compute copy.
@@ -191,7 +193,7 @@ def _part(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, stacked: bo
 
 
 def _split_dims(
-    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh, *, allowed: Sequence[str]
+    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh | AbstractMesh, *, allowed: Sequence[str]
 ) -> tuple[tuple[str, int], ...]:
     """The (axis, dim) of `spec` whose axes, all of them `allowed`, have several devices."""
     entries = [(axes if isinstance(axes, tuple) else (axes,), dim) for dim, axes in enumerate(spec) if axes is not None]

@@ -151,7 +151,7 @@ def step_shapes(
 
 def residual_shapes(
     functions: StageFunctions,
-    mesh: jax.sharding.Mesh,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     params: PyTree,
     x: jax.ShapeDtypeStruct,
     *given: PyTree,

@@ -231,8 +231,7 @@ def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
     """The storage of `table`, whose pages hold `saved`."""
     shared = _select(saved.residuals, saved.shared_with_w)
     only = _select(saved.residuals, saved.only_for_i)
-    # I has read these residuals when it writes; W reads the others, so only these are overwritten.
-    in_place = _fitting(saved.deferred, PageForm(only).num_elements)
+    in_place = fitting_deferred(saved)
     rest = tuple(i for i in range(len(saved.deferred)) if i not in in_place)
     shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
     only_for_i = Place(saved.only_for_i, 0, PageForm(only, preceding=shared))
@@ -246,6 +245,12 @@ def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
     return Storage(
         saved, tuple(pools), tuple(grids), max(table.layers_per_stage), shared_with_w, only_for_i, tuple(deferred)
     )
+
+
+def fitting_deferred(saved: SavedResiduals) -> tuple[int, ...]:
+    """Indices of the deferred arrays that take the place of residuals; the others have pages of their own."""
+    # I has read these residuals when it writes; W reads the others, so only these are overwritten.
+    return _fitting(saved.deferred, PageForm(_select(saved.residuals, saved.only_for_i)).num_elements)
 
 
 def _select(shapes: Shapes, chosen: Iterable[int]) -> Shapes:

@@ -23,6 +23,7 @@ from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
 from jaxpipe.errors import ConfigError, DataError, first_of
 from jaxpipe.models import GIVEN
+from jaxpipe.models.given import GivenModel, recomputed
 from jaxpipe.training.task import Task
 
 _OPTIMIZER_FIELDS = ("max_grad_norm", "zero1")  # those that an optimizer given in Python leaves in force
@@ -116,14 +117,13 @@ def given_task(
         raise _missing("train_batches")
     if params is not None:
         model = replace(model, init=lambda key: params)
-    if config.model.recompute == "full":
-        model = replace(model, layer=jax.checkpoint(model.layer, prevent_cse=False))
+    like = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     train = _batches(train_batches, "train_batches")
     heldout = _batches(heldout_batches, "heldout_batches")
     example = train.at(0)
     outline = _outline({name: leaf[0] for name, leaf in example.items()})
     train, heldout = (replace(source, like=outline) for source in (train, heldout))
-    config = _with_sizes(config, {"model.num_layers": _num_layers(model), "data.batch_size": num_sequences(example)})
+    config = _with_sizes(config, {"model.num_layers": _num_layers(like), "data.batch_size": num_sequences(example)})
     check_given(config)
     # Raises for malformed held-out batches now, not at the first evaluation.
     num_heldout = sum(1 for _ in heldout.first(config.train.eval_batches))
@@ -134,13 +134,17 @@ def given_task(
             repair="give heldout_batches, or set checkpoint.keep_best=0",
         )
     num_microbatches = config.pipeline.num_microbatches
+    # Leaves are [microbatch, sequence, ...].
+    sequence = {name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype) for name, leaf in example.items()}
+    recompute = config.model.recompute
     task = Task(
-        model,
+        replace(model, layer=recomputed(model.layer, recompute)),
         train_batches=replace(train, num_microbatches=num_microbatches),
         heldout_batches=replace(heldout, num_microbatches=num_microbatches),
         data=f"given in Python; a batch has {outline}",
         fingerprint=_fingerprint(example),
         params=params,
+        given=GivenModel(model, like, sequence, recompute),
     )
     return config, task
 
@@ -232,9 +236,8 @@ def _batches(source: BatchSource, name: str) -> GivenBatches:
     return GivenBatches(source, num_microbatches=1, name=name)
 
 
-def _num_layers(model: Model) -> int:
+def _num_layers(params: Any) -> int:
     """The leading dim of all leaves of "layers"."""
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     others = [
         f"{jax.tree_util.keystr(path)}: {leaf.dtype}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)

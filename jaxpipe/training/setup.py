@@ -68,7 +68,8 @@ def set_up(config: RunConfig, task: Task | None = None, *, num_processes: int = 
     corpus = None if task else read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
     # Measured and estimated costs depend on the kind of GPU.
-    spec = resolve(config, topology_of(devices.devices), platform=devices.platform)
+    given = task and task.given
+    spec = resolve(config, topology_of(devices.devices), platform=devices.platform, given=given)
     task = task or task_of(spec.config, corpus)
     return Setup(spec, task, devices, pipeline_of(spec, task.model, devices.devices))
 

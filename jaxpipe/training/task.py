@@ -19,6 +19,7 @@ from jaxpipe.config.model import family_of, vocab_pipe
 from jaxpipe.data import Batch, Corpus, Fingerprint
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.given import GivenModel
 from jaxpipe.training.batches import batches_of, check_learned, padding_of, read_corpus
 
 
@@ -71,6 +72,7 @@ class Task:
         fingerprint: identifies the data: a run that goes on must have the same.
         loss_unit: what follows a loss in messages, as " nats".
         params: canonical parameters from which the run starts; None: those of `model.init`.
+        given: a model given in Python, as estimates know it; None: the config describes the model.
     """
 
     model: Trained
@@ -80,6 +82,7 @@ class Task:
     fingerprint: Fingerprint
     loss_unit: str = ""
     params: Any = None
+    given: GivenModel | None = None
 
 
 def language_model(config: RunConfig) -> LanguageModel:

@@ -7,7 +7,9 @@ import pytest
 from settings_of_gpts import SMALL, gpt_setting
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.work import Matmul, flops, head_matmuls, layer_matmuls, split_head_matmuls
+from jaxpipe.estimate.products import Matmul, flops
+from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.estimate.work import head_matmuls, split_head_matmuls
 from jaxpipe.models import BertConfig, LlamaConfig
 from jaxpipe.models.flops import model_flops
 
@@ -35,7 +37,7 @@ def setting_of(family: str, **choices: Any) -> Setting:
 @pytest.mark.parametrize("family", ["gpt", "llama", "bert"])
 def test_all_parts_together_are_the_models_flops(family):
     setting = setting_of(family)
-    layer = layer_matmuls(setting)
+    layer = traced_layer(setting)
     counted = setting.model.num_layers * flops(layer.forward + layer.backward) + flops(head_matmuls(setting))
     sample = model_flops(setting.model, seq_len=setting.seq_len, num_predicted=setting.num_predicted)
     assert counted == setting.microbatch_size * sample
@@ -65,13 +67,13 @@ def test_what_stands_before_the_logits_is_computed_whole_in_s_and_in_t():
     ],
 )
 def test_halves_have_as_many_products_as_the_program(family, recompute, num_i, num_w):
-    layer = layer_matmuls(setting_of(family, recompute=recompute))
+    layer = traced_layer(setting_of(family, recompute=recompute))
     assert (len(layer.input_gradient), len(layer.weight_gradient)) == (num_i, num_w)
 
 
 def test_causal_blocks_spare_almost_half_of_the_scores():
     whole, blocks = (
-        [p for p in layer_matmuls(setting_of("gpt", attention=attention)).forward if 64 in (p.depth, p.columns)]
+        [p for p in traced_layer(setting_of("gpt", attention=attention)).forward if 64 in (p.depth, p.columns)]
         for attention in ("xla", "chunked")
     )
     # Eight blocks of 128 queries, the i-th of which sees i blocks of keys: 1 + ... + 8 of 8 x 8.
@@ -79,14 +81,14 @@ def test_causal_blocks_spare_almost_half_of_the_scores():
 
 
 def test_fused_attention_leaves_out_what_no_query_sees():
-    scores = layer_matmuls(setting_of("gpt", attention="cudnn")).forward[1]
+    scores = traced_layer(setting_of("gpt", attention="cudnn")).forward[1]
     # A query sees itself and those before it: 1 + ... + 1024 keys of 1024 queries.
     assert scores.fused
     assert scores.flops == pytest.approx(2 * 2 * 16 * 64 * sum(range(1, 1025)), rel=1e-3)
 
 
 def test_tensor_shares_the_work():
-    alone, shared = (layer_matmuls(gpt_setting(tensor=tensor)) for tensor in (1, 4))
+    alone, shared = (traced_layer(gpt_setting(tensor=tensor)) for tensor in (1, 4))
     assert flops(alone.forward) == 4 * flops(shared.forward)
     assert flops(alone.backward) == 4 * flops(shared.backward)
     assert flops(head_matmuls(gpt_setting())) == 4 * flops(head_matmuls(gpt_setting(tensor=4)))

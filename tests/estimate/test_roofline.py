@@ -14,15 +14,16 @@ from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, setting_of
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.residuals import layer_residuals
+from jaxpipe.estimate.products import Matmul, flops
 from jaxpipe.estimate.roofline import Protocol, fused_fraction_of, matmul_fraction_of
 from jaxpipe.estimate.setting import Group
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import update_bytes
-from jaxpipe.estimate.work import Matmul, dropout_draws, flops, head_matmuls, layer_matmuls
+from jaxpipe.estimate.work import dropout_draws, head_matmuls
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.
-BARE: dict[str, Any] = {"kernel_s": 0.0, "nvlink_latency_s": 0.0, "network_latency_s": 0.0}
+BARE: dict[str, Any] = dict.fromkeys(("kernel_s", "nvlink_latency_s", "network_latency_s", "halves_fraction"), 0.0)
 
 
 def without_memory_bound(**others: Any) -> Roofline:
@@ -71,7 +72,7 @@ def test_forward_of_a_layer_by_hand():
 def test_without_bounds_a_layer_takes_as_long_as_its_flops():
     setting = gpt_setting(seq_len=1024, hidden=1024, recompute="full")
     times = without_memory_bound(matmul_fraction=1.0).times(setting)
-    layer = layer_matmuls(setting)
+    layer = traced_layer(setting)
     for seconds, products in (
         (times.layer_forward_s, layer.forward),
         (times.layer_input_gradient_s, layer.input_gradient),
@@ -88,12 +89,15 @@ def test_halves_take_longer_than_a_backward_by_what_goes_between_them_to_a_page_
     setting = gpt_setting()
     roofline = Roofline(A100, memory_fraction=1.0, **BARE)
     both, alone = (replace(roofline, halves_copy=each).times(setting) for each in (True, False))
-    copied_s = 2 * layer_residuals(setting).deferred_bytes / 2.03904e12
+    copied_s = 2 * traced_layer(setting).deferred_bytes / 2.03904e12
     assert copied_s > 0
     for half in ("layer_input_gradient_s", "layer_weight_gradient_s"):
         assert getattr(both, half) - getattr(alone, half) == pytest.approx(copied_s, rel=1e-9)
     assert both.layer_backward_s == alone.layer_backward_s
     assert alone.layer_backward_s == alone.layer_input_gradient_s + alone.layer_weight_gradient_s
+    longer = replace(roofline, halves_fraction=Roofline.halves_fraction).times(setting)
+    halves_s, copied_alone_s = (t.layer_input_gradient_s + t.layer_weight_gradient_s for t in (longer, both))
+    assert halves_s / copied_alone_s == pytest.approx(1.130 / 1.104)  # measured / predicted with copies alone, H100
 
 
 @pytest.mark.parametrize("expert", [1, 2])
@@ -101,7 +105,7 @@ def test_halves_take_longer_than_a_backward_by_what_goes_between_them_to_a_page_
 def test_the_kernel_of_an_expert_is_read_once(dispatch, expert):
     """Eight experts, two for each of a device's 2048 tokens; a device has the experts' rows of all devices' tokens."""
     setting = setting_of(mixtral_config(dispatch, expert), Topology(A100, 1, expert))
-    up = layer_matmuls(setting).forward[-3]  # two are up, one is down
+    up = traced_layer(setting).forward[-3]  # two are up, one is down
     assert (up.num, up.depth, up.columns) == (8 // expert, 4096, 14336)
     choices = 2 * 2048  # of a device's tokens, and to a device's experts if all are chosen as often
     assert choices <= up.rows * up.num <= 1.3 * choices  # tiles are filled up; a capacity is 1.25

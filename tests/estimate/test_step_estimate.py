@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from settings_of_gpts import gpt_setting
 
-from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate
+from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate, memory
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
+from jaxpipe.estimate.plan.bounds import least_with_room_s
 from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.times import ring_s
@@ -208,3 +209,15 @@ def test_pairs_apart_slow_bpipe_down():
         estimate(gpt_setting(**choices, order=order), slow).pipeline_s for order in ("contiguous", "pair_adjacent")
     )
     assert adjacent < contiguous
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1", "v_min", "interleaved_1f1b", "chimera", "dualpipe_v"])
+def test_no_step_that_fits_is_shorter_than_its_pages_wait(schedule):
+    """On a GPU with room for exactly this step; with more room the bound is lower."""
+    setting = gpt_setting(schedule=schedule, pipe=4, num_microbatches=16, microbatch_size=8)
+    hardware = replace(setting.topology.hardware, memory_bytes=memory(setting).total + RESERVE_BYTES)
+    tight = replace(setting, topology=replace(setting.topology, hardware=hardware))
+    source = Roofline(setting.topology.hardware)
+    bound_s = least_with_room_s(tight, source.times(tight))
+    assert 0 < least_with_room_s(setting, source.times(setting)) < bound_s
+    assert 0.1 < bound_s / estimate(tight, source).step_s <= 1

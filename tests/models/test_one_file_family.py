@@ -17,8 +17,9 @@ from jaxpipe.compile.step import compile_step
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, memory, resolve, setting_of
-from jaxpipe.estimate.residuals import layer_residuals
-from jaxpipe.estimate.work import flops, head_matmuls, layer_matmuls
+from jaxpipe.estimate.products import flops
+from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.estimate.work import head_matmuls
 from jaxpipe.models import FAMILIES, Family, LanguageModel, family_named, parameter_shapes, register_family
 from jaxpipe.models.flops import model_flops
 from jaxpipe.program.shapes import held_bytes
@@ -116,11 +117,11 @@ def test_its_bytes_are_estimated_as_its_program_says(schedule, tensor, recompute
     model, pipeline = build_pipeline(resolve(config), jax.devices()[: 2 * tensor])
     params = jax.eval_shape(lambda: pipeline.to_stages(model.init(jax.random.key(0))))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), microbatches(config))
-    shapes, layer = pipeline.shapes(params, batch, random=False), layer_residuals(setting)
+    shapes, layer = pipeline.shapes(params, batch, random=False), traced_layer(setting)
     saved = shapes.storage.saved
-    assert sorted(layer.saved.values()) == sorted(array.size for array in saved.residuals)
+    assert [array.size for array in layer.saved.residuals] == [array.size for array in saved.residuals]
     if schedule == "zb_h1":
-        assert sorted(layer.deferred.values()) == sorted(array.size for array in saved.deferred)
+        assert [array.size for array in layer.saved.deferred] == [array.size for array in saved.deferred]
     found, said = memory(setting), held_bytes(shapes)
     assert found.weights == said["weights"]
     assert found.gradients == said["gradients"]
@@ -136,7 +137,7 @@ def test_its_parameters_and_flops_by_hand():
     per_token = 3 * (16 * 32 + 16 * 16 + 3 * 16 * 48 + 2 * 16 * 16) + 256 * 16
     assert model_flops(model, seq_len=16) == 3 * 2 * 16 * per_token
     setting = setting_of(small_config(), TOPOLOGY)
-    of_layer = layer_matmuls(setting)
+    of_layer = traced_layer(setting)
     counted = 3 * flops(of_layer.forward + of_layer.backward) + flops(head_matmuls(setting))
     assert counted == setting.microbatch_size * model_flops(model, seq_len=16)
 

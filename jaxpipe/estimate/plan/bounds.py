@@ -11,15 +11,16 @@ from itertools import accumulate
 
 import numpy as np
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Bytes, Setting, Times
 from jaxpipe.estimate.clock import few_microbatches
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
-from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import StepCollectives
+from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
@@ -80,6 +81,35 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
 
+def least_with_room_s(setting: Setting, times: Times) -> float:
+    """Lower bound of the step time of a setting that fits: as long as its pages wait, for the room that a GPU has.
+
+    A device holds a layer's page of a microbatch until the gradient has come back through all later stages. With room
+    for `k` pages, those of all microbatches and layers take `1 / k` of their times together, or longer. 0 if pages may
+    move to another device, or if no page has room: then nothing is said.
+
+    Args:
+        setting: the setting; its schedule's rows are not built.
+        times: times of its actions.
+    """
+    placement = placement_of(setting)
+    if setting.schedule_spec.smallest.parks_pages:
+        return 0.0
+    room = setting.topology.hardware.memory_bytes - RESERVE_BYTES - least_bytes(setting, placement, pages=0).total
+    num_pages = room // max(traced_layer(setting).page_bytes, 1)
+    if num_pages < 1:
+        return 0.0
+    back_s = min(times.layer_input_gradient_s, times.layer_backward_s)
+    of_stages = [layers * (times.layer_forward_s + back_s) for layers in setting.layers_per_stage]
+    # From a stage's forward to its backward, [stage].
+    waits = list(accumulate(reversed(of_stages)))[::-1]
+    num_microbatches = setting.num_microbatches // placement.num_replicas
+    return max(
+        num_microbatches * sum(setting.layers_per_stage[stage] * waits[stage] for _, stage in chunks) / num_pages
+        for chunks in placement.stages_of
+    )
+
+
 # ---- Bytes ----
 
 
@@ -92,7 +122,7 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=pages * layer_residuals(setting).page_bytes,
+        slots=pages * traced_layer(setting).page_bytes,
         weight_slots=work.deferred,
         transit=0,
         inboxes=0,

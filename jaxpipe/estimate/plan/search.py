@@ -9,11 +9,12 @@ Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -28,6 +29,7 @@ from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_bytes,
     least_s,
+    least_with_room_s,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
@@ -62,6 +64,11 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
 
     So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node.
     """
+    with _without_collector():
+        return _search_with_fewer(space, source, top=top, margin=margin)
+
+
+def _search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: float) -> Plan:
     plan = search(space, source, top=top, margin=margin)
     all_gpus_s = _least_gpus_s(space, source)
     for part in with_fewer(space):
@@ -76,6 +83,18 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
         rows = sorted((*plan.rows, *of_fewer.rows), key=lambda row: row.step_s)
         plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + of_fewer.num_evaluated)
     return plan
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pauses Python's collector of cycles: it would go through the millions of actions of schedules again and again."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _least_gpus_s(space: Space, source: TimeSource) -> float:
@@ -112,6 +131,8 @@ def search(
     while item := frontier.pop(below_s):
         if len(rows) == top and item.least_s > last_s:
             break
+        if frontier.push_back(item):
+            continue
         seen.add(item.candidate)
         if item.candidate in fitting:
             continue
@@ -193,6 +214,7 @@ class _BoundedSetting:
     setting: Setting
     bound_s: float
     estimate: Estimate | None = None
+    is_in_room: bool = False  # whether the bound is of its pages too
 
     @property
     def least_s(self) -> float:
@@ -223,6 +245,16 @@ class _Frontier:
     def push(self, item: _Group | _BoundedSetting) -> None:
         """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
+
+    def push_back(self, item: _BoundedSetting) -> bool:
+        """Whether an item is put back, since its pages take longer than its bound says: no schedule has to be built."""
+        if item.is_in_room or item.estimate:
+            return False
+        bound_s = _rounded_down(least_with_room_s(item.setting, self._source.times(item.setting)))
+        if bound_s <= item.bound_s:
+            return False
+        self.push(replace(item, bound_s=bound_s, is_in_room=True))
+        return True
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""

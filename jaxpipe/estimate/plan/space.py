@@ -17,12 +17,13 @@ from functools import cache
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
 from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes, describe_mesh
 from jaxpipe.cluster.topology import Topology
-from jaxpipe.config import check
 from jaxpipe.config.base import PipelineSection, RunConfig
+from jaxpipe.config.checks import check, check_given
 from jaxpipe.config.divisibility import sizes_to_divide
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.models.choices import RECOMPUTE
+from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
@@ -157,8 +158,8 @@ class Space:
         return illegal
 
 
-def space_of(config: RunConfig, topology: Topology) -> Space:
-    """All legal candidates on all GPUs, or on as many as any legal mesh has.
+def space_of(config: RunConfig, topology: Topology, given: GivenModel | None = None) -> Space:
+    """All legal candidates on all GPUs, or on as many as any legal mesh has; of a model `given` in Python, of that.
 
     The config's own `pipeline` and `mesh` are not read.
 
@@ -166,8 +167,9 @@ def space_of(config: RunConfig, topology: Topology) -> Space:
         ConfigError: model, data or optimizer cannot run.
     """
     config = RunConfig.of(config)
-    base = _base(config, topology)
-    legal = {row.name: _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
+    base = _base(config, topology, given)
+    # The functions of a given model are those of one mesh, in which no devices share a layer.
+    legal = {row.name: (1,) if given else _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
     # Some axes divide the batch, the others a layer; and every stage has a layer.
     most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
     most = base.batch_size * base.model.num_layers * most_sharing
@@ -251,15 +253,16 @@ def _orders(axes: tuple[tuple[str, int], ...], gpus_per_node: int) -> tuple[str,
     return tuple(order_of_gpus.values())
 
 
-def _base(config: RunConfig, topology: Topology) -> Setting:
+def _base(config: RunConfig, topology: Topology, given: GivenModel | None) -> Setting:
     """The config's setting on one GPU without a pipeline, checked."""
     plain = replace(config, pipeline=PipelineSection(ALONE, num_microbatches=1)).replaced(
         {f"mesh.{axis}": 1 for axis in AXES}
         | {"mesh.order": "contiguous", "model.recompute": "none", "optimizer.error_feedback": False}
     )
-    check(plain)
+    check_given(plain) if given else check(plain)
+    base = setting_of(plain, topology, given and replace(given, recompute="none"))
     # Checked without, since the plain schedule has a flush; candidates without one take it again.
-    return replace(setting_of(plain, topology), error_feedback=config.optimizer.error_feedback)
+    return replace(base, error_feedback=config.optimizer.error_feedback)
 
 
 def _legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
@@ -313,9 +316,6 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Counts that differ by one at most, the longer stages first."""
     least, longer = divmod(num_layers, num_stages)
     return (least + 1,) * longer + (least,) * (num_stages - longer)
-
-
-# ---- Descriptions ----
 
 
 def describe_schedule(setting: Setting) -> str:

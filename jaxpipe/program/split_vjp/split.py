@@ -69,7 +69,7 @@ class _SplitScan:
         """The results of the scan, by two scans."""
         jaxpr = self.body.jaxpr
         params = self.equation.params
-        num_consts, num_carry = _num_consts_and_carry(params)
+        num_consts, num_carry = num_consts_and_carry(params)
         invars = jaxpr.invars
         outvars = jaxpr.outvars
         early = self.cut.is_early
@@ -113,7 +113,7 @@ class _SplitScan:
 def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitScan:
     """The scan of `equation` cut in two; the second is empty if nothing can be deferred."""
     params = equation.params
-    num_consts, num_carry = _num_consts_and_carry(params)
+    num_consts, num_carry = num_consts_and_carry(params)
     body = without_calls(params["jaxpr"])
     is_wanted = list(is_needed)
     # The turn before must compute the carry that a turn reads: is_wanted grows until it is closed under that.
@@ -136,7 +136,7 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
         deferred |= late
 
 
-def _num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
+def num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
     """How many inputs of a scan are constants, and how many its carry; jax 0.12 writes them as a tree of inputs."""
     if "ft_in" not in params:
         return params["num_consts"], params["num_carry"]

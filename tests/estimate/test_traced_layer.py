@@ -1,5 +1,6 @@
-"""What a layer keeps, counted, against what its own vjp keeps, traced; nothing is compiled."""
+"""What a layer keeps, as estimates trace it without devices, against what the program itself keeps."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.estimate.residuals import layer_residuals
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.traced import Subject, trace_layer, traced_layer
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig, ModelConfig
 from jaxpipe.program import Pipeline, StageFunctions
@@ -86,10 +87,6 @@ OF_EXPERTS = (
 )
 
 
-def num_bytes(arrays: Any) -> int:
-    return sum(array.size * array.dtype.itemsize for array in arrays)
-
-
 def _tier(i: int, k: int) -> list[pytest.MarkDecorator]:
     if (i + k) % len(KEEPS):
         return [pytest.mark.slow]
@@ -129,17 +126,40 @@ def test_a_layer_of_experts_keeps_what_its_vjp_keeps(dispatch, expert, tensor, r
     check_storage(setting(model, "zb_h1", "bfloat16", tensor, expert))
 
 
+def sizes(arrays: Any) -> list[tuple[int, str]]:
+    return [(array.size, array.dtype.name) for array in arrays]
+
+
 def check_storage(of: Setting) -> None:
-    found, layer = storage(of), layer_residuals(of)
-    residuals, deferred = found.saved.residuals, found.saved.deferred
-    assert sorted(array.size for array in residuals) == sorted(layer.saved.values())
-    assert layer.page_bytes == found.pools[0].page_bytes == num_bytes(residuals)
-    assert sorted(residuals[i].size for i in found.saved.shared_with_w) == sorted(
-        layer.saved[name] for name in layer.shared_with_w
-    )
-    assert sorted(array.size for array in deferred) == sorted(layer.deferred.values())
-    assert layer.deferred_bytes == num_bytes(deferred)
+    found, layer = storage(of), traced_layer(of)
+    assert sizes(layer.saved.residuals) == sizes(found.saved.residuals)
+    assert sizes(layer.saved.deferred) == sizes(found.saved.deferred)
+    assert layer.saved.shared_with_w == found.saved.shared_with_w
+    assert layer.page_bytes == found.pools[0].page_bytes
     assert layer.apart_bytes == sum(pool.page_bytes for pool in found.pools[1:])
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 7, pytest.param(64, marks=pytest.mark.ci)])
+@pytest.mark.parametrize(
+    ("dispatch", "dtype", "tensor", "expert"),
+    [
+        ("dropless", "bfloat16", 1, 2),
+        ("dropless", "float32", 2, 1),
+        ("capacity", "bfloat16", 2, 2),
+        (None, "bfloat16", 2, 1),
+    ],
+)
+def test_one_trace_tells_all_microbatch_sizes(dispatch, dtype, tensor, expert, microbatch_size):
+    """Of a dense layer as of experts, whose tiles grow in steps: as if it were traced at each size."""
+    model = model_of("mixtral", "chunked", "none", dispatch=dispatch) if dispatch else model_of("llama", "xla", "full")
+    of = setting(model, "zb_h1", dtype, tensor, expert)
+    of = replace(of, batch_size=microbatch_size * expert * NUM_MICROBATCHES)
+    told, subject = traced_layer(of), Subject.of(of, model)
+    traced = trace_layer(subject, microbatch_size)
+    assert sizes(told.saved.residuals) == sizes(traced.saved.residuals)
+    assert sizes(told.saved.deferred) == sizes(traced.saved.deferred)
+    for part in ("forward", "input_gradient", "weight_gradient"):
+        assert getattr(told, part) == getattr(traced, part)
 
 
 def test_bytes_of_a_layer_of_gpt3():
@@ -151,4 +171,4 @@ def test_bytes_of_a_layer_of_gpt3():
     large = setting(model, "1f1b", "bfloat16", 8)
     sbh_of_a_device = MICROBATCH_SIZE * SEQ_LEN * 12288 // 8
     of_scores = 2 * MICROBATCH_SIZE * 96 * SEQ_LEN**2 // 8
-    assert layer_residuals(large).page_bytes == 20 * sbh_of_a_device + of_scores
+    assert traced_layer(large).page_bytes == 20 * sbh_of_a_device + of_scores

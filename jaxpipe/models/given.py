@@ -1,0 +1,80 @@
+"""A model given in Python, as estimates know it: its functions, and the shapes of its parameters and of a sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jaxpipe.models.anatomy import ParameterShape
+from jaxpipe.models.parameters import ParameterShapes
+
+PyTree = Any
+
+
+@dataclass(frozen=True, eq=False)
+class GivenModel:
+    """Stands where a `ModelConfig` does; nothing is known of what its layers are made of.
+
+    Two are equal if they are of the same model and recompute the same.
+
+    Attributes:
+        model: has the functions `embed`, `layer`, `head` and others of `jaxpipe.program.StageFunctions`, and
+            `has_dropout`.
+        params: shapes of the parameters, {"shared", "layers"}, the latter with a leading dim of the number of layers.
+        sequence: shape and dtype of one sequence of each array of a batch, by name.
+        recompute: "none", or "full": a layer is computed again in its backward.
+    """
+
+    model: Any
+    params: PyTree
+    sequence: dict[str, jax.ShapeDtypeStruct]
+    recompute: str = "none"
+
+    anatomy = None
+    attention = "given"
+    tie_embeddings = True  # as far as is known
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GivenModel) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return id(self.model), self.recompute
+
+    @cached_property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return jax.tree.leaves(self.params["layers"])[0].shape[0]
+
+    @cached_property
+    def functions(self) -> Any:
+        """The model, with its layer as it recomputes."""
+        return replace(self.model, layer=recomputed(self.model.layer, self.recompute))
+
+    @cached_property
+    def parameter_shapes(self) -> ParameterShapes:
+        """Shapes of the parameters of one layer, and of the others."""
+
+        def shapes(leaves: PyTree, num_leading: int) -> tuple[ParameterShape, ...]:
+            return tuple(ParameterShape(leaf.shape[num_leading:]) for leaf in jax.tree.leaves(leaves))
+
+        return ParameterShapes(layer=shapes(self.params["layers"], 1), shared=shapes(self.params["shared"], 0))
+
+    @cached_property
+    def bytes_of_sequence(self) -> int:
+        """Bytes of one sequence of a batch."""
+        return sum(math.prod(like.shape) * like.dtype.itemsize for like in self.sequence.values())
+
+
+def recomputed(layer: Callable[..., Any], recompute: str) -> Callable[..., Any]:
+    """A layer given in Python, which backward computes again if `recompute` is "full"."""
+    # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
+    return jax.checkpoint(layer, prevent_cse=False) if recompute == "full" else layer
