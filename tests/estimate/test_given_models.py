@@ -9,6 +9,7 @@ from own_models import HIDDEN, NUM_LAYERS, SEQ_LEN, SETTINGS, WORDS, config_of, 
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config
+from jaxpipe.config.base import RunConfig
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 from jaxpipe.estimate.given import given_flops, given_parts
 from jaxpipe.estimate.plan.config_file import config_of as planned_config
@@ -31,7 +32,8 @@ MISSED = {("gru", 2): 0.08, ("gru", 3): 0.14, ("large", 3): 0.07}
 
 def setting(name: str, number: int, **arguments: Any) -> Any:
     config = config_of(*SETTINGS[number])
-    task = given_task(config, **{"params": None, **(arguments or given(name))}, heldout_batches=())
+    of_all = {"params": None, **(arguments or given(name))}
+    config, task = given_task(RunConfig.of(config), **of_all, heldout_batches=())
     return setting_of(config, TOPOLOGY, task.given)
 
 
@@ -89,7 +91,7 @@ def test_what_is_planned_runs_as_planned():
     assert len(rows) == 2
     assert rows[0].step_s <= rows[1].step_s
     planned = planned_config(config, rows[0].setting)
-    task = given_task(planned, **arguments, params=None, heldout_batches=())
+    planned, task = given_task(planned, **arguments, params=None, heldout_batches=())
     assert memory(setting_of(planned, parse_topology("h100-80g:1x2"), task.given)) == rows[0].held
 
 
