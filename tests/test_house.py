@@ -161,7 +161,7 @@ def test_comments_stand_where_code_needs_them():
 COUNTS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "files that name expert": (files_that_name(r"\bexpert\b", outside=USERS_OF_AXES), 2),
     "files that name tensor": (files_that_name(r"[\"']tensor[\"']|\.tensor\b", outside=USERS_OF_AXES), 4),
-    "files that name three mechanisms": (files_of_three_mechanisms, 10),
+    "files that name three mechanisms": (files_of_three_mechanisms, 11),
     # Who makes, checks or reads a user's config: fields, checks, command line, presets, run folder, `fit`, `resolve`,
     # and the text of a planned one.
     "files that name ConfigDict": (files_that_name(r"ConfigDict"), 8),

@@ -18,7 +18,7 @@ from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.sizes import layer_sizes
 from jaxpipe.estimate.traced import traced_layer
-from jaxpipe.estimate.work import attention_matmuls, predicted_tokens, seen_scores
+from jaxpipe.estimate.work import predicted_tokens, seen_scores
 
 A100 = HARDWARE["a100-80g"]
 ITEM = 2  # bytes of a number in 16 bits
@@ -130,8 +130,7 @@ class TheirStep:
             forward_s += memory_s(DROPOUT_BYTES * seen_scores(setting))
             gradient_s += memory_s(DROPOUT_BYTES * seen_scores(setting))
         if self.short_products_wait and setting.model.attention == "xla":
-            scores, attended = attention_matmuls(setting)
-            products = (*scores, *attended)
+            products = _attention_products(setting)
             forward_s += self._hidden_s(products, setting.dtype)
             gradients = [gradient for each in products for gradient in (each.of_inputs, each.of_weights)]
             gradient_s += self._hidden_s(gradients, setting.dtype)
@@ -203,3 +202,13 @@ class TheirStep:
             - self.roofline.matmul_s(each, dtype)
             for each in matmuls
         )
+
+
+def _attention_products(setting: Setting) -> tuple[Matmul, Matmul]:
+    """The products in forward of queries and keys, and of probabilities and values; every query sees all keys."""
+    sizes = layer_sizes(setting)
+    anatomy = setting.anatomy
+    group_size = sizes.queries // sizes.keys
+    num_groups = sizes.keys // (setting.seq_len * anatomy.head_size)
+    scores = Matmul(group_size * setting.seq_len, setting.seq_len, anatomy.head_size, num_groups)
+    return scores, Matmul(scores.rows, scores.depth, scores.columns, scores.num)
