@@ -19,7 +19,7 @@ def files_that_name(pattern: str, *, outside: tuple[str, ...] = ()) -> Callable[
 
 
 # Calls that look needless and are not: without the reason beside it, the next reader takes one away.
-TRAPS = {"cond_in_place", "guarded_index", "optimization_barrier"}
+TRAPS = {"cond_in_place", "guarded_index", "once", "optimization_barrier"}
 
 
 def traps_without_reason(text: str) -> list[int]:

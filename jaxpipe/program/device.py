@@ -28,6 +28,7 @@ class Walk(NamedTuple):
     sums: PyTree = None  # running sums of the gradients of layers
     pools: Any = None  # pools of pages
     losses: PyTree = None  # sums of losses of layers
+    deferred: Any = None  # inputs that I leaves for W, before they are in their page
     num_done: Any = None  # accesses to storage, where reads and writes alternate
 
 

@@ -84,6 +84,17 @@ def after(num_done: jax.Array, values: PyTree) -> jax.Array:
     return num_done
 
 
+def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) -> Carry:
+    """Returns `action(carry)`, all of which ends before anything else uses what it returns.
+
+    A loop that always runs once, since `num_done` is never negative, which XLA cannot prove. XLA hoists what does not
+    change, such as tables of rotations, only out of loops that may run more than once: out of this one and those around
+    it, so that tables are computed once and not for every layer.
+    """
+    # The bound is 1, as `num_done` is never negative; a constant 1 would be inlined.
+    return lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
+
+
 def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     """Returns `index` with an artificial dependency, so that XLA does not hoist the read out of its guard.
 

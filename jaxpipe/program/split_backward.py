@@ -9,7 +9,7 @@ import jax
 
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer
-from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.in_place import guarded_index, once
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -22,19 +22,27 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
     def layer(turn: jax.Array, walk: Walk) -> Walk:
         i, params, given = step.last_first(row, turn)
 
-        residuals = storage.read_residuals(walk.pools, row.pages[:, i])
-        dx, grads, deferred = split.input_gradient(params, residuals, walk.passed, step.layer_scale, *given)
-        # Deferred arrays may overwrite residuals that I reads: their pages wait for all that is computed from these.
-        # Else the compiler would copy the pool for the reader.
-        num_done = after(walk.num_done, (dx, [d for d in grads if d is not None], deferred))
-        pages = jax.tree.map(lambda page: guarded_index(page, num_done), row.pages[:, i])
-        pools = storage.write_deferred(walk.pools, pages, deferred)
-        return Walk(dx, add_layer(walk.sums, row.chunk, i, grads), pools, num_done=num_done + 1)
+        # Deferred arrays may overwrite residuals that I reads. In its own loop, the reader ends before anything is
+        # written; else the compiler would copy the pool for the reader. (An order by one number of each result does not
+        # do: XLA computes that number apart, from slices, and the order with it.)
+        def compute(read: Walk) -> Walk:
+            # Else XLA moves the reads out of the loop, away from what could read the pool itself.
+            residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
+            dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
+            sums = add_layer(read.sums, row.chunk, i, grads)
+            return Walk(dx, sums, deferred=deferred, num_done=read.num_done + 1)
+
+        # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
+        # which it would hand on as if it had changed them.
+        read = once(compute, walk._replace(pools=None), walk.num_done)
+        return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], read.deferred))
 
     walk = Walk(
         step.boundary.output_gradient(step, row, state),
         state.grads["layers"],
         state.pools,
+        # Room that all layers share: I's loop writes it, the pool is written from it.
+        deferred=[jax.lax.empty(like.shape, like.dtype) for like in storage.saved.deferred],
         num_done=state.num_done,
     )
     walk, state = step.over_layers(Kind.I, row, layer, walk, state)
