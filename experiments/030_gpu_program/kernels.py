@@ -123,10 +123,16 @@ def layers(text: str) -> Iterator[tuple[str, Counter[str]]]:
         for instruction in computation.instructions:
             trips = _TRIPS.search(instruction.rest)
             if instruction.opcode == "while" and trips and int(trips[1]) > 1:
-                body = of_name[_BODY.findall(instruction.rest)[0]]
-                totals = _account(of_name, body)
+                bodies = _with_loops_of_one_turn(of_name, _BODY.findall(instruction.rest)[0])
+                totals = sum((_account(of_name, body) for body in bodies), Counter())
                 if totals[PRODUCTS]:
-                    yield _action(totals, body), totals
+                    yield _action(totals, [i for body in bodies for i in body.instructions]), totals
+
+
+def _with_loops_of_one_turn(of_name: dict[str, Computation], name: str) -> list[Computation]:
+    """The body of a layer, and those of the loops in it whose length is not known: `once`, as I reads, has one turn."""
+    inner = [i for i in of_name[name].instructions if i.opcode == "while" and not _TRIPS.search(i.rest)]
+    return [of_name[name], *(of_name[_BODY.findall(i.rest)[0]] for i in inner)]
 
 
 def of_loop(text: str, num_turns: int) -> Counter[str]:
@@ -162,11 +168,11 @@ def _account(of_name: dict[str, Computation], body: Computation) -> Counter[str]
     return totals
 
 
-def _action(totals: Counter[str], body: Computation) -> str:
+def _action(totals: Counter[str], instructions: list[Instruction]) -> str:
     """The action whose layer a loop is; the head's chunks are a loop, too."""
-    attention = [i for i in body.instructions if i.opcode == "custom-call" and stand_in.NAME in i.rest]
+    attention = [i for i in instructions if i.opcode == "custom-call" and stand_in.NAME in i.rest]
     if attention:
         # Of the backward's attention all that the forward's reads and saves are operands.
         return "F" if len(operands(attention[0])) == 3 else "I" if totals[PAGES] else "B"
-    sums = [i for i in body.instructions if i.opcode not in _FREE and _STACK_OF_SUMS.match(i.shape)]
+    sums = [i for i in instructions if i.opcode not in _FREE and _STACK_OF_SUMS.match(i.shape)]
     return "W" if sums else "head"
