@@ -131,8 +131,8 @@ def test_a_wide_gradient_is_the_product_of_its_operands_without_rounding(form):
     gradient = of_wide[0]["kernel"]
     # A sum of two gradients is no product: it stays as it was.
     assert gradient.dtype == ("bfloat16" if form == "read twice" else "float32")
-    np.testing.assert_array_equal(gradient.astype("bfloat16"), of_narrow[0]["kernel"])
     if form != "read twice":
+        np.testing.assert_array_equal(gradient.astype("bfloat16"), of_narrow[0]["kernel"])
         exact = np.asarray(x, np.float64).reshape(-1, 4).T @ np.asarray(dy, np.float64).reshape(-1, 4)
         exact = exact.T if form == "transposed" else exact
         np.testing.assert_allclose(gradient, exact, rtol=1e-5, atol=1e-5)
