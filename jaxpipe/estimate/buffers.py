@@ -16,8 +16,8 @@ import jax
 import jax.extend.core as core
 
 from jaxpipe.estimate.products import Matmul, matmuls_of
+from jaxpipe.program.jaxprs import num_consts_and_carry
 from jaxpipe.program.split_vjp.cut import is_product
-from jaxpipe.program.split_vjp.split import num_consts_and_carry
 
 # These compute nothing: what reads them reads what they are made of.
 _FORMS = {"copy", "expand_dims", "reshape", "squeeze", "transpose"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 import jax
 import jax.extend.core as core
@@ -18,12 +17,11 @@ from jaxpipe.estimate.buffers import TracedPart, traced_part
 from jaxpipe.estimate.products import flops
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.traced import Arguments, Subject, arguments_of, layer_halves
+from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.function_shapes import shapes_on_a_device
-from jaxpipe.program.split_vjp.split import without_calls
-
-PyTree = Any
+from jaxpipe.program.jaxprs import without_calls
 
 
 @dataclass(frozen=True)

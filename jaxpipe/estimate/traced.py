@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxpipe.cluster.axes import LAYER_AXES
 from jaxpipe.estimate.products import Matmul, matmuls_of
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.mesh import Randomness, TensorAxis
+from jaxpipe.mesh import PyTree, Randomness, TensorAxis
 from jaxpipe.mesh.abstract import abstract_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.given import GivenModel
@@ -33,7 +33,6 @@ from jaxpipe.program.split_vjp import SplitBackward
 from jaxpipe.program.storage import SavedResiduals, fitting_deferred
 from jaxpipe.program.vjp import LayerVjp
 
-PyTree = Any
 Axes = tuple[tuple[str, int], ...]  # (axis, devices along it)
 
 # A microbatch size that no other size of a model is likely to be a multiple of: what grows with the microbatch shows in

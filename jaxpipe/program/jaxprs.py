@@ -34,6 +34,14 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return traced_as(closed, lambda *arguments: flat(closed.jaxpr, closed.consts, arguments))
 
 
+def num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many its carry; jax 0.12 writes them as a tree of inputs."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
 def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
     """Runs `equations`; returns the values of `wanted`.
 

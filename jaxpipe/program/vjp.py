@@ -72,6 +72,18 @@ class LayerVjp:
         float0 = jax.dtypes.float0
         return jax.tree.map(lambda d: jnp.zeros(d.shape) if d.dtype == float0 else d, d_params), dx
 
+    @property
+    def backward_jaxpr(self) -> core.ClosedJaxpr:
+        """The jaxpr of `backward`: leaves of (params, residuals, dy, given) to those of the gradients, and dx."""
+        if self.wide is not None:
+            return self.wide
+
+        def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:
+            d_params, dx = self.backward(params, residuals, dy, *given)
+            return [*jax.tree.leaves(d_params), dx]
+
+        return jax.make_jaxpr(backward)(self.params, list(self.residuals), self.y, self.given)
+
 
 def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree, wide: bool = False) -> LayerVjp:
     """The vjp of `layer`, (params, x, *given) -> y, for arguments like these arrays or shapes.
@@ -93,13 +105,7 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree, wide: boo
     whole = LayerVjp(params, x, given, y, traced, tuple(residuals), vjp)
     if not wide:
         return whole
-
-    def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:
-        d_params, dx = whole.backward(params, residuals, dy, *given)
-        return [*jax.tree.leaves(d_params), dx]
-
-    narrow = jax.make_jaxpr(backward)(params, residuals, y, given)
-    return replace(whole, wide=with_wide_products(narrow, len(jax.tree.leaves(params))))
+    return replace(whole, wide=with_wide_products(whole.backward_jaxpr, len(jax.tree.leaves(params))))
 
 
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:

@@ -14,6 +14,7 @@ Source: optimized HLO (experiments/030_gpu_program); whether a GPU gains is aske
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,11 +45,8 @@ def with_wide_products(closed: core.ClosedJaxpr, num_gradients: int) -> core.Clo
     closed = without_calls(closed)
     jaxpr = closed.jaxpr
     made_by = {out: i for i, equation in enumerate(jaxpr.eqns) for out in equation.outvars}
-    uses = [v for equation in jaxpr.eqns for v in equation.invars] + list(jaxpr.outvars)
-    num_uses: dict[Any, int] = {}
-    for v in uses:
-        if isinstance(v, core.Var):
-            num_uses[v] = num_uses.get(v, 0) + 1
+    uses = [*(v for equation in jaxpr.eqns for v in equation.invars), *jaxpr.outvars]
+    num_uses = Counter(v for v in uses if isinstance(v, core.Var))
     wide: set[int] = set()  # equations that keep the dtype of sums
     for gradient in jaxpr.outvars[:num_gradients]:
         wide |= _wide_equations(jaxpr, gradient, made_by, num_uses)
@@ -69,7 +67,7 @@ def with_wide_products(closed: core.ClosedJaxpr, num_gradients: int) -> core.Clo
     return traced_as(closed, without_rounding)
 
 
-def _wide_equations(jaxpr: core.Jaxpr, gradient: Any, made_by: dict[Any, int], num_uses: dict[Any, int]) -> set[int]:
+def _wide_equations(jaxpr: core.Jaxpr, gradient: Any, made_by: dict[Any, int], num_uses: Counter[Any]) -> set[int]:
     """Indices of the equations from a product, or a value in the sum's dtype, to `gradient`; none if it has no such."""
     if not isinstance(gradient, core.Var):
         return set()
@@ -87,9 +85,7 @@ def _wide_equations(jaxpr: core.Jaxpr, gradient: Any, made_by: dict[Any, int], n
         if name not in _FORM and name != _ROUND:
             return set()
         v = equation.invars[0]
-        if name == _ROUND and v.aval.dtype == dtype:
-            return chain
-    return set()
+    return chain if v.aval.dtype == dtype else set()
 
 
 def _is_exact_in(aval: Any, wide: Any) -> bool:

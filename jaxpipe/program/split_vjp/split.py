@@ -16,7 +16,16 @@ import jax
 import jax.extend.core as core
 
 from jaxpipe.mesh import PyTree
-from jaxpipe.program.jaxprs import Values, evaluate, read, run, store, traced_as, without_calls
+from jaxpipe.program.jaxprs import (
+    Values,
+    evaluate,
+    num_consts_and_carry,
+    read,
+    run,
+    store,
+    traced_as,
+    without_calls,
+)
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
 
@@ -136,14 +145,6 @@ def _split_scan(equation: core.JaxprEqn, is_needed: Sequence[bool]) -> _SplitSca
         deferred |= late
 
 
-def num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
-    """How many inputs of a scan are constants, and how many its carry; jax 0.12 writes them as a tree of inputs."""
-    if "ft_in" not in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()
-    return len(consts), len(carry)
-
-
 @dataclass(frozen=True)
 class SplitBackward:
     """I and W of one layer; together they do what B does, each product once.
@@ -246,12 +247,7 @@ def split_vjp(vjp: LayerVjp) -> SplitBackward:
     Any layer has one. Only products can be deferred: those of kernels, in the layer itself, in functions that it calls
     or recomputes, and in its scans; a `while` or `cond` of which dx needs any result is computed by I as a whole.
     """
-
-    def backward(params: PyTree, residuals: list[jax.Array], dy: PyTree, given: tuple[PyTree, ...]) -> list:
-        d_params, dx = vjp.backward(params, residuals, dy, *given)
-        return [*jax.tree.leaves(d_params), dx]
-
-    closed = without_calls(jax.make_jaxpr(backward)(vjp.params, list(vjp.residuals), vjp.y, vjp.given))
+    closed = without_calls(vjp.backward_jaxpr)
     num_params = len(jax.tree.leaves(vjp.params))
     num_residuals = len(vjp.residuals)
     is_wanted = [False] * num_params + [True]  # dx alone
