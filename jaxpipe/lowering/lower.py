@@ -19,7 +19,7 @@ from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
-from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, refine
+from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, apart_where_hung, refine
 from jaxpipe.lowering.rounds import (
     ALTERNATING_ROUNDS,
     CHECKERBOARD_ROUNDS,
@@ -37,7 +37,8 @@ from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
-from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
+from jaxpipe.lowering.transfers.sums_over_data import SUMS_BEHIND_LAYERS, SUMS_OVER_DATA
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -72,6 +73,7 @@ def lower(
     rolled: bool = True,
     costs: Costs | None = None,
     blocking: bool = False,
+    behind_layers: bool = False,
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
 
@@ -85,6 +87,9 @@ def lower(
             backwards.
         blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU a
             permute travels while both compute.
+        behind_layers: whether gathers of weights and sums of gradients over `data` travel behind the layers of the
+            first F and of the last B or W of each chunk; else the first precede and the second follow actions. A
+            schedule without flush has neither.
 
     Example:
         1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F and B twice each.
@@ -98,9 +103,18 @@ def lower(
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
-        return folding.best_table(costs or Costs(), blocking=blocking)
-    rounds = earliest_rounds(folding.compute)
-    return with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
+        table = folding.best_table(costs or Costs(), blocking=blocking)
+    else:
+        rounds = earliest_rounds(folding.compute)
+        table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
+    return with_hidden_data(table) if behind_layers else table
+
+
+def with_hidden_data(table: RoundTable) -> RoundTable:
+    """`table` with what travels over `data` behind layers; two replicas exchange compute copies before any action."""
+    traffic = [SUMS_BEHIND_LAYERS if transfer is SUMS_OVER_DATA else transfer for transfer in table.kinds_of_traffic]
+    gathers = (WEIGHT_GATHERS,) if table.schedule.num_replicas == 1 else ()
+    return apart_where_hung(replace(table, kinds_of_traffic=(*traffic, *gathers)))
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:

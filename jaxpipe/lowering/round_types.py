@@ -216,6 +216,18 @@ def _merged(
     return [of_number[number] for number in sorted(of_number)]
 
 
+def apart_where_hung(table: RoundTable) -> RoundTable:
+    """The table with rounds in which something hangs on loops over layers in types of their own.
+
+    Each variant of an action has a guard in every round of its type: apart, other rounds have none for what hangs. Not
+    where the program would grow to more than twice as many actions.
+    """
+    cells = np.stack([table.round_type, np.bitwise_or.reduce(table.hanging, axis=1)])
+    _, round_type = np.unique(cells, axis=1, return_inverse=True)
+    apart = replace(table, round_type=_in_turn(round_type.ravel()))
+    return apart if apart.num_traced_actions <= 2 * sum(map(len, table.kinds)) else table
+
+
 def _in_turn(types: np.ndarray) -> np.ndarray:
     """[R] `types` numbered in the order in which they usually follow each other, since the program takes them in turn.
 

@@ -120,7 +120,7 @@ class RoundTable:
     @cached_property
     def num_traced_actions(self) -> int:
         """Kinds of action in all types together; program size and compile time grow with it."""
-        return sum(map(len, self.kinds))
+        return sum(map(len, self.variants))
 
     # ---- Actions ----
 
@@ -168,6 +168,34 @@ class RoundTable:
         return tuple(
             frozenset(Kind(kind) for kind in np.unique(self.kind[self.round_type == index]).tolist() if kind != IDLE)
             for index in range(self.num_types)
+        )
+
+    @cached_property
+    def hanging(self) -> np.ndarray:
+        """[R, D] bit mask, by their places in `kinds_of_traffic`, of transfers that hang on the action's layers."""
+        hanging = np.zeros(self.kind.shape, np.int32)
+        for place_, transfer in enumerate(self.kinds_of_traffic):
+            where = transfer.hangs(self)
+            if where is not None:
+                hanging |= where.astype(np.int32) << place_
+        return hanging
+
+    @cached_property
+    def variants(self) -> tuple[tuple[tuple[Kind, int], ...], ...]:
+        """[type] (kind, bit mask of what hangs on its layers) of all actions of its rounds: each is traced once."""
+        at_work = self.kind != IDLE
+        return tuple(
+            tuple(
+                (Kind(kind), hanging)
+                for kind, hanging in sorted(
+                    {
+                        (kind, hanging)
+                        for kind, hanging in zip(self.kind[cells].tolist(), self.hanging[cells].tolist(), strict=True)
+                    }
+                )
+            )
+            for index in range(self.num_types)
+            for cells in [at_work & (self.round_type == index)[:, None]]
         )
 
     @cached_property

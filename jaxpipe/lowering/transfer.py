@@ -83,6 +83,11 @@ class Transfer(Protocol[Table]):
         del costs, layers_per_stage
         return links
 
+    def hangs(self, table: Table) -> np.ndarray | None:
+        """[R, D] whether it hangs on the loop over layers of the action there; None if on none."""
+        del table
+        return None
+
     def exposed(self, table: Table, costs: Costs) -> np.ndarray | float:
         """[R, D] time by which it makes actions longer, where it hangs on their loops over layers and is not hidden."""
         del table, costs

@@ -7,6 +7,7 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -21,8 +22,14 @@ from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 
-def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:
-    """Returns `state` after the action of `kind`, on devices whose row has it."""
+def run(step: DeviceStep, kind: Kind, hanging: int, row: Row, state: State) -> State:
+    """Returns `state` after the action of `kind`, on devices whose row has it with what hangs on its layers.
+
+    Args:
+        hanging: bit mask of the transfers of the table that hang on the action's loop over layers.
+    """
+    names = [name for place, name in enumerate(step.shapes.table.transfers) if hanging >> place & 1]
+    step = replace(step, hanging=tuple(step.layer_channels[name] for name in names))
     action = ACTIONS[kind]
     if step.wrap and kind not in WHOLE_BATCH_KINDS:
         action = step.wrap(action)
@@ -30,12 +37,14 @@ def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:
     def act(row: Row, state: State) -> State:
         return action(step, row, state)._replace(num_done=state.num_done + 1)
 
+    is_wanted = row.kind == kind if row.hanging is None else (row.kind == kind) & (row.hanging == hanging)
     # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
     # of the pool for the reader.
-    if not (step.shapes.by_chunk and kind in LAYER_KINDS):
-        return cond_in_place((row.kind == kind) & (state.num_done >= 0), partial(act, row), state)
+    # What hangs does so once a step in each chunk, which is not worth an action of its own for each of them.
+    if hanging or not (step.shapes.by_chunk and kind in LAYER_KINDS):
+        return cond_in_place(is_wanted & (state.num_done >= 0), partial(act, row), state)
     for chunk in range(step.shapes.num_chunks):
-        wanted = (row.kind == kind) & (row.chunk == chunk) & (state.num_done >= 0)
+        wanted = is_wanted & (row.chunk == chunk) & (state.num_done >= 0)
         # A number in place of an array: kernels and sums of the chunk stand at places that the compiler knows.
         state = cond_in_place(wanted, partial(act, row._replace(chunk=chunk)), state)
     return state
@@ -57,15 +66,15 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
         pools = walk.pools
         # A table of forwards alone saves nothing, so the layer runs as it is.
         if vjp is None:
-            results = functions.layer(step.layer_params(row, i), walk.passed, microbatch, random)
+            results = functions.layer(step.layer_params(row, i, walk, state), walk.passed, microbatch, random)
         else:
-            results, residuals = vjp.forward(step.layer_params(row, i), walk.passed, microbatch, random)
+            results, residuals = vjp.forward(step.layer_params(row, i, walk, state), walk.passed, microbatch, random)
             pools = step.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
         y, losses = with_losses(results)
-        return Walk(y, pools=pools, losses=add_of_layer(walk.losses, place, step.scale.layers, losses))
+        return walk._replace(passed=y, pools=pools, losses=add_of_layer(walk.losses, place, step.scale.layers, losses))
 
     losses = step.shapes.losses.apart(state.loss)
-    walk, state = step.over_layers(Kind.F, row, layer, Walk(x, pools=state.pools, losses=losses.layers), state)
+    walk, state = step.over_layers(row, layer, Walk(x, pools=state.pools, losses=losses.layers), state)
     of_head, state = boundary.end_forward(step, row, microbatch, walk.passed, losses.head, state)
     return state._replace(pools=walk.pools, loss=Losses(of_head, walk.losses).joined)
 
@@ -77,17 +86,17 @@ def backward(step: DeviceStep, row: Row, state: State) -> State:
     assert vjp
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
-        i, params, given = step.last_first(row, turn)
+        i, params, given = step.last_first(row, turn, walk, state)
         residuals = step.shapes.storage.read_residuals(state.pools, row.pages[:, i])
         # A layer with losses returns them beside x, so the gradient of its result is a pair; that of a loss is its
         # factor.
         result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
         d_params, dx = vjp.backward(params, residuals, result, *given)
-        return Walk(dx, add_layer(walk.sums, row.chunk, i, jax.tree.leaves(d_params)))
+        return walk._replace(passed=dx, sums=add_layer(walk.sums, row.chunk, i, jax.tree.leaves(d_params)))
 
     # The sums pass through the loop, where XLA adds in place; the pools, which are only read, stay outside.
     walk = Walk(boundary.output_gradient(step, row, state), state.grads["layers"])
-    walk, state = step.over_layers(Kind.B, row, layer, walk, state)
+    walk, state = step.over_layers(row, layer, walk, state)
     state = state._replace(grads={**state.grads, "layers": walk.sums})
     return boundary.end_backward(step, row, walk.passed, state)
 

@@ -21,6 +21,7 @@ class State(NamedTuple):
     loss: PyTree  # float32 running sums, one for each kind of loss
     num_done: jax.Array  # int32: accesses to storage so far, which orders them; see `in_place.sequenced`
     of: dict[str, PyTree]  # name of a channel -> what it keeps that actions change
+    copies: PyTree = None  # compute copies of layers if actions gather them; None if all precede the first action
 
 
 class Carry(NamedTuple):
@@ -39,4 +40,5 @@ class Row(NamedTuple):
     microbatch: Integers
     pages: Integers  # [pool, layer]
     of: dict[str, PyTree]  # name of a channel -> what it reads
+    hanging: Any = None  # bit mask of what hangs on the action's loop over layers; None if nothing does in any round
     copied_chunk: Any = None  # place of the chunk among the compute copies of all versions; None for its own index

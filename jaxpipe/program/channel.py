@@ -12,7 +12,8 @@ knows none of them; what a table has not is not traced.
 | replica_gradients | gradients of one layer, from a stage's other holder to its owner | a buffer | running sums |
 | split_head | activations, statistics and gradients of a head on all devices | entries | entries, running sums |
 | shared_sums | gradients of embedding and head, without flush | running sums | masters, compute copies |
-| sums_over_data | gradients of a chunk, over `data` and other axes | running sums | the same, of all devices |
+| sums_over_data | gradients of layers, over `data` and other axes | running sums | the same, of all devices |
+| weight_gathers | compute copies of layers, over `data` | masters | compute copies |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
 sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a round with
@@ -105,9 +106,9 @@ class Channel:
         """Float32 terms of what a step tells beside its losses; they are summed over stages and parts of the batch."""
         return {}
 
-    def on_layers(self) -> Sequence[LayerChannel]:
-        """The parts of the channel that hang on the loops over layers."""
-        return ()
+    def on_layers(self) -> LayerChannel | None:
+        """The part of the channel that hangs on loops over layers, of the actions that `Transfer.hangs` says."""
+        return None
 
     @classmethod
     def scope(cls, round_type: int, lane: int) -> str:

@@ -16,7 +16,6 @@ from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, slice_at, with_added
-from jaxpipe.schedules.schedule import Kind
 
 EMBEDDING = -1  # its index among the layers, for random numbers
 
@@ -30,6 +29,7 @@ class Walk(NamedTuple):
     losses: PyTree = None  # sums of losses of layers
     deferred: Any = None  # inputs that I leaves for W, before they are in their page
     num_done: Any = None  # accesses to storage, where reads and writes alternate
+    copy: PyTree = None  # compute copies of the turn's layer, if the turn before has gathered them
 
 
 class LayerChannel(Protocol):
@@ -40,11 +40,10 @@ class LayerChannel(Protocol):
     same row: those of any axis but `pipe`.
     """
 
-    name: str  # of the channel, and of its transfer
-    kinds: frozenset[Kind]  # the actions on whose loops it hangs
+    name: str  # of the channel, and of its transfer, which says on which actions it hangs
 
-    def first(self, row: Row, walk: Walk, state: State) -> PyTree:
-        """What the first turn sends, before any layer."""
+    def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
+        """What the first turn sends, before any layer; and the walk with which it begins."""
         ...
 
     def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
@@ -102,7 +101,8 @@ class DeviceStep:
     # those of all, in a first axis.
     wrap: Callable[[Action], Action] | None = None
     of: Mapping[str, Any] = field(default_factory=dict)  # name of a channel -> what the step gives it
-    layer_channels: tuple[LayerChannel, ...] = ()  # channels that hang on the loops over layers
+    layer_channels: Mapping[str, LayerChannel] = field(default_factory=dict)  # those that hang on loops over layers
+    hanging: tuple[LayerChannel, ...] = ()  # those that hang on the loop of the action that is traced
 
     @property
     def layer_scale(self) -> PyTree:
@@ -122,28 +122,30 @@ class DeviceStep:
         """Whether the stage in `row` is the last one."""
         return row.stage == self.shapes.table.schedule.num_stages - 1
 
-    def layer_params(self, row: Row, layer: jax.Array) -> PyTree:
+    def layer_params(self, row: Row, layer: jax.Array, walk: Walk, state: State) -> PyTree:
         """The compute copies of a layer of the stage in `row`."""
+        if walk.copy is not None:
+            return walk.copy
+        stacks = self.params["layers"] if state.copies is None else state.copies
         # Without flush several versions of the weights are there, and the row says which; else a chunk has one.
         chunk = row.chunk if row.copied_chunk is None else row.copied_chunk
-        return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], self.params["layers"])
+        return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], stacks)
 
     def num_layers_of(self, row: Row) -> int | jax.Array:
         """Layers of the stage in `row`."""
         return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
 
     def over_layers(
-        self, kind: Kind, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
+        self, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
     ) -> tuple[Walk, State]:
         """The walk over the layers of a stage, and the state with what channels on the loop have brought."""
-        channels = [channel for channel in self.layer_channels if kind in channel.kinds]
         # Nothing hangs on most loops: the walk is all that they carry.
-        if not channels:
+        if not self.hanging:
             return lax.fori_loop(0, self.num_layers_of(row), layer, walk), state
 
         def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
             walk, carried = carry
-            arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in channels}
+            arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in self.hanging}
             if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
                 num_done = after(state.num_done, arrived)
                 # What indexes by the turn waits, too: parameters, residuals and random numbers of the layer.
@@ -153,25 +155,29 @@ class DeviceStep:
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
             after_turn = {}
-            for channel in channels:
+            for channel in self.hanging:
                 name = channel.name
                 after_turn[name], walk = channel.end(turn, row, arrived[name], carried[name], walk)
             return walk, after_turn
 
-        carried = {channel.name: channel.first(row, walk, state) for channel in channels}
+        carried = {}
+        for channel in self.hanging:
+            carried[channel.name], walk = channel.first(row, walk, state)
         walk, carried = lax.fori_loop(0, self.num_layers_of(row), body, (walk, carried))
-        for channel in channels:
+        for channel in self.hanging:
             state = channel.last(row, carried[channel.name], walk, state)
         if self.in_turn:  # as what follows, the head of the last stage
-            walk = _waiting(walk, after(state.num_done, [state.of[channel.name] for channel in channels]))
+            walk = _waiting(walk, after(state.num_done, carried))
         return walk, state
 
-    def last_first(self, row: Row, turn: jax.Array) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
+    def last_first(
+        self, row: Row, turn: jax.Array, walk: Walk, state: State
+    ) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
         # Turn 0 is the last layer: backward walks from the output to the input.
         i = self.num_layers_of(row) - 1 - turn
         random = self.random_at(row, self.first_layer[row.chunk] + i)
-        return i, self.layer_params(row, i), (self.microbatch(row), random)
+        return i, self.layer_params(row, i, walk, state), (self.microbatch(row), random)
 
 
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state

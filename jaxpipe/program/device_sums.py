@@ -1,7 +1,7 @@
 """Sums over devices: of losses, of gradients, and of one number for each parameter; a device keeps its part of each.
 
-The gradients of a chunk are reduced in the loop of rounds, as soon as they are complete (`reduce_chunk`); all else is
-summed behind the last round (`sums_over_devices`).
+The gradients of layers are reduced in the loop of rounds, when they are complete (`reduce_layers`); all else is summed
+behind the last round (`sums_over_devices`).
 """
 
 from __future__ import annotations
@@ -20,34 +20,58 @@ from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import Part
-from jaxpipe.program.stacked import slice_at, with_slice
+from jaxpipe.program.stacked import Index, slice_at, with_slice
 
 
-def reduce_chunk(grads: PyTree, parts: PyTree, chunk: jax.Array, *, deterministic: bool) -> PyTree:
-    """Reduces the gradients of `chunk` in the running sums over the devices, layer by layer, in place.
+def reduce_layers(
+    grads: PyTree, parts: PyTree, chunk: jax.Array, first: Index, stop: Index, *, deterministic: bool
+) -> PyTree:
+    """Reduces the gradients of layers `first` to `stop` of `chunk` in the running sums, layer by layer, in place.
 
     A reduced part is smaller than the sum that it replaces: it occupies the beginning of its dim, see `_reduced_parts`.
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
     """
-    leaves, structure = jax.tree.flatten(grads)
-    parts = jax.tree.leaves(parts)
 
-    def layer(i: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
-        def reduced(leaf: jax.Array, part: Part) -> jax.Array:
-            # The indexed axes are of size one; a Part knows nothing of them.
-            own = part.reduce(slice_at(leaf, chunk, i)[0, 0], deterministic=deterministic)
-            return with_slice(leaf, own[None, None], chunk, i)
-
-        return [reduced(leaf, part) if part.is_summed else leaf for leaf, part in zip(leaves, parts, strict=True)]
+    def layer(i: jax.Array, grads: PyTree) -> PyTree:
+        arrived = reduced_layer(sums_of_layer(grads, chunk, i), parts, deterministic=deterministic)
+        return with_reduced(grads, arrived, parts, chunk, i)
 
     # Over all rows, those that a shorter stage does not use included: their sums are zeros.
-    return jax.tree.unflatten(structure, lax.fori_loop(0, leaves[0].shape[1], layer, leaves))
+    return lax.fori_loop(first, stop, layer, grads)
+
+
+def sums_of_layer(grads: PyTree, chunk: Index, layer: Index) -> PyTree:
+    """A layer's running sums."""
+    # The indexed axes are of size one; a Part knows nothing of them.
+    return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], grads)
+
+
+def reduced_layer(sums: PyTree, parts: PyTree, *, deterministic: bool) -> PyTree:
+    """This device's parts of a layer's gradients, summed over all devices that have terms."""
+    return jax.tree.map(
+        lambda leaf, part: part.reduce(leaf, deterministic=deterministic) if part.is_summed else leaf, sums, parts
+    )
+
+
+def with_reduced(
+    grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index, *, is_kept: jax.Array | None = None
+) -> PyTree:
+    """Running sums with the reduced gradients of a layer; as they are if `is_kept` is false."""
+
+    def written(leaf: jax.Array, value: jax.Array, part: Part) -> jax.Array:
+        if not part.is_summed:
+            return leaf
+        if is_kept is not None:
+            value = jnp.where(is_kept, value, slice_at(leaf, chunk, layer, shape=value.shape)[0, 0])
+        return with_slice(leaf, value[None, None], chunk, layer)
+
+    return jax.tree.map(written, grads, reduced, parts)
 
 
 def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
-    """This device's parts of the gradients that `reduce_chunk` has reduced: the beginning of the dim that is split."""
+    """This device's parts of the gradients that `reduce_layers` has reduced: the beginning of the dim that is split."""
 
     def cut(leaf: jax.Array, part: Part) -> jax.Array:
         if part.master_dim is None:
@@ -64,7 +88,7 @@ def sums_over_devices(
     """Loss and gradients of the step from each device's running sums; without gradients if there are none.
 
     Args:
-        grads: this device's running sums; those of layers have been reduced chunk by chunk, see `reduce_chunk`.
+        grads: this device's running sums; those of layers have been reduced, see `reduce_layers`.
         num_done: accesses to storage so far, which the last loop counts on.
         num_owned: chunks whose gradients the device returns; with two replicas the others are its partner's.
     """

@@ -8,6 +8,7 @@ actions compute and whose channels send; finally the devices' sums are summed ov
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +18,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.cluster.axes import MASTER_AXES
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import (
     BATCH_AXES,
     PyTree,
@@ -29,7 +32,7 @@ from jaxpipe.mesh import (
     slices_in_place,
 )
 from jaxpipe.program.carry import Row
-from jaxpipe.program.channels import measured_by
+from jaxpipe.program.channels import measured_by, needed
 from jaxpipe.program.channels.split_head import SplitBoundary
 from jaxpipe.program.contract import (
     Losses,
@@ -96,6 +99,7 @@ class Pipeline:
         costs: Costs | None = None,
         blocking: bool | None = None,
         by_chunk: bool | None = None,
+        behind_layers: bool | None = None,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -118,6 +122,8 @@ class Pipeline:
             by_chunk: whether each chunk of a device has actions of its own in the program, which read kernels and add
                 gradients in place; by default where `mesh.slices_in_place`, unless the program grows beyond
                 `MOST_ACTIONS`.
+            behind_layers: whether layers are gathered and their gradients summed over `data` behind other layers, see
+                `jaxpipe.lowering.lower`; by default if the mesh has several devices along `MASTER_AXES`.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -139,6 +145,8 @@ class Pipeline:
         self.deterministic = deterministic
         self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
+        is_shared = any(mesh.shape[axis] > 1 for axis in MASTER_AXES)
+        self.behind_layers = is_shared if behind_layers is None else behind_layers
         self.table = self._lowered(schedule, costs)
         num_chunks = len(schedule.placement.stages_of[0])
         is_small = num_chunks * self.table.num_traced_actions <= MOST_ACTIONS
@@ -169,7 +177,12 @@ class Pipeline:
 
     def _lowered(self, schedule: Schedule, costs: Costs | None = None) -> RoundTable:
         return lower(
-            schedule, layers_per_stage=self.layers_per_stage, rolled=self.rolled, costs=costs, blocking=self.blocking
+            schedule,
+            layers_per_stage=self.layers_per_stage,
+            rolled=self.rolled,
+            costs=costs,
+            blocking=self.blocking,
+            behind_layers=self.behind_layers,
         )
 
     def to_stages(self, params: PyTree) -> PyTree:
@@ -280,9 +293,14 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
-            params, num_done = compute_copies(params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs)
-            on_device = self.on_this_device(shapes, params=params, batch=batch, scale=scale, key=key)
-            state = run_rounds(table, on_device, rows, initial_carry(shapes, params, num_done)).state
+            gathers = WEIGHT_GATHERS.name in needed(shapes)
+            first_chunk = jnp.asarray(WEIGHT_GATHERS.first_chunk(table))[lax.axis_index("pipe")] if gathers else None
+            copies, num_done = compute_copies(
+                params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs, first_chunk=first_chunk
+            )
+            on_device = self.on_this_device(shapes, params=copies, batch=batch, scale=scale, key=key)
+            on_device = replace(on_device, of={WEIGHT_GATHERS.name: layers})
+            state = run_rounds(table, on_device, rows, initial_carry(shapes, copies, num_done)).state
             return sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,

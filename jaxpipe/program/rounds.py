@@ -20,11 +20,10 @@ from jaxpipe.lowering import RoundTable
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
-from jaxpipe.program.channels import channels_of
+from jaxpipe.program.channels import channels_of, hanging_mask
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
-from jaxpipe.schedules.schedule import Kind
 
 # Behind the loop of the last round, where no loop goes on and the one around them stops.
 END = -1  # stands behind the loop of the last round
@@ -45,7 +44,8 @@ def run_rounds(
     """
     channels = channels_of(step)
     # Loops over layers have what of the channels hangs on them.
-    step = replace(step, layer_channels=tuple(part for channel in channels for part in channel.on_layers()))
+    on_layers = {channel.name: part for channel in channels if (part := channel.on_layers())}
+    step = replace(step, layer_channels=on_layers)
     messages, *others = channels
     assert isinstance(messages, Messages)  # every table has them, and first
     types = range(table.num_types)
@@ -113,9 +113,10 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
     state = carry.state
     if step.in_turn:
         state = state._replace(num_done=after(state.num_done, arrived))
+    mask = hanging_mask(step.shapes)
     # Sorted, so that every process traces the same program: a set has no order.
-    for kind in sorted(table.kinds[round_type], reverse=True):
-        state = actions.run(step, Kind(kind), row, state)
+    for kind, hanging in sorted({(kind, hanging & mask) for kind, hanging in table.variants[round_type]}, reverse=True):
+        state = actions.run(step, kind, hanging, row, state)
     for channel in channels:
         state = channel.beside(round_type, row, carry, state)
 

@@ -20,7 +20,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
     assert split
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
-        i, params, given = step.last_first(row, turn)
+        i, params, given = step.last_first(row, turn, walk, state)
 
         # Deferred arrays may overwrite residuals that I reads. In its own loop, the reader ends before anything is
         # written; else the compiler would copy the pool for the reader. (An order by one number of each result does not
@@ -30,7 +30,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
             sums = add_layer(read.sums, row.chunk, i, grads)
-            return Walk(dx, sums, deferred=deferred, num_done=read.num_done + 1)
+            return read._replace(passed=dx, sums=sums, deferred=deferred, num_done=read.num_done + 1)
 
         # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
         # which it would hand on as if it had changed them.
@@ -45,7 +45,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
         deferred=[jax.lax.empty(like.shape, like.dtype) for like in storage.saved.deferred],
         num_done=state.num_done,
     )
-    walk, state = step.over_layers(Kind.I, row, layer, walk, state)
+    walk, state = step.over_layers(row, layer, walk, state)
     state = state._replace(pools=walk.pools, grads={**state.grads, "layers": walk.sums})
     return step.boundary.end_backward(step, row, walk.passed, state)
 
@@ -57,15 +57,15 @@ def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
     assert split
 
     def layer(turn: jax.Array, walk: Walk) -> Walk:
-        i, params, given = step.last_first(row, turn)
+        i, params, given = step.last_first(row, turn, walk, state)
         pages = row.pages[:, i]
         # From the state, which W does not change: no guard is needed, as nothing is written beside it.
         shared = storage.read_shared_with_w(state.pools, pages)
         deferred = storage.read_deferred(state.pools, pages)
         grads = split.weight_gradient(params, shared, deferred, step.layer_scale, *given)
-        return Walk(sums=add_layer(walk.sums, row.chunk, i, grads))
+        return walk._replace(sums=add_layer(walk.sums, row.chunk, i, grads))
 
-    walk, state = step.over_layers(Kind.W, row, layer, Walk(sums=state.grads["layers"]), state)
+    walk, state = step.over_layers(row, layer, Walk(sums=state.grads["layers"]), state)
     return state._replace(grads={**state.grads, "layers": walk.sums})
 
 

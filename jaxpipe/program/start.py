@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
-from jaxpipe.program.channels import CHANNELS, needed
+from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import empty_pages
@@ -19,6 +20,7 @@ from jaxpipe.program.storage import empty_pages
 def table_operands(shapes: StepShapes) -> Row:
     """The grids of a step's table as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices."""
     table = shapes.table
+    hanging = table.hanging & hanging_mask(shapes)
     rows = Row(
         kind=table.kind,
         stage=table.stage,
@@ -26,6 +28,7 @@ def table_operands(shapes: StepShapes) -> Row:
         microbatch=table.microbatch,
         pages=np.stack([pages.of_layer for pages in shapes.storage.grids], axis=2),
         of={name: CHANNELS[name].rows(table) for name in needed(shapes)},
+        hanging=hanging if hanging.any() else None,
         # Which copy a chunk has depends on the call, which the step adds.
         copied_chunk=table.chunk if table.num_calls > 1 else None,
     )
@@ -50,6 +53,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype(leaf.dtype)), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,
+        copies=params["layers"] if WEIGHT_GATHERS.name in names else None,
         # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )

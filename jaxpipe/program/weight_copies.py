@@ -11,14 +11,20 @@ from jax import lax
 
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
-from jaxpipe.program.in_place import after
+from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.partition import Part
-from jaxpipe.program.stacked import slice_at, with_slice
+from jaxpipe.program.stacked import Index, slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 
 def compute_copies(
-    held: PyTree, parts: PyTree, dtype: Any, *, before: PyTree = (), pairs: Sequence[tuple[int, int]] = ()
+    held: PyTree,
+    parts: PyTree,
+    dtype: Any,
+    *,
+    before: PyTree = (),
+    pairs: Sequence[tuple[int, int]] = (),
+    first_chunk: jax.Array | None = None,
 ) -> tuple[PyTree, jax.Array]:
     """The parameters that a device computes with, in `dtype`, made once a step from the parts on all devices.
 
@@ -28,6 +34,7 @@ def compute_copies(
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
+        first_chunk: the chunk whose first layer alone is gathered, if actions gather the others; None gathers all.
 
     Returns:
         The copies, and `num_done` for the first access to storage, which waits for them.
@@ -41,9 +48,38 @@ def compute_copies(
     num_done = after(jnp.int32(0), (before, shared))
     if pairs:
         layers, num_done = _gather_both(held["layers"], parts["layers"], cast, pairs, num_done)
+    elif first_chunk is not None:
+        layers, num_done = _gather_first(held["layers"], parts["layers"], cast, first_chunk, num_done)
     else:
         layers, num_done = _gather_layers(jax.tree.map(cast, held["layers"]), parts["layers"], num_done)
     return {"shared": shared, "layers": layers}, num_done
+
+
+def gathered_layer(held: PyTree, parts: PyTree, like: PyTree, chunk: Index, layer: Index) -> PyTree:
+    """The compute copy of a layer, in the dtypes of `like`, gathered from the devices' parts."""
+
+    def gathered(leaf: jax.Array, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
+        own = slice_at(leaf, chunk, layer)[0, 0]
+        return part.gather(own if own.dtype == like.dtype else own.astype(like.dtype))
+
+    return jax.tree.map(gathered, held, parts, like)
+
+
+def _gather_first(
+    layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], chunk: jax.Array, num_done: jax.Array
+) -> tuple[PyTree, jax.Array]:
+    """Room for the compute copies of all layers, and in it the first layer of `chunk`; what is not split is whole."""
+
+    def stack(leaf: jax.Array, part: Part) -> jax.Array:
+        if part.master_dim is None:
+            return cast(leaf)
+        # Ordered by data, since on CPUs gathers in loops follow.
+        first = part.gather(cast(slice_at(leaf, guarded_index(chunk, num_done), 0))[0, 0])
+        room = jax.lax.empty((*leaf.shape[:2], *part.compute_shape), first.dtype)
+        return with_slice(room, first[None, None], chunk, 0)
+
+    stacks = jax.tree.map(stack, layers, parts)
+    return stacks, after(num_done, stacks)
 
 
 def _gather_layers(layers: PyTree, parts: PyTree, num_done: jax.Array) -> tuple[PyTree, jax.Array]:

@@ -14,10 +14,11 @@ from jaxpipe.program.channels.replica_gradients import ReplicaGradients
 from jaxpipe.program.channels.shared_sums import SharedSums
 from jaxpipe.program.channels.split_head import SplitHead
 from jaxpipe.program.channels.sums_over_data import SumsOverData
+from jaxpipe.program.channels.weight_gathers import WeightGathers
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.shapes import StepShapes
 
-__all__ = ["CHANNELS", "channels_of", "measured_by", "needed"]
+__all__ = ["CHANNELS", "channels_of", "hanging_mask", "measured_by", "needed"]
 
 # Name of a transfer -> its channel.
 CHANNELS: dict[str, type[Channel]] = {
@@ -29,6 +30,7 @@ CHANNELS: dict[str, type[Channel]] = {
         SplitHead,
         SharedSums,
         SumsOverData,
+        WeightGathers,
     )
 }
 
@@ -36,6 +38,12 @@ CHANNELS: dict[str, type[Channel]] = {
 def needed(shapes: StepShapes) -> tuple[str, ...]:
     """The names of the channels of a step: those of its table, as far as the step has anything of them."""
     return tuple(name for name in shapes.table.transfers if CHANNELS[name].is_needed(shapes))
+
+
+def hanging_mask(shapes: StepShapes) -> int:
+    """Bit mask of the channels that a step needs, in the places of `RoundTable.hanging`."""
+    names = needed(shapes)
+    return sum(1 << place for place, name in enumerate(shapes.table.transfers) if name in names)
 
 
 def channels_of(step: DeviceStep) -> tuple[Channel, ...]:
