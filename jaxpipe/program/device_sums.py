@@ -38,7 +38,6 @@ def reduce_layers(
         arrived = reduced_layer(sums_of_layer(grads, chunk, i), parts, deterministic=deterministic)
         return with_reduced(grads, arrived, parts, chunk, i)
 
-    # Over all rows, those that a shorter stage does not use included: their sums are zeros.
     return lax.fori_loop(first, stop, layer, grads)
 
 
@@ -55,17 +54,11 @@ def reduced_layer(sums: PyTree, parts: PyTree, *, deterministic: bool) -> PyTree
     )
 
 
-def with_reduced(
-    grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index, *, is_kept: jax.Array | None = None
-) -> PyTree:
-    """Running sums with the reduced gradients of a layer; as they are if `is_kept` is false."""
+def with_reduced(grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:
+    """Running sums with the reduced gradients of a layer."""
 
     def written(leaf: jax.Array, value: jax.Array, part: Part) -> jax.Array:
-        if not part.is_summed:
-            return leaf
-        if is_kept is not None:
-            value = jnp.where(is_kept, value, slice_at(leaf, chunk, layer, shape=value.shape)[0, 0])
-        return with_slice(leaf, value[None, None], chunk, layer)
+        return with_slice(leaf, value[None, None], chunk, layer) if part.is_summed else leaf
 
     return jax.tree.map(written, grads, reduced, parts)
 

@@ -8,7 +8,7 @@ actions compute and whose channels send; finally the devices' sums are summed ov
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +52,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.program.start import initial_carry, table_operands
-from jaxpipe.program.weight_copies import compute_copies
+from jaxpipe.program.weight_copies import Gathered, compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -293,10 +293,12 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
-            gathers = WEIGHT_GATHERS.name in needed(shapes)
-            first_chunk = jnp.asarray(WEIGHT_GATHERS.first_chunk(table))[lax.axis_index("pipe")] if gathers else None
+            gathered = None
+            if WEIGHT_GATHERS.name in needed(shapes):
+                before = astuple(WEIGHT_GATHERS.before(table))
+                gathered = Gathered(*(jnp.asarray(of_device)[lax.axis_index("pipe")] for of_device in before))
             copies, num_done = compute_copies(
-                params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs, first_chunk=first_chunk
+                params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs, gathered=gathered
             )
             on_device = self.on_this_device(shapes, params=copies, batch=batch, scale=scale, key=key)
             on_device = replace(on_device, of={WEIGHT_GATHERS.name: layers})

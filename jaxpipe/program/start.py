@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
+from jaxpipe.program.stacked import empty
 from jaxpipe.program.storage import empty_pages
 
 
@@ -58,8 +57,3 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )
     return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names})
-
-
-def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Storage that nothing reads before it is written; tests fill it with NaN to prove that. On CPUs it is zeros."""
-    return jax.lax.empty(shape, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,16 @@ from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.partition import Part
-from jaxpipe.program.stacked import Index, slice_at, with_slice
+from jaxpipe.program.stacked import Index, empty, slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
+
+
+class Gathered(NamedTuple):
+    """What a device gathers before any action, as in `jaxpipe.lowering.transfers.weight_gathers`."""
+
+    chunk: jax.Array
+    num_layers: jax.Array
+    next_chunk: jax.Array
 
 
 def compute_copies(
@@ -24,7 +32,7 @@ def compute_copies(
     *,
     before: PyTree = (),
     pairs: Sequence[tuple[int, int]] = (),
-    first_chunk: jax.Array | None = None,
+    gathered: Gathered | None = None,
 ) -> tuple[PyTree, jax.Array]:
     """The parameters that a device computes with, in `dtype`, made once a step from the parts on all devices.
 
@@ -34,7 +42,7 @@ def compute_copies(
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
-        first_chunk: the chunk whose first layer alone is gathered, if actions gather the others; None gathers all.
+        gathered: what is gathered before any action, if actions gather the other layers; None gathers all.
 
     Returns:
         The copies, and `num_done` for the first access to storage, which waits for them.
@@ -48,8 +56,8 @@ def compute_copies(
     num_done = after(jnp.int32(0), (before, shared))
     if pairs:
         layers, num_done = _gather_both(held["layers"], parts["layers"], cast, pairs, num_done)
-    elif first_chunk is not None:
-        layers, num_done = _gather_first(held["layers"], parts["layers"], cast, first_chunk, num_done)
+    elif gathered is not None:
+        layers, num_done = _gather_first(held["layers"], parts["layers"], cast, gathered, num_done)
     else:
         layers, num_done = _gather_layers(jax.tree.map(cast, held["layers"]), parts["layers"], num_done)
     return {"shared": shared, "layers": layers}, num_done
@@ -66,20 +74,34 @@ def gathered_layer(held: PyTree, parts: PyTree, like: PyTree, chunk: Index, laye
 
 
 def _gather_first(
-    layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], chunk: jax.Array, num_done: jax.Array
+    layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], gathered: Gathered, num_done: jax.Array
 ) -> tuple[PyTree, jax.Array]:
-    """Room for the compute copies of all layers, and in it the first layer of `chunk`; what is not split is whole."""
+    """Room for the compute copies of all layers, with those `gathered`; what is not split is whole."""
+    like = jax.tree.map(
+        lambda leaf, part: jax.ShapeDtypeStruct(part.compute_shape, jax.eval_shape(cast, leaf).dtype), layers, parts
+    )
 
-    def stack(leaf: jax.Array, part: Part) -> jax.Array:
-        if part.master_dim is None:
-            return cast(leaf)
-        # Ordered by data, since on CPUs gathers in loops follow.
-        first = part.gather(cast(slice_at(leaf, guarded_index(chunk, num_done), 0))[0, 0])
-        room = jax.lax.empty((*leaf.shape[:2], *part.compute_shape), first.dtype)
-        return with_slice(room, first[None, None], chunk, 0)
+    def room(leaf: jax.Array, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
+        return cast(leaf) if part.master_dim is None else empty((*leaf.shape[:2], *like.shape), like.dtype)
 
-    stacks = jax.tree.map(stack, layers, parts)
-    return stacks, after(num_done, stacks)
+    def layer(i: jax.Array, walk: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+        stacks, num_done = walk
+        is_first = i < gathered.num_layers
+        chunk = jnp.where(is_first, gathered.chunk, gathered.next_chunk)
+        row = guarded_index(jnp.where(is_first, i, 0), num_done)
+        copy = gathered_layer(layers, parts, like, chunk, row)
+        return with_gathered(stacks, copy, parts, chunk, row), after(num_done, copy)
+
+    return lax.fori_loop(0, gathered.num_layers + 1, layer, (jax.tree.map(room, layers, parts, like), num_done))
+
+
+def with_gathered(stacks: PyTree, copy: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:
+    """Compute copies with those of a layer; what is not split is there already."""
+
+    def kept(stack: jax.Array, leaf: jax.Array, part: Part) -> jax.Array:
+        return stack if part.master_dim is None else with_slice(stack, leaf[None, None], chunk, layer)
+
+    return jax.tree.map(kept, stacks, copy, parts)
 
 
 def _gather_layers(layers: PyTree, parts: PyTree, num_done: jax.Array) -> tuple[PyTree, jax.Array]:

@@ -1,27 +1,36 @@
 """Sums over `data` and other axes: the gradients of a chunk, behind the layers of the action that completes them.
 
-The sum of a layer travels while the next layer of that action computes, that of its last layer while the next
-completing action of the device begins. Where nothing hangs on layers, a whole chunk is summed in the round after the
-action: by then its message has left, else each stage would wait at the end of the step for the sums of all before it.
+The sum of a layer travels while the next layer of that action computes, that of its last layer while the next such
+action of the device begins. Not behind the last B of a device that sends a message: the stage before would wait for
+what is longer than the layer. It is summed in the round after, when its message has left, and so is all where nothing
+hangs on layers: else each stage would wait at the end of the step for the sums of all before it.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Payloads, Transfer
+from jaxpipe.schedules.schedule import Kind
+
+
+class Left(enum.IntEnum):
+    """What a round leaves for the next one to sum."""
+
+    NOTHING = 0
+    CHUNK = 1  # all layers of the action's chunk
+    LAYER = 2  # the last layer of the action, whose others have been summed behind layers
 
 
 @dataclass(frozen=True, eq=False)
 class CompletionGrids:
     """What each device sums in the round after this one."""
 
-    # 1: the chunk of the action, which is complete; behind layers what is left of it, the last layer of the action.
-    completes: np.ndarray  # [R, D]
-    chunk: np.ndarray  # [R, D]
+    left: np.ndarray  # [R, D] Left
 
 
 @dataclass(frozen=True)
@@ -38,23 +47,33 @@ class SumsOverData(Transfer[RoundTable]):
         return Payloads(none, none, none, none, size=1)
 
     def hangs(self, table: RoundTable) -> np.ndarray | None:
-        """On the actions that complete a chunk."""
-        return table.completes == 1 if self.behind_layers else None
+        """On actions that complete a chunk, but for a device's last one if its message would wait."""
+        if not self.behind_layers:
+            return None
+        completes = table.completes == 1
+        sends = (table.kind == Kind.B) & (table.stage > 0)
+        return completes & ~(sends & _is_last(completes))
 
     def works_in(self, table: RoundTable) -> np.ndarray:
         """A round sums what the round before has left; what the last round leaves is summed after it."""
         # The first round follows none.
-        return np.append(False, table.grids[self.name].completes[:-1].any(axis=1))
+        return np.append(False, table.grids[self.name].left[:-1].any(axis=1))
 
     def grids(self, table: RoundTable) -> CompletionGrids:
-        """What completes, and where."""
-        completes = table.completes
-        # With one replica a chunk's last layer waits for the device's next completing action. With two, gradients
-        # travel to the other holder from the second round on.
-        if self.behind_layers and table.schedule.num_replicas == 1:
-            later = np.cumsum(completes[::-1], axis=0)[::-1] - completes
-            completes = completes * (later == 0)
-        return CompletionGrids(completes, table.chunk)
+        """What is left, and where."""
+        hangs = self.hangs(table)
+        if hangs is None:
+            return CompletionGrids(table.completes * Left.CHUNK)
+        # The last layer waits for the next action that sums. With two replicas gradients travel to the other holder
+        # from the second round on, and it does not wait.
+        at_once = hangs if table.schedule.num_replicas > 1 else _is_last(hangs)
+        left = np.where(hangs, at_once * Left.LAYER, table.completes * Left.CHUNK)
+        return CompletionGrids(left)
+
+
+def _is_last(where: np.ndarray) -> np.ndarray:
+    """[R, D] whether it is the last round in which `where` is true on the device."""
+    return where & (np.cumsum(where[::-1], axis=0)[::-1] == 1)
 
 
 SUMS_OVER_DATA = SumsOverData()

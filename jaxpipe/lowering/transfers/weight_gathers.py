@@ -1,7 +1,8 @@
 """Gathers of weights over `data`: a layer's compute copy, behind the layer before it in the first F of its chunk.
 
-The first layer of a chunk travels behind the last layer of the chunk before, so that of a device's gathers one alone
-stands before its first action.
+The first layer of a chunk travels behind the last layer that the device has gathered before. A device whose first F
+waits for a message gathers that chunk before any action, while the pipeline fills; one that begins at once, its first
+layer alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ class GatherGrids:
     next_chunk: np.ndarray  # [R, D] behind the last of a device its own chunk, once more
 
 
+@dataclass(frozen=True, eq=False)
+class GatheredBefore:
+    """What each device gathers before any action: all layers of a chunk, the first one, or none; and one layer more."""
+
+    chunk: np.ndarray  # [D]
+    num_layers: np.ndarray  # [D] from the first one of the chunk on
+    next_chunk: np.ndarray  # [D] the chunk whose first layer comes next
+
+
 class WeightGathers(Transfer[RoundTable]):
     """What devices of one index of `pipe` gather; nothing of it travels along `pipe`."""
 
@@ -33,24 +43,34 @@ class WeightGathers(Transfer[RoundTable]):
         return Payloads(none, none, none, none, size=1)
 
     def hangs(self, table: RoundTable) -> np.ndarray:
-        """On the first F of each chunk."""
+        """On the first F of each chunk, but for a device's first one if it waits for a message."""
         hangs = np.zeros(table.kind.shape, bool)
-        for device, firsts in enumerate(self._first_rounds(table)):
-            hangs[firsts, device] = True
+        for device, rounds in enumerate(self._first_rounds(table)):
+            hangs[rounds[self._num_before(table, device, rounds) :], device] = True
         return hangs
 
-    def first_chunk(self, table: RoundTable) -> np.ndarray:
-        """[D] the chunk of a device's first F, whose first layer is gathered before any action."""
-        return np.array(
-            [table.chunk[firsts[0], device] if firsts else 0 for device, firsts in enumerate(self._first_rounds(table))]
-        )
+    def before(self, table: RoundTable) -> GatheredBefore:
+        """What precedes the actions."""
+        layers = np.array(table.layers_per_stage)
+        chunk, num_layers, next_chunk = np.zeros((3, table.schedule.num_devices), np.int32)
+        for device, rounds in enumerate(self._first_rounds(table)):
+            if rounds:
+                chunk[device] = table.chunk[rounds[0], device]
+                is_before = self._num_before(table, device, rounds)
+                num_layers[device] = layers[table.stage[rounds[0], device]] if is_before else 1
+                next_chunk[device] = table.chunk[rounds[min(is_before, len(rounds) - 1)], device]
+        return GatheredBefore(chunk, num_layers, next_chunk)
 
     def grids(self, table: RoundTable) -> GatherGrids:
         """The chunks that follow."""
         next_chunk = table.chunk.copy()
-        for device, firsts in enumerate(self._first_rounds(table)):
-            next_chunk[firsts[:-1], device] = table.chunk[firsts[1:], device]
+        for device, rounds in enumerate(self._first_rounds(table)):
+            next_chunk[rounds[:-1], device] = table.chunk[rounds[1:], device]
         return GatherGrids(next_chunk)
+
+    def _num_before(self, table: RoundTable, device: int, rounds: list[int]) -> int:
+        """Chunks that a device gathers before any action, of those whose first F are in `rounds`: 0 or 1."""
+        return int(bool(rounds) and table.stage[rounds[0], device] > 0)
 
     def _first_rounds(self, table: RoundTable) -> list[list[int]]:
         """[D] the rounds of the first F of each of a device's chunks that have layers, in order."""

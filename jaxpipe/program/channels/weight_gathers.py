@@ -12,10 +12,9 @@ from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
-from jaxpipe.program.partition import Part
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.stacked import slice_at, with_slice
-from jaxpipe.program.weight_copies import gathered_layer
+from jaxpipe.program.stacked import slice_at
+from jaxpipe.program.weight_copies import gathered_layer, with_gathered
 
 
 class GatherRow(NamedTuple):
@@ -54,11 +53,7 @@ class OnLayers(LayerChannel):
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Keeps it."""
         copy, place = arrived
-
-        def kept(stack: jax.Array, leaf: jax.Array, part: Part) -> jax.Array:
-            return stack if part.master_dim is None else with_slice(stack, leaf[None, None], *place)
-
-        stacks = jax.tree.map(kept, carried, copy, self.step.shapes.parts["layers"])
+        stacks = with_gathered(carried, copy, self.step.shapes.parts["layers"], *place)
         return stacks, walk._replace(copy=copy)
 
     def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
