@@ -52,6 +52,15 @@ _OVERLAP = (
         str(2**40),
         "the arrays of a page larger than 30 MiB together travel one by one, and few of these overlap compute",
     ),
+    *(
+        Flag(
+            f"xla_gpu_{collective}_combine_threshold_bytes",
+            str(2**30),
+            "the gathers or sums of a layer larger than 30 MiB together travel one by one, and a fifth of their bytes "
+            "overlaps nothing",
+        )
+        for collective in ("all_gather", "reduce_scatter")
+    ),
     Flag(
         "xla_gpu_memory_limit_slop_factor",
         "950",

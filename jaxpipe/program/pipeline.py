@@ -149,7 +149,9 @@ class Pipeline:
         self.behind_layers = is_shared if behind_layers is None else behind_layers
         self.table = self._lowered(schedule, costs)
         num_chunks = len(schedule.placement.stages_of[0])
-        is_small = num_chunks * self.table.num_traced_actions <= MOST_ACTIONS
+        # Actions on whose layers something hangs are not made chunk by chunk.
+        num_plain = sum(not hanging for variants in self.table.variants for _, hanging in variants)
+        is_small = num_chunks * num_plain <= MOST_ACTIONS
         self.by_chunk = num_chunks > 1 and (slices_in_place(mesh) and is_small if by_chunk is None else by_chunk)
         # A product in float32 is more to move for GPUs if a kernel of its own adds it to the sum.
         is_on_gpus = mesh.devices.flat[0].platform != "cpu"

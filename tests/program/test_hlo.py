@@ -132,7 +132,9 @@ def test_gradients_of_kernels_read_no_transposed_copies(name):
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(family):
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
-    pipeline, params, _, text = compile_step(schedule, num_layers=4, family=family, data=2, tensor=2)
+    pipeline, params, _, text = compile_step(
+        schedule, num_layers=4, family=family, data=2, tensor=2, behind_layers=False
+    )
     table, parts = pipeline.table, pipeline.parts(params)
     followed = np.flatnonzero(table.completes.any(axis=1)) + 1
     # In the rounds after those that complete a chunk, and after the last round.

@@ -31,6 +31,12 @@ def make_gpt() -> Pipeline:
     )
 
 
+def make_mlp_that_gathers() -> Pipeline:
+    """Copies of weights are storage, too, where actions gather them."""
+    schedule = build("interleaved_1f1b", num_devices=2, num_microbatches=4)
+    return tiny_mlp.make_pipeline(schedule, num_layers=8, data=2)
+
+
 def make_llama() -> Pipeline:
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
     return pipeline_of(schedule, LLAMA, data=2, tensor=2, layers_per_stage=(3, 1))
@@ -123,7 +129,8 @@ def poison(monkeypatch):
         monkeypatch.setattr(ParkedPages, "read", read_and_poison)
 
     def fill():
-        monkeypatch.setattr("jaxpipe.program.start.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+        for module in ("start", "weight_copies"):
+            monkeypatch.setattr(f"jaxpipe.program.{module}.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
         for channel in (ParkedPages, ReplicaGradients):
             poison_lanes(channel)
         poison_pages_that_have_left()
@@ -153,13 +160,14 @@ PROGRAMS = {
     "forward doubling": (lambda: make_mlp("chimera", forward_doubling=True), tiny_mlp.loss_and_grads),
     "interleaved": (lambda: make_mlp("interleaved_1f1b"), tiny_mlp.loss_and_grads),
     "whole microbatches": (lambda: make_mlp_that_sends_pages("microbatch"), tiny_mlp.loss_and_grads),
+    "gathers": (make_mlp_that_gathers, tiny_mlp.loss_and_grads),
     "I and W": (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
     "B, I and W": (make_mlp_of_split_backwards, tiny_mlp.loss_and_grads),
     "I and W, and pages": (make_mlp_of_split_backwards_that_sends_pages, tiny_mlp.loss_and_grads),
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }
 QUICK = ["pages"]
-MORE = ["two replicas", "I and W, and pages"]
+MORE = ["two replicas", "gathers", "I and W, and pages"]
 
 
 @pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))
@@ -262,6 +270,18 @@ def test_the_poison_would_be_seen_by_weight_gradients(make, spoil, poison):
         assert np.isfinite(loss)  # no W is needed for it
         finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads)]
         assert all(finite) != poisoned, finite
+
+
+@pytest.mark.ci
+def test_the_poison_would_be_seen_in_a_layer_that_is_gathered_too_late(poison):
+    """No action gathers the first layer of the second chunk: each gathers its own once more."""
+    for poisoned in (False, True):
+        if poisoned:
+            poison()
+        pipeline = make_mlp_that_gathers()
+        vars(pipeline.table.grids["weight_gathers"])["next_chunk"] = pipeline.table.chunk
+        loss, _ = tiny_mlp.loss_and_grads(pipeline)
+        assert bool(np.isfinite(loss)) != poisoned
 
 
 def wait_in_the_place_of_another(pipeline: Pipeline) -> None:

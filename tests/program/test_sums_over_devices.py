@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiers import tiers
-from tiny_models import config_of, pipeline_of
+from tiny_models import config_of, pipeline_of, random_batch, random_params
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.program.rounds import has_messages_alone
@@ -56,7 +56,7 @@ def sums(equation: core.JaxprEqn) -> bool:
 def test_sums_stand_in_the_round_after_behind_its_permutes(case):
     name, num_microbatches = case
     schedule, config = build(name, num_devices=4, num_microbatches=num_microbatches), config_of("gpt", num_layers=16)
-    pipeline = pipeline_of(schedule, config, data=2)
+    pipeline = pipeline_of(schedule, config, data=2, behind_layers=False)
     params = jax.eval_shape(lambda: pipeline.to_stages(LanguageModel(config).init(jax.random.key(0))))
     tokens = jax.ShapeDtypeStruct((num_microbatches, 2, 8), jnp.int32)
     rounds = rounds_of(pipeline, params, {"tokens": tokens, "targets": tokens})
@@ -74,3 +74,32 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(case):
             if each.primitive.name == "ppermute" or sums(each)
         ]
         assert kinds == sorted(kinds)
+
+
+@pytest.mark.parametrize(
+    "case",
+    tiers(
+        [("interleaved_1f1b", 16, {"data": 2})],
+        ci=[
+            ("1f1b", 4, {"data": 2, "tensor": 2}),
+            ("zb_v", 8, {"data": 2}),
+            ("bitpipe", 8, {"data": 2}),
+            ("bpipe", 8, {"data": 2}),
+        ],
+    ),
+    ids=str,
+)
+def test_behind_layers_the_same_numbers_are_summed(case):
+    """Bit for bit: the order of all sums over microbatches and devices is that of sums in the rounds after."""
+    name, num_layers, options = case
+    config = config_of("llama", num_layers=num_layers)
+    schedule = build(name, num_devices=2 if "tensor" in options or name == "zb_v" else 4, num_microbatches=4)
+    results = []
+    for behind_layers in (False, True):
+        pipeline = pipeline_of(schedule, config, behind_layers=behind_layers, **options)
+        assert bool(pipeline.table.hanging.any()) == behind_layers
+        params = jax.jit(pipeline.to_stages)(random_params(config))
+        loss, grads = pipeline.loss_and_grads(params, random_batch(4, seed=0))
+        results.append(jax.tree.leaves((loss, pipeline.from_stages(grads))))
+    for apart, behind in zip(*results, strict=True):
+        np.testing.assert_array_equal(apart, behind)

@@ -1,0 +1,122 @@
+"""What travels over `data` behind layers: each layer is gathered before it is used, and summed once it is complete."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.lowering.transfers.sums_over_data import Left
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
+from jaxpipe.schedules import REGISTRY, Kind, build
+from jaxpipe.schedules.passes.rows import forwards_only
+
+
+def walk_all(table: RoundTable) -> None:
+    for device in range(table.schedule.num_devices):
+        walk(table, device)
+
+
+def walk(table: RoundTable, device: int) -> None:
+    """Does what the program's channels do; a layer that is used too early, or summed twice or too early, is seen."""
+    before = WEIGHT_GATHERS.before(table)
+    next_chunk, left = table.grids["weight_gathers"].next_chunk, table.grids["sums_over_data"].left
+    place = {name: 1 << index for index, name in enumerate(table.transfers)}
+    chunk, num_gathered = int(before.chunk[device]), int(before.num_layers[device])
+    gathered = {(chunk, layer) for layer in range(num_gathered)} | {(int(before.next_chunk[device]), 0)}
+    added, summed, waiting, layer_left = Counter(), Counter(), [], None
+    for round_ in range(table.num_rounds):
+        now, waiting = waiting, []
+        kind, chunk = table.kind[round_, device], int(table.chunk[round_, device])
+        num_layers = table.layers_per_stage[table.stage[round_, device]]
+        hanging = table.hanging[round_, device]
+        for turn in range(num_layers if kind != IDLE else 0):
+            layer = turn if kind == Kind.F else num_layers - 1 - turn
+            if hanging & place["weight_gathers"]:
+                is_last = turn == num_layers - 1
+                coming = (int(next_chunk[round_, device]), 0) if is_last else (chunk, turn + 1)
+            assert (chunk, layer) in gathered, f"round {round_}: layer {layer} of chunk {chunk} is used"
+            if hanging & place["weight_gathers"]:
+                gathered.add(coming)
+            if kind in (Kind.B, Kind.W, Kind.I):
+                assert not summed[chunk, layer], f"round {round_}: layer {layer} of chunk {chunk} was summed before"
+                added[chunk, layer] += kind != Kind.I
+            if hanging & place["sums_over_data"]:
+                summed[layer_left] += layer_left is not None
+                layer_left = (chunk, layer)
+        summed.update(now)
+        if left[round_, device] == Left.CHUNK:
+            waiting = [(chunk, layer) for layer in range(num_layers)]
+        elif left[round_, device] == Left.LAYER and layer_left is not None:
+            waiting, layer_left = [layer_left], None
+    summed.update(waiting)
+    assert layer_left is None
+    assert +summed == Counter(set(added))
+
+
+def hidden(name: str, uneven: bool = False, num_devices: int = 4, num_microbatches: int = 8) -> RoundTable:
+    schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches)
+    layers = tuple((3, 1, 2)[stage % 3] if uneven else 2 for stage in range(schedule.num_stages))
+    return lower(schedule, layers_per_stage=layers, behind_layers=True)
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["equal", "uneven"])
+@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(4)])
+def test_each_layer_is_gathered_before_it_is_used_and_summed_once(name, uneven):
+    table = hidden(name, uneven)
+    is_whole = "weight_gathers" not in table.transfers
+    assert is_whole == (table.schedule.num_replicas > 1)
+    if is_whole:  # two replicas gather all before any action
+        table = replace(table, kinds_of_traffic=(*table.kinds_of_traffic, WEIGHT_GATHERS))
+    walk_all(table)
+    assert table.num_traced_actions <= 2 * sum(map(len, table.kinds))
+
+
+def test_a_stage_without_layers_breaks_no_chain():
+    schedule = build("interleaved_1f1b", num_devices=2, num_microbatches=4)
+    table = lower(schedule, layers_per_stage=(2, 1, 0, 2), behind_layers=True)
+    walk_all(table)
+
+
+@pytest.mark.parametrize(("name", "num_hung"), [("1f1b", (1, 1)), ("interleaved_1f1b", (5, 5)), ("zb_v", (5, 8))])
+def test_nobody_waits_for_a_message_behind_what_hangs(name, num_hung):
+    """A first F that waits for a message gathers before; a last B that sends one sums after it has left."""
+    table = hidden(name)
+    hangs = table.hanging > 0
+    assert (int(hangs[table.kind == Kind.F].sum()), int(hangs[table.kind != Kind.F].sum())) == num_hung
+    for device in range(4):
+        kind, stage = table.kind[:, device], table.stage[:, device]
+        first = np.flatnonzero(kind == Kind.F)[0]
+        assert hangs[first, device] == (stage[first] == 0)
+        last = np.flatnonzero(table.completes[:, device])[-1]
+        assert hangs[last, device] == (stage[last] == 0 or kind[last] == Kind.W)
+
+
+def test_what_hangs_changes_neither_rounds_nor_what_is_sent():
+    schedule = build("interleaved_1f1b", num_devices=4, num_microbatches=8)
+    plain, table = (lower(schedule, behind_layers=behind) for behind in (False, True))
+    assert (plain.rounds == table.rounds).all()
+    assert (table.sent("messages") <= plain.sent("messages")).all()
+    assert not lower(forwards_only(schedule), behind_layers=True).completes.any()
+
+
+def too_late(table: RoundTable) -> None:
+    table.grids["weight_gathers"].next_chunk[:] = 0
+
+
+def twice(table: RoundTable) -> None:
+    cell = tuple(np.argwhere(table.grids["sums_over_data"].left == Left.LAYER)[0])
+    table.grids["sums_over_data"].left[cell] = Left.CHUNK
+
+
+def never(table: RoundTable) -> None:
+    table.grids["sums_over_data"].left[:] = Left.NOTHING
+
+
+@pytest.mark.parametrize("spoil", [too_late, twice, never])
+def test_the_walk_would_see_it(spoil):
+    table = hidden("interleaved_1f1b")
+    spoil(table)
+    with pytest.raises(AssertionError):
+        walk_all(table)
