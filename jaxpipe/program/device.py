@@ -167,7 +167,8 @@ class DeviceStep:
         for channel in self.hanging:
             state = channel.last(row, carried[channel.name], walk, state)
         if self.in_turn:  # as what follows, the head of the last stage
-            walk = _waiting(walk, after(state.num_done, (carried, [state.of[channel.name] for channel in self.hanging])))
+            of_channels = [state.of[channel.name] for channel in self.hanging]
+            walk = _waiting(walk, after(state.num_done, (carried, of_channels)))
         return walk, state
 
     def last_first(

@@ -164,17 +164,23 @@ def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
     near = Link(0.0, 1e9)
     gradients = 4 * layer_parameters(setting.model).total
     shared_s = 2 * Given(near=near).gather_s(places_of(setting).shared, 4 * shared_parameters(setting.model).total)
-    in_rounds = estimate(setting, Given(near=near))
+    in_rounds = estimate(setting, Given(near=near), Program(behind_layers=False))
     at_once = estimate(setting, Given(near=near), Program(reduces_in_rounds=False))
     stage_s = 6 * 2 * gradients / 2 / 1e9
     assert in_rounds.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
     assert at_once.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
     assert in_rounds.pipeline_s == at_once.pipeline_s
-    split = estimate(replace(setting, zero1=True), Given(near=near))
+    split = estimate(replace(setting, zero1=True), Given(near=near), Program(behind_layers=False))
     assert split.reduce_s == pytest.approx(in_rounds.reduce_s / 2, rel=1e-9)
     # Copies are 16-bit and gathered once: as long as a fourth of sums of float32 there and back.
     assert split.copies_s == pytest.approx(at_once.reduce_s / 4, rel=1e-9)
     assert at_once.copies_s == 0.0
+    # A layer's sum takes 0.05 s, its backward 2 s: of six layers the last one's sum is left.
+    hidden = estimate(setting, Given(near=near))
+    assert hidden.reduce_s - shared_s == pytest.approx(stage_s / 6, rel=1e-9)
+    slow = estimate(setting, Given(near=Link(0.0, 1e7)))
+    layer_s = 2 * gradients / 2 / 1e7
+    assert slow.reduce_s - 100 * shared_s == pytest.approx(6 * (layer_s - 2.0) + layer_s, rel=1e-9)
 
 
 def test_rates():

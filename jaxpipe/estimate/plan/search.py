@@ -272,7 +272,7 @@ class _Frontier:
             for setting in settings_of(group, variant, times):
                 # Where the head is split, the update of embedding and head is too.
                 own = self._source.times(setting) if setting.vocab_over_pipe else times
-                bound_s = least_s(setting, own, step_collectives(setting, self._source))
+                bound_s = least_s(setting, own, step_collectives(setting, self._source, own))
                 yield _BoundedSetting(candidate, setting, _rounded_down(bound_s))
 
 

@@ -174,7 +174,7 @@ def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps)
 def test_no_step_is_shorter_than_its_bounds(every_setting, source):
     for group, _, _, setting in every_setting:
         step_s = estimate(setting, source).step_s
-        bound_s = least_s(setting, source.times(setting), step_collectives(setting, source))
+        bound_s = least_s(setting, source.times(setting), step_collectives(setting, source, source.times(setting)))
         assert least_of_any_s(group, source.times(group)) <= step_s * (1 + 1e-9), setting
         assert bound_s <= step_s * (1 + 1e-9), setting
 
@@ -354,7 +354,7 @@ def test_the_bounds_hold_for_a_method_of_ones_own_with_split_backwards(monkeypat
         if group.pipe > 1 and variant in legal_variants(group):
             times = SOURCE.times(group)
             for setting in settings_of(group, variant, times):
-                bound_s = least_s(setting, times, step_collectives(setting, SOURCE))
+                bound_s = least_s(setting, times, step_collectives(setting, SOURCE, times))
                 assert bound_s <= estimate(setting, SOURCE).step_s * (1 + 1e-9), setting
                 found += 1
     assert found
