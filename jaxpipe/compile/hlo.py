@@ -18,6 +18,8 @@ MESSAGE = re.compile(r"(type\d+_permute\d+)")  # scopes that `jaxpipe.program.ro
 PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
 EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
 EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` to the collectives of an axis
+OVER_DATA = re.compile(r"((?:gather|sum)_over_data)")  # of layers: `jaxpipe.program.weight_copies`, `device_sums`
+BY_DATA = ("all-gather", "reduce-scatter", "all-reduce")
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
 # On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`.
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, OF_EXPERTS, PAGE_TRANSFER, overlapped_permutes
+from jaxpipe.compile.hlo import BY_DATA, EXCHANGE, EXPERTS, OF_EXPERTS, OVER_DATA, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.program.shapes import buffer_bytes, link_bytes
@@ -72,6 +72,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
     memory = compiled.memory_analysis()
     text = compiled.as_text()
     of_experts = [overlapped_permutes(text, scope=EXPERTS, opcode=opcode) for opcode in OF_EXPERTS]
+    over_data = [overlapped_permutes(text, scope=OVER_DATA, opcode=opcode) for opcode in BY_DATA]
     shapes = compiled.shapes(step.state.params, step.batch)
     asked, sent = link_bytes(shapes)
     source, target = np.unravel_index(int(sent.argmax()), sent.shape)
@@ -90,6 +91,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
             "evict_load_permutes": overlapped_permutes(text, scope=PAGE_TRANSFER),
             "exchange_permutes": overlapped_permutes(text, scope=EXCHANGE),
             "expert_collectives": (sum(num for num, _ in of_experts), sum(num for _, num in of_experts)),
+            "data_collectives": (sum(num for num, _ in over_data), sum(num for _, num in over_data)),
         },
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
@@ -133,6 +135,7 @@ _TRANSFERS = {
     "permutes": "permutes     {}; {} travel while an action computes",
     "evict_load_permutes": "evict, load  {} of these; {} travel while an action computes",
     "exchange_permutes": "gradients    {} of these carry them to the stage's owner; {} travel while an action computes",
+    "data_collectives": "data         {} gather layers and sum their gradients; {} travel while a matmul computes",
     "expert_collectives": "experts      {} collectives bring rows to them and back; {} travel while a matmul computes",
 }
 

@@ -49,9 +49,11 @@ def sums_of_layer(grads: PyTree, chunk: Index, layer: Index) -> PyTree:
 
 def reduced_layer(sums: PyTree, parts: PyTree, *, deterministic: bool) -> PyTree:
     """This device's parts of a layer's gradients, summed over all devices that have terms."""
-    return jax.tree.map(
-        lambda leaf, part: part.reduce(leaf, deterministic=deterministic) if part.is_summed else leaf, sums, parts
-    )
+    # By this name reports find the collectives in the compiled program.
+    with jax.named_scope("sum_over_data"):
+        return jax.tree.map(
+            lambda leaf, part: part.reduce(leaf, deterministic=deterministic) if part.is_summed else leaf, sums, parts
+        )
 
 
 def with_reduced(grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:

@@ -70,7 +70,9 @@ def gathered_layer(held: PyTree, parts: PyTree, like: PyTree, chunk: Index, laye
         own = slice_at(leaf, chunk, layer)[0, 0]
         return part.gather(own if own.dtype == like.dtype else own.astype(like.dtype))
 
-    return jax.tree.map(gathered, held, parts, like)
+    # By this name reports find the collectives in the compiled program.
+    with jax.named_scope("gather_over_data"):
+        return jax.tree.map(gathered, held, parts, like)
 
 
 def _gather_first(

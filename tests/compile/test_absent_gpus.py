@@ -194,3 +194,14 @@ def test_text_says_the_same_in_gibibytes():
     assert result.returncode == 0, result.stderr
     assert "h200:1x1: 1 x NVIDIA H200" in result.stdout
     assert "\nhardware        139.801  fits, spare 136." in result.stdout  # 143156 MiB
+
+
+@pytest.mark.ci
+def test_layers_are_gathered_and_summed_over_data_behind_products():
+    """In the loops of the first F and the last B, once in each: XLA combines the collectives of a layer."""
+    sizes = ("model.num_layers=4", "model.vocab_size=4096", "model.attention=chunked", "data.seq_len=2048")
+    mesh = ("mesh.data=2", "mesh.pipe=2", "mesh.tensor=1", "pipeline.num_microbatches=4", "data.batch_size=8")
+    fields = (f"--config.{field}" for field in (*sizes, *mesh))
+    numbers = compiled("--config=configs/llama3_8b.py", "--topology=h100-80g:1x4", *fields)
+    # What stands alone: the layers before any action, the rest of device 1 behind its last message, the last layer.
+    assert (numbers["overlapped_data_collectives"], numbers["data_collectives"]) == (2, 5)

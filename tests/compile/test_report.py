@@ -23,6 +23,7 @@ REPORT = Report(
         "evict_load_permutes": (4, 3),
         "exchange_permutes": (2, 1),
         "expert_collectives": (6, 5),
+        "data_collectives": (9, 4),
     },
     link=(2, 3),
     link_bytes_asked=3 * GIBIBYTE,
@@ -68,6 +69,7 @@ def test_text_says_what_is_spare_or_too_much():
     assert "4 of these; 3 travel" in to_text(REPORT)
     assert "2 of these carry them to the stage's owner; 1 travel" in to_text(REPORT)
     assert "6 collectives bring rows to them and back; 5 travel" in to_text(REPORT)
+    assert "9 gather layers and sum their gradients; 4 travel" in to_text(REPORT)
     assert "4.000  a step from device 2 of pipe to 3" in to_text(REPORT)
     assert "asks for    3.000" in to_text(REPORT)
 
@@ -77,8 +79,9 @@ def test_text_says_what_is_spare_or_too_much():
     [
         ({"transit_bytes": 0}, "in transit"),
         ({"transfers": REPORT.transfers | {"evict_load_permutes": (0, 0)}}, "evict, load"),
-        ({"transfers": REPORT.transfers | {"exchange_permutes": (0, 0)}}, "gradients"),
+        ({"transfers": REPORT.transfers | {"exchange_permutes": (0, 0)}}, "carry them"),
         ({"transfers": REPORT.transfers | {"expert_collectives": (0, 0)}}, "experts"),
+        ({"transfers": REPORT.transfers | {"data_collectives": (0, 0)}}, "data "),
         ({"link_bytes_asked": 0, "link_bytes_sent": 0}, "link"),
     ],
 )
