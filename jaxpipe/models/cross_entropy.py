@@ -22,10 +22,10 @@ from jax import lax
 from jaxpipe.mesh import TensorAxis
 
 # Tokens of a chunk. Each chunk reads the kernel twice and adds to its sum, 8 bytes an element, while it does 6 FLOPs an
-# element and token: with fewer than 1,200 tokens (H100; 600: A100) the last of the three matmuls waits for memory. On an
-# H100 chunks of 2048 tokens take 12 % less than of 1024, and 4096 of 32k words 6 % less than 2048, of 128k as long. The
-# logits of a chunk take 4 bytes in float32, and their gradients as many as `x` has. As many tokens as make
-# `MOST_LOGITS`, within the two bounds.
+# element and token: with fewer than 1,200 tokens (H100; 600: A100) the last of the three matmuls waits for memory. An
+# H100 takes 12 % less in chunks of 2048 tokens than of 1024, and of 32k words 6 % less in chunks of 4096 than of 2048,
+# of 128k words as long. The logits of a chunk take 4 bytes in float32, and their gradients as many as `x` has. As many
+# tokens as make `MOST_LOGITS`, within the two bounds.
 MOST_TOKENS = 4096
 FEWER_TOKENS = 2048
 MOST_LOGITS = 2**27  # half a GiB in float32
