@@ -65,6 +65,7 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
         (prepare, query, key, value, (norm of queries, norm of keys), visible, dropout) -> attended values, where
         `prepare` is (queries or keys, norm) -> the same, prepared. With cuDNN what is prepared is saved too.
     """
+
     def attend(
         prepare: Callable,
         query: jax.Array,

@@ -116,9 +116,9 @@ def softmax_of_part(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) ->
         "chunk tokens local_vocab" in the dtype of `x`; "chunk tokens" each.
     """
 
-    def chunk(_: None, tokens: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, Statistics]]:
+    def chunk(carry: None, tokens: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, Statistics]]:
         exponentials, _, statistics = _softmax(*tokens, vocabulary)
-        return None, (exponentials.astype(x.dtype), statistics)
+        return carry, (exponentials.astype(x.dtype), statistics)
 
     return _over_chunks(chunk, None, _chunks(x, targets, vocabulary))[1]
 

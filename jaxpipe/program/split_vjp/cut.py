@@ -19,6 +19,8 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jaxpipe.mesh.stacks import ADDED_IN_STACK, READ_IN_STACK
+
 Atom = core.Var | core.Literal
 
 # Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
@@ -168,6 +170,8 @@ def is_product(equation: core.JaxprEqn) -> bool:
     name = equation.primitive.name
     if name.startswith(_COMBINE):
         return False
+    if equation.primitive in READ_IN_STACK or equation.primitive in ADDED_IN_STACK:
+        return True
     return name in _PRODUCTS | _FOREIGN or any(True for _ in core.jaxprs_in_params(equation.params))
 
 
