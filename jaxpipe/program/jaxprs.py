@@ -11,12 +11,10 @@ import jax.extend.core as core
 import jax.numpy as jnp
 
 from jaxpipe.mesh.stacks import ADDED_IN_STACK, READ_IN_STACK
+from jaxpipe.program.primitives import CALLS
 from jaxpipe.program.stacked import Index, slice_at, with_added
 
 Values = dict[core.Var, Any]
-
-_CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-_CALLS |= {"jit", "pjit", "remat2"}
 
 
 def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -25,7 +23,7 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
         for equation in jaxpr.eqns:
-            if equation.primitive.name in _CALLS:
+            if equation.primitive.name in CALLS:
                 # Custom derivatives name it one way, jit and remat the other; some are closed, some take constants
                 # apart.
                 called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
