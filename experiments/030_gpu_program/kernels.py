@@ -20,6 +20,7 @@ CLASSES = (PAGES, SUMS, SLICES, COPIES, REST)  # kernels that are no products
 
 _ITEM_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "pred": 1, "s8": 1, "u8": 1, "f64": 8, "s64": 8}
 _FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "opt-barrier"}
+_ALLOCATION = 'custom_call_target="AllocateBuffer"'  # of `jax.lax.empty`: nothing is written
 _NAMES = re.compile(r"%([\w.\-]+)")
 _BODY = re.compile(r"body=%?([\w.\-]+)")
 _STACK_OF_SUMS = re.compile(r"\(?f32\[\d+,\d+,\d+,\d+\]")  # [chunk, layer, ...] of a kernel
@@ -46,7 +47,7 @@ def operands(instruction: Instruction) -> list[str]:
 
 def moved(of_name: dict[str, Computation], instruction: Instruction, here: dict[str, Instruction]) -> int:
     """Bytes that an instruction reads and writes."""
-    if instruction.opcode.endswith("-done"):
+    if instruction.opcode.endswith("-done") or _ALLOCATION in instruction.rest:
         return 0
     if instruction.opcode in ("fusion", "fusion-start", "async-start") and instruction.called:
         return _moved_by_fusion(of_name[instruction.called[0]])
@@ -146,17 +147,38 @@ def of_loop(text: str, num_turns: int) -> Counter[str]:
 
     def account(body: str) -> Counter[str]:
         totals = _account(of_name, of_name[body])
-        for inner, trips in loops(body):
+        for inner, trips in _loops(of_name[body]):
             for kind, size in account(inner).items():
                 totals[kind] += trips * size
         return totals
 
-    def loops(body: str) -> list[tuple[str, int]]:
-        found = [(i, _TRIPS.search(i.rest)) for i in of_name[body].instructions if i.opcode == "while"]
-        return [(_BODY.findall(i.rest)[0], int(t[1])) for i, t in found if t]
-
-    (body,) = {body for name in of_name for body, trips in loops(name) if trips == num_turns}
+    (body,) = {body for of in of_name.values() for body, trips in _loops(of) if trips == num_turns}
     return account(body)
+
+
+def listed(text: str) -> Iterator[tuple[str, int, int]]:
+    """(result, times, bytes each time) of every kernel of a program that is no product, in order.
+
+    Args:
+        text: optimized HLO, whose loops have known lengths.
+    """
+    of_name, entry = computations(text)
+
+    def kernels(body: str, times: int) -> Iterator[tuple[str, int, int]]:
+        here = {i.name: i for i in of_name[body].instructions}
+        for instruction in here.values():
+            if instruction.opcode not in (*_FREE, "while") and class_of(of_name, instruction) != PRODUCTS:
+                yield instruction.shape, times, moved(of_name, instruction, here)
+        for inner, trips in _loops(of_name[body]):
+            yield from kernels(inner, times * trips)
+
+    return kernels(entry, 1)
+
+
+def _loops(of: Computation) -> list[tuple[str, int]]:
+    """(body, turns) of the loops of a computation whose lengths are known."""
+    found = [(i, _TRIPS.search(i.rest)) for i in of.instructions if i.opcode == "while"]
+    return [(_BODY.findall(i.rest)[0], int(t[1])) for i, t in found if t]
 
 
 def _account(of_name: dict[str, Computation], body: Computation) -> Counter[str]:

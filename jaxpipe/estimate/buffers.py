@@ -17,13 +17,11 @@ import jax.extend.core as core
 
 from jaxpipe.estimate.products import Matmul, matmuls_of
 from jaxpipe.program.jaxprs import num_consts_and_carry
+from jaxpipe.program.primitives import COLLECTIVES, FORMS
 from jaxpipe.program.split_vjp.cut import is_product
 
-# These compute nothing: what reads them reads what they are made of.
-_FORMS = {"copy", "expand_dims", "reshape", "squeeze", "transpose"}
 # Kernels besides products, with results of their own; each fuses with the elementwise equations before it.
 _KERNELS = ("reduce", "scatter", "arg", "cum", "sort", "concatenate", "dynamic_update", "top_k", "select_and")
-_COLLECTIVES = {"all_gather", "all_to_all", "pmax", "ppermute", "psum", "psum_scatter", "reduce_scatter"}
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class _Walk:
     def _form_of(self, value: Any) -> Any:
         while isinstance(value, core.Var) and value not in self._first and value in self.maker:
             maker = self.maker[value]
-            if maker.primitive.name not in _FORMS:
+            if maker.primitive.name not in FORMS:
                 break
             value = maker.invars[0]
         return value
@@ -164,7 +162,7 @@ class _Walk:
 
 def _is_kernel(equation: core.JaxprEqn) -> bool:
     name = equation.primitive.name
-    return name in _COLLECTIVES or name.startswith(_KERNELS) or is_product(equation)
+    return name in COLLECTIVES or name.startswith(_KERNELS) or is_product(equation)
 
 
 def _carried(equation: core.JaxprEqn, place: int) -> Any:

@@ -88,7 +88,7 @@ def traffic(setting: Setting) -> Traffic:
         embed_forward=item * 3 * of.stream,
         embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.num_token_parts,
         head=_head_bytes(setting),
-        # Float32 logits are read twice, for the largest and the sum; exponentials are written, and read in T.
+        # Float32 logits are read twice, for their statistics and for the exponentials, which are read in T.
         statistics=item * 3 * of.stream + part * (2 * FLOAT32_BYTES + item),
         gradients=item * 6 * of.stream + part * 2 * item,
     )
@@ -105,11 +105,11 @@ def _softmax_bytes(setting: Setting) -> int:
 def _head_bytes(setting: Setting) -> int:
     """Bytes of head and loss besides its matmuls, one of which adds to the sum of the kernel's gradient.
 
-    Float32 logits are read three times, for the largest, the sum and the gradients, which are written.
+    Float32 logits are read twice, for their statistics and for their gradients, which are written.
     """
     item = ITEMSIZE[setting.dtype]
     logits = predicted_tokens(setting) * (setting.anatomy.num_rows // setting.num_kernel_parts)
-    return item * 6 * layer_sizes(setting).stream + logits * (3 * FLOAT32_BYTES + item)
+    return item * 6 * layer_sizes(setting).stream + logits * (2 * FLOAT32_BYTES + item)
 
 
 def update_bytes(setting: Setting) -> float:

@@ -138,7 +138,21 @@ def add_flags(flags: Mapping[str, Any]) -> None:
 
 def given_flags() -> set[str]:
     """The names of the flags that XLA_FLAGS sets."""
-    return set(re.findall(r"(?:^|\s)--(\w+)", _written()))
+    return {flag.partition("=")[0] for flag in _flags()}
+
+
+def flags_of(platform: str) -> list[str]:
+    """The flags in XLA_FLAGS, as "name=value", but those of the other platform alone.
+
+    Args:
+        platform: "cpu" or "gpu".
+    """
+    other = {"cpu": "xla_gpu_", "gpu": "xla_cpu_"}[platform]
+    return sorted(flag for flag in _flags() if not flag.startswith(other))
+
+
+def _flags() -> list[str]:
+    return re.findall(r"(?:^|\s)--(\w+\S*)", _written())
 
 
 def is_known(name: str) -> bool:

@@ -65,9 +65,6 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
         (prepare, query, key, value, (norm of queries, norm of keys), visible, dropout) -> attended values, where
         `prepare` is (queries or keys, norm) -> the same, prepared. With cuDNN what is prepared is saved too.
     """
-    save = jax.checkpoint_policies
-    # cuDNN's saved arrays carry no name, so by name none would be kept and its kernel would run again in backward.
-    policy = save.save_only_these_names(KEPT) if attention != "cudnn" else save.everything_saveable
 
     def attend(
         prepare: Callable,
@@ -81,8 +78,12 @@ def attend_normed_of(attention: str, recompute: str) -> Callable:
         query, key = (prepare(x, norm) for x, norm in zip((query, key), norms, strict=True))
         return ATTENTION[attention](query, key, value, visible=visible, dropout=dropout)
 
+    if attention == "cudnn":
+        # What it saves, the prepared among it, carries no name: by name none would be kept and its kernel would run
+        # again. So only the preparation does.
+        return lambda prepare, *others: attend(jax.checkpoint(prepare, prevent_cse=False), *others)
     # No policy saves nothing.
-    policy = None if recompute == "attention" else policy
+    policy = None if recompute == "attention" else jax.checkpoint_policies.save_only_these_names(KEPT)
     # `prepare` is a function and so static.
     return jax.checkpoint(attend, prevent_cse=False, static_argnums=0, policy=policy)
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
+import jax.extend.core as core
 import jax.numpy as jnp
 from jax import lax
+from jax.interpreters import mlir
 
 from jaxpipe.mesh.abstract import is_estimated, stand_in
+from jaxpipe.mesh.stacks import ADDED_IN_STACK, READ_IN_STACK
 from jaxpipe.models import grouped_kernels
 
 
@@ -38,21 +42,17 @@ def grouped(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _grouped(has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
-    return _by_platform(
-        grouped_kernels.products, partial(_products, has_idle_tiles), grouped_kernels.fit(rows, kernels)
-    )(rows, kernels, expert)
+    return _bound(has_idle_tiles, rows, kernels, expert, transposed=False)
 
 
 def _grouped_backward(
     has_idle_tiles: bool, saved: tuple[jax.Array, jax.Array, jax.Array], d: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, expert = saved
-    fits = grouped_kernels.fit(rows, kernels)
     # Two calls and no common one, since a split backward computes the kernels' gradients later, in W.
-    kernel, loop = (partial(function, transposed=True) for function in (grouped_kernels.products, _products))
-    d_rows = _by_platform(kernel, partial(loop, has_idle_tiles), fits)(d, kernels, expert)
-    kernel, loop = (partial(function, num_experts=kernels.shape[0]) for function in (grouped_kernels.sums, _sums))
-    return d_rows, _by_platform(kernel, partial(loop, has_idle_tiles), fits)(rows, d, expert), None
+    d_rows = _bound(has_idle_tiles, d, kernels, expert, transposed=True)
+    params = {"num_experts": kernels.shape[0], "has_idle_tiles": has_idle_tiles}
+    return d_rows, SUMS.bind(rows, d, expert, **params), None
 
 
 _grouped.defvjp(
@@ -64,9 +64,47 @@ _grouped.defvjp(
 )
 
 
-def _by_platform(kernel: Callable, loop: Callable, fits: bool) -> Callable:
-    """The kernel on NVIDIA GPUs if the arrays fit it, else the loop."""
-    return partial(lax.platform_dependent, cuda=kernel, default=loop) if fits else loop
+def _bound(
+    has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array, *, transposed: bool
+) -> jax.Array:
+    params = {"num_experts": kernels.shape[0], "transposed": transposed, "has_idle_tiles": has_idle_tiles}
+    return PRODUCTS.bind(rows, kernels, expert, jnp.zeros((), jnp.int32), **params)
+
+
+# Primitives, so that the program can have kernels read, and gradients added, in place.
+PRODUCTS = core.Primitive("grouped_products")  # (rows, kernels, expert, first kernel) -> products
+SUMS = core.Primitive("grouped_sums")  # (rows, their gradients, expert) -> gradients of kernels
+ADDED_SUMS = core.Primitive("grouped_sums_added")  # (totals, as above, first kernel) -> totals with these
+READ_IN_STACK[PRODUCTS] = 1
+ADDED_IN_STACK[SUMS] = ADDED_SUMS
+
+
+def _products_like(rows: Any, kernels: Any, *others: Any, transposed: bool, **params: Any) -> Any:
+    del others, params
+    return rows.update(shape=(*rows.shape[:2], kernels.shape[1 if transposed else 2]))
+
+
+def _sums_like(rows: Any, d: Any, expert: Any, *, num_experts: int, **params: Any) -> Any:
+    del expert, params
+    return rows.update(shape=(num_experts, rows.shape[2], d.shape[2]))
+
+
+def _on_gpus(kernel: Callable, loop: Callable, kernels_of: Callable[..., tuple[Any, Any]]) -> Callable:
+    """The kernel if rows and kernels fit it, those that `kernels_of` tells of its operands, else the loop."""
+
+    def either(*arrays: jax.Array, has_idle_tiles: bool, **params: Any) -> jax.Array:
+        if grouped_kernels.fit(*kernels_of(*arrays)):
+            return kernel(*arrays, **params)
+        return loop(*arrays, has_idle_tiles=has_idle_tiles, **params)
+
+    return either
+
+
+def _register(primitive: core.Primitive, like: Callable, *, loop: Callable, kernel: Callable) -> None:
+    primitive.def_abstract_eval(like)
+    primitive.def_impl(lambda *arrays, **params: jax.jit(partial(primitive.bind, **params))(*arrays))
+    mlir.register_lowering(primitive, mlir.lower_fun(loop, multiple_results=False))
+    mlir.register_lowering(primitive, mlir.lower_fun(kernel, multiple_results=False), platform="cuda")
 
 
 # ---- For estimates: what both read and make, and what they multiply
@@ -96,7 +134,14 @@ _estimated.defvjp(lambda num_rows, *arrays: (_estimated(num_rows, *arrays), arra
 
 
 def _products(
-    has_idle_tiles: bool, rows: jax.Array, kernels: jax.Array, expert: jax.Array, *, transposed: bool = False
+    rows: jax.Array,
+    kernels: jax.Array,
+    expert: jax.Array,
+    first_kernel: jax.Array,
+    *,
+    num_experts: int,
+    transposed: bool,
+    has_idle_tiles: bool,
 ) -> jax.Array:
     def tile(_: None, tile_inputs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         rows, expert = tile_inputs
@@ -105,27 +150,40 @@ def _products(
         def product(kernel: jax.Array, _: jax.Array) -> jax.Array:
             return rows @ (kernel.T if transposed else kernel)
 
-        return None, _if_used(product, kernels, expert, like, has_idle_tiles)
+        return None, _if_used(product, kernels, expert, like, has_idle_tiles, num_experts, first_kernel)
 
     # A scan with one kernel at a time: a batched product would first gather a kernel for each tile.
     return lax.scan(tile, None, (rows, expert))[1]
 
 
-def _sums(has_idle_tiles: bool, rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int) -> jax.Array:
+def _sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, has_idle_tiles: bool) -> jax.Array:
     """Sums "expert in out", made in float32, of products of tiles' rows with their gradients."""
+    zeros = jnp.zeros((num_experts, rows.shape[-1], d.shape[-1]), jnp.float32)
+    params = {"num_experts": num_experts, "has_idle_tiles": has_idle_tiles}
+    return _added_sums(zeros, rows, d, expert, jnp.zeros((), jnp.int32), **params).astype(rows.dtype)
 
+
+def _added_sums(
+    totals: jax.Array,
+    rows: jax.Array,
+    d: jax.Array,
+    expert: jax.Array,
+    first_kernel: jax.Array,
+    *,
+    num_experts: int,
+    has_idle_tiles: bool,
+) -> jax.Array:
     def add(sums: jax.Array, tile_inputs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         rows, d, expert = tile_inputs
 
         def added(total: jax.Array, sums: jax.Array) -> jax.Array:
             # Float32 sums: an expert has as many terms as tiles, and bfloat16 loses the small ones.
             total = total + jnp.einsum("ri,ro->io", rows, d, preferred_element_type=jnp.float32)
-            return lax.dynamic_update_index_in_dim(sums, total, expert, 0)
+            return lax.dynamic_update_index_in_dim(sums, total, _place(expert, num_experts, first_kernel), 0)
 
-        return _if_used(added, sums, expert, sums, has_idle_tiles), None
+        return _if_used(added, sums, expert, sums, has_idle_tiles, num_experts, first_kernel), None
 
-    shape = (num_experts, rows.shape[-1], d.shape[-1])
-    return lax.scan(add, jnp.zeros(shape, jnp.float32), (rows, d, expert))[0].astype(rows.dtype)
+    return lax.scan(add, totals, (rows, d, expert))[0]
 
 
 def _if_used(
@@ -134,15 +192,44 @@ def _if_used(
     expert: jax.Array,
     otherwise: jax.Array,
     has_idle_tiles: bool,
+    num_experts: int,
+    first: jax.Array,
 ) -> jax.Array:
-    """`function(of_experts[expert], otherwise)`, or `otherwise` for a tile of no expert."""
+    """`function(of_experts[first + expert], otherwise)`, or `otherwise` for a tile of no expert."""
 
     def used(otherwise: jax.Array) -> jax.Array:
-        # The index of a tile of no expert is clamped to the last expert, whose product with rows of zeros is zeros,
-        # and adds nothing to a sum.
-        return function(lax.dynamic_index_in_dim(of_experts, expert, 0, keepdims=False), otherwise)
+        at = _place(expert, num_experts, first)
+        return function(lax.dynamic_index_in_dim(of_experts, at, 0, keepdims=False), otherwise)
 
     if not has_idle_tiles:
         return used(otherwise)
     # A branch and not zeros: over `mesh.expert` most tiles may be idle, and their products are the time to save.
-    return lax.cond(expert < of_experts.shape[0], used, lambda otherwise: otherwise, otherwise)
+    return lax.cond(expert < num_experts, used, lambda otherwise: otherwise, otherwise)
+
+
+def _place(expert: jax.Array, num_experts: int, first: jax.Array) -> jax.Array:
+    """Where the kernel of a tile's expert stands.
+
+    A tile of no expert takes the last one, whose product with rows of zeros is zeros, and adds nothing to a sum.
+    """
+    return first + jnp.minimum(expert, num_experts - 1)
+
+
+def _of_sums(rows: jax.Array, d: jax.Array, *others: jax.Array) -> tuple[Any, Any]:
+    del others
+    return rows, jax.ShapeDtypeStruct((1, rows.shape[2], d.shape[2]), rows.dtype)
+
+
+_register(
+    PRODUCTS,
+    _products_like,
+    loop=_products,
+    kernel=_on_gpus(grouped_kernels.products, _products, lambda rows, kernels, *_: (rows, kernels)),
+)
+_register(SUMS, _sums_like, loop=_sums, kernel=_on_gpus(grouped_kernels.sums, _sums, _of_sums))
+_register(
+    ADDED_SUMS,
+    lambda totals, *arrays, **params: totals,
+    loop=_added_sums,
+    kernel=_on_gpus(grouped_kernels.added_sums, _added_sums, lambda totals, *arrays: _of_sums(*arrays)),
+)

@@ -8,6 +8,8 @@ A block has rows of one expert, of several tiles where tiles are small; rows tha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -84,17 +86,25 @@ def _blocks_of_rows(first: jax.Array, num: int, num_r: int) -> tuple[jax.Array, 
 
 
 def products(
-    rows: jax.Array, kernels: jax.Array, expert: jax.Array, *, transposed: bool = False, interpret: bool = False
+    rows: jax.Array,
+    kernels: jax.Array,
+    expert: jax.Array,
+    first_kernel: jax.Array | int = 0,
+    *,
+    num_experts: int,
+    transposed: bool = False,
+    interpret: bool = False,
 ) -> jax.Array:
     """Products "tile row out" of rows "tile row in"; zeros in tiles of no expert.
 
     Args:
-        kernels: "expert in out"; `transposed`: "expert out in".
+        kernels: "kernel in out"; `transposed`: "kernel out in".
         expert: int32 "tile", in order; the number of experts for a tile of none.
+        first_kernel: the place of the first expert's kernel.
+        num_experts: those that have kernels from there on.
         interpret: runs on any device, slowly.
     """
     num_tiles, size, depth = rows.shape
-    num_experts = kernels.shape[0]
     width = kernels.shape[1 if transposed else 2]
     num_rows = num_tiles * size
     # Triton takes powers of two alone; this is the largest that is not above `num_rows`.
@@ -105,11 +115,12 @@ def products(
     # rows of no expert.
     num_blocks = (num_rows + (num_experts + 1) * (num_r - math.gcd(num_r, size))) // num_r
     grid = num_blocks, width // num_c
-    blocks = _blocks_of_rows(_first_rows(expert, num_experts, size), num_blocks, num_r)
+    of_block, *ends = _blocks_of_rows(_first_rows(expert, num_experts, size), num_blocks, num_r)
+    kernel_of_block = jnp.where(of_block < num_experts, first_kernel + of_block, -1)
 
-    def block(expert_ref: Any, begin_ref: Any, end_ref: Any, rows_ref: Any, kernels_ref: Any, out_ref: Any) -> None:
+    def block(kernel_ref: Any, begin_ref: Any, end_ref: Any, rows_ref: Any, kernels_ref: Any, out_ref: Any) -> None:
         row, column = _place(pl.program_id(0), *grid)
-        expert_here = expert_ref[row]
+        kernel_here = kernel_ref[row]
         begin = begin_ref[row]
         end = end_ref[row]
         # Triton reads a whole block: it begins so early that it ends within the array, and rows before `begin` are
@@ -118,7 +129,7 @@ def products(
         columns_at = pl.ds(column * num_c, num_c)
         rows_at = pl.ds(first, num_r)
         # In range also for a block of no expert, which reads nothing but still forms the address.
-        kernel = jnp.minimum(expert_here, num_experts - 1)
+        kernel = jnp.maximum(kernel_here, 0)
 
         def add(iteration: jax.Array, total: jax.Array) -> jax.Array:
             depth_at = pl.ds(iteration * num_d, num_d)
@@ -127,21 +138,32 @@ def products(
 
         # No iteration for a block of no expert: its total is zeros, which must be written, since the result has no
         # first value.
-        num_iterations = lax.convert_element_type(expert_here < num_experts, jnp.int32) * (depth // num_d)
+        num_iterations = lax.convert_element_type(kernel_here >= 0, jnp.int32) * (depth // num_d)
         total = lax.fori_loop(0, num_iterations, add, jnp.zeros((num_r, num_c), jnp.float32))
         is_within = _within(first, num_r, begin, end)[:, None]
         # The mask keeps rows of a neighbouring expert, which another block writes.
         triton.store(out_ref.at[rows_at, columns_at], total.astype(out_ref.dtype), mask=is_within)
 
     call = _call(block, (num_rows, width), rows.dtype, math.prod(grid), interpret)
-    return call(*blocks, rows.reshape(num_rows, depth), kernels).reshape(num_tiles, size, width)
+    return call(kernel_of_block, *ends, rows.reshape(num_rows, depth), kernels).reshape(num_tiles, size, width)
 
 
-def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, interpret: bool = False) -> jax.Array:
+def sums(
+    rows: jax.Array,
+    d: jax.Array,
+    expert: jax.Array,
+    *,
+    num_experts: int,
+    totals: jax.Array | None = None,
+    first_kernel: jax.Array | int = 0,
+    interpret: bool = False,
+) -> jax.Array:
     """Sums "expert in out" of the products of each expert's rows "tile row in" with their gradients "tile row out".
 
     Args:
         expert: int32 "tile", in order; `num_experts` for a tile of none.
+        totals: float32 "kernel in out", to which the sums are added in place; they are returned then.
+        first_kernel: the place of the first expert's kernel there.
         interpret: runs on any device, slowly.
     """
     num_tiles, size, depth = rows.shape
@@ -153,7 +175,8 @@ def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, 
     num_r = min(1 << num_rows.bit_length() - 1, MOST_DEPTH)
     grid = depth // num_i, width // num_o
 
-    def block(first_ref: Any, rows_ref: Any, d_ref: Any, out_ref: Any) -> None:
+    def block(first_ref: Any, kernel_ref: Any, rows_ref: Any, d_ref: Any, *totals_ref: Any) -> None:
+        out_ref = totals_ref[-1]
         expert_here = pl.program_id(0) // math.prod(grid)
         index = pl.program_id(0) % math.prod(grid)
         i, o = _place(index, *grid)
@@ -180,11 +203,24 @@ def sums(rows: jax.Array, d: jax.Array, expert: jax.Array, *, num_experts: int, 
         # Rounded up; an expert without rows iterates never and gets a sum of zeros.
         num_iterations = (end - begin + num_r - 1) // num_r
         total = lax.fori_loop(0, num_iterations, add, jnp.zeros((num_i, num_o), jnp.float32))
-        out_ref[expert_here, i_at, o_at] = total.astype(out_ref.dtype)
+        at = kernel_ref[0] + expert_here, i_at, o_at
+        # The totals are the result: what stands there is read where it is then written.
+        out_ref[at] = total.astype(out_ref.dtype) if totals is None else totals_ref[0][at] + total
 
-    call = _call(block, (num_experts, depth, width), rows.dtype, num_experts * math.prod(grid), interpret)
-    first = _first_rows(expert, num_experts, size)
-    return call(first, *(array.reshape(num_rows, array.shape[2]) for array in (rows, d)))
+    of_rows = (array.reshape(num_rows, array.shape[2]) for array in (rows, d))
+    inputs = [_first_rows(expert, num_experts, size), jnp.full(1, first_kernel, jnp.int32), *of_rows]
+    num_blocks = num_experts * math.prod(grid)
+    if totals is None:
+        return _call(block, (num_experts, depth, width), rows.dtype, num_blocks, interpret)(*inputs)
+    aliases = {len(inputs): 0}
+    return _call(block, totals.shape, totals.dtype, num_blocks, interpret, aliases)(*inputs, totals)
+
+
+def added_sums(
+    totals: jax.Array, rows: jax.Array, d: jax.Array, expert: jax.Array, first_kernel: jax.Array, **options: Any
+) -> jax.Array:
+    """`totals` with `sums` added."""
+    return sums(rows, d, expert, totals=totals, first_kernel=first_kernel, **options)
 
 
 def _within(first: jax.Array, number: int, begin: jax.Array, end: jax.Array) -> jax.Array:
@@ -193,10 +229,18 @@ def _within(first: jax.Array, number: int, begin: jax.Array, end: jax.Array) -> 
     return (row >= begin) & (row < end)
 
 
-def _call(block: Any, shape: tuple[int, ...], dtype: Any, num_blocks: int, interpret: bool) -> Any:
+def _call(
+    block: Any,
+    shape: tuple[int, ...],
+    dtype: Any,
+    num_blocks: int,
+    interpret: bool,
+    aliases: Mapping[int, int] = MappingProxyType({}),
+) -> Any:
     options = None if interpret else triton.CompilerParams(num_warps=NUM_WARPS, num_stages=num_stages(_hardware()))
     out = jax.ShapeDtypeStruct(shape, dtype)
-    return pl.pallas_call(block, out_shape=out, grid=(num_blocks,), interpret=interpret, compiler_params=options)
+    of_grid = {"grid": (num_blocks,), "input_output_aliases": dict(aliases)}
+    return pl.pallas_call(block, out_shape=out, interpret=interpret, compiler_params=options, **of_grid)
 
 
 def num_stages(hardware: Hardware | None) -> int:

@@ -14,8 +14,9 @@ from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.jaxprs import InStack, Summand
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.stacked import at_index, slice_at, with_added
+from jaxpipe.program.stacked import at_index, with_added
 
 EMBEDDING = -1  # its index among the layers, for random numbers
 
@@ -123,13 +124,17 @@ class DeviceStep:
         return row.stage == self.shapes.table.schedule.num_stages - 1
 
     def layer_params(self, row: Row, layer: jax.Array, walk: Walk, state: State) -> PyTree:
-        """The compute copies of a layer of the stage in `row`."""
-        if walk.copy is not None:
-            return walk.copy
-        stacks = self.params["layers"] if state.copies is None else state.copies
+        """The compute copies of a layer of the stage in `row`; `InStack` those that its functions read there."""
         # Without flush several versions of the weights are there, and the row says which; else a chunk has one.
-        chunk = row.chunk if row.copied_chunk is None else row.copied_chunk
-        return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], stacks)
+        at = (row.chunk if row.copied_chunk is None else row.copied_chunk), layer
+        stacks = self.params["layers"] if state.copies is None else state.copies
+        if walk.copy is not None:  # a stack of one layer
+            at = 0, 0
+            stacks = jax.tree.map(lambda leaf: leaf[None, None], walk.copy)
+        leaves, structure = jax.tree.flatten(stacks)
+        places = [InStack(leaf, *at) for leaf in leaves]
+        in_stack = self.shapes.vjp.in_stack if self.shapes.vjp else ()
+        return structure.unflatten([place if i in in_stack else place.array for i, place in enumerate(places)])
 
     def num_layers_of(self, row: Row) -> int | jax.Array:
         """Layers of the stage in `row`."""
@@ -205,7 +210,9 @@ def add_of_layer(totals: PyTree, layer: jax.Array, scale: PyTree, values: PyTree
     return jax.tree.map(add, totals, scale, values)
 
 
-def add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | None]) -> PyTree:
+def add_layer(
+    totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
+) -> PyTree:
     """Returns running sums of layers with the gradients of one layer added.
 
     Args:
@@ -214,5 +221,10 @@ def add_layer(totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequenc
     """
     # I leaves the gradients of products to W, and W finds those of biases and norms done: None in either.
     leaves, structure = jax.tree.flatten(totals)
-    added = [total if d is None else with_added(total, d, chunk, layer) for total, d in zip(leaves, grads, strict=True)]
-    return jax.tree.unflatten(structure, added)
+
+    def added(total: jax.Array, d: jax.Array | Summand | None) -> jax.Array:
+        if isinstance(d, Summand):
+            return d.added_to(total, chunk, layer)
+        return total if d is None else with_added(total, d, chunk, layer)
+
+    return jax.tree.unflatten(structure, map(added, leaves, grads))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.extend.core as core
+import jax.numpy as jnp
+
+from jaxpipe.mesh.stacks import ADDED_IN_STACK, READ_IN_STACK
+from jaxpipe.program.primitives import CALLS
+from jaxpipe.program.stacked import Index, slice_at, with_added
 
 Values = dict[core.Var, Any]
-
-_CALLS = {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-_CALLS |= {"jit", "pjit", "remat2"}
 
 
 def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -20,7 +23,7 @@ def without_calls(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     def flat(jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
         for equation in jaxpr.eqns:
-            if equation.primitive.name in _CALLS:
+            if equation.primitive.name in CALLS:
                 # Custom derivatives name it one way, jit and remat the other; some are closed, some take constants
                 # apart.
                 called: Any = equation.params.get("call_jaxpr", equation.params.get("jaxpr"))
@@ -42,16 +45,24 @@ def num_consts_and_carry(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def evaluate(equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any]) -> list[Any]:
+def evaluate(
+    equations: Sequence[core.JaxprEqn], values: Values, wanted: Sequence[Any], *, may_add: bool = False
+) -> list[Any]:
     """Runs `equations`; returns the values of `wanted`.
 
     Args:
         equations: equations in their order.
         values: values of the variables that they read; their results are added.
         wanted: variables or literals to return.
+        may_add: whether what is wanted may be a `Summand`, where no equation reads it.
     """
+    read_here = {id(v) for equation in equations for v in equation.invars}
+    summands = {v for v in wanted if isinstance(v, core.Var) and id(v) not in read_here} if may_add else set()
     for equation in equations:
-        run(values, equation)
+        if equation.primitive in ADDED_IN_STACK and summands.issuperset(equation.outvars):
+            store(values, equation, [Summand(equation, read(values, equation.invars))])
+        else:
+            run(values, equation)
     return read(values, wanted)
 
 
@@ -63,15 +74,81 @@ def traced_as(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.Cl
 def run(values: Values, equation: core.JaxprEqn) -> None:
     """Runs `equation`; its results are added to `values`."""
     params = equation.primitive.get_bind_params(equation.params)
+    operands = read(values, equation.invars)
+    if equation.primitive in READ_IN_STACK:
+        place = READ_IN_STACK[equation.primitive]
+        value: Any = values.get(equation.invars[place])  # pyright: ignore[reportArgumentType]
+        if isinstance(value, InStack):
+            operands[place] = stack_of(value.leaf)
+            operands[-1] += first_of(value.leaf, value.chunk, value.layer)
     # The settings under which the equation was traced, such as XLA's metadata of a scope.
     with equation.ctx.manager:
-        results = equation.primitive.bind(*read(values, equation.invars), **params)
+        results = equation.primitive.bind(*operands, **params)
     store(values, equation, results if equation.primitive.multiple_results else [results])
 
 
 def read(values: Values, atoms: Sequence[Any]) -> list[Any]:
     """The values of variables and literals."""
-    return [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
+    found = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
+    return [value.array if isinstance(value, InStack) else value for value in found]
+
+
+@dataclass(frozen=True)
+class InStack:
+    """A value that stands in a stack: primitives of `READ_IN_STACK` read it there, others its copy."""
+
+    leaf: jax.Array  # [chunk, layer, ...]
+    chunk: Index
+    layer: Index
+
+    @property
+    def array(self) -> jax.Array:
+        """The value."""
+        return slice_at(self.leaf, self.chunk, self.layer)[0, 0]
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A gradient that is made as it is added to its sum, by a primitive of `ADDED_IN_STACK`."""
+
+    equation: core.JaxprEqn  # that makes it alone
+    operands: list[jax.Array]
+
+    def added_to(self, leaf: jax.Array, chunk: Index, layer: Index) -> jax.Array:
+        """Returns the sums `leaf` [chunk, layer, ...] with the gradient added."""
+        made = self.equation.primitive
+        params = self.equation.params
+        # Sums that are split over devices may be padded; then the layer's part is no part of a stack of kernels.
+        if leaf.shape[2:] != self.equation.outvars[0].aval.shape:  # pyright: ignore[reportAttributeAccessIssue]
+            return with_added(leaf, made.bind(*self.operands, **params), chunk, layer)
+        first = jnp.asarray(first_of(leaf, chunk, layer), jnp.int32)
+        return ADDED_IN_STACK[made].bind(stack_of(leaf), *self.operands, first, **params).reshape(leaf.shape)
+
+
+def stack_of(leaf: jax.Array) -> jax.Array:
+    """A leaf [chunk, layer, kernel, ...] of experts as "chunk * layer * kernel ..."."""
+    return leaf.reshape(-1, *leaf.shape[3:])
+
+
+def first_of(leaf: jax.Array, chunk: Index, layer: Index) -> Index:
+    """Where the kernels of a layer begin there."""
+    return (chunk * leaf.shape[1] + layer) * leaf.shape[2]
+
+
+def in_stacks(closed: core.ClosedJaxpr, num_params: int) -> frozenset[int]:
+    """Which of the first `num_params` inputs of a jaxpr without calls are read in their stacks."""
+    params = closed.jaxpr.invars[:num_params]
+    read_there = {e.invars[READ_IN_STACK[e.primitive]] for e in closed.jaxpr.eqns if e.primitive in READ_IN_STACK}
+    return frozenset(i for i, v in enumerate(params) if v in read_there)
+
+
+def called(closed: core.ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr, of which some arguments may be `InStack`; then some results may be a `Summand`."""
+    if not any(isinstance(argument, InStack) for argument in arguments):
+        return core.jaxpr_as_fun(closed)(*arguments)
+    jaxpr = closed.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
+    return evaluate(jaxpr.eqns, values, jaxpr.outvars, may_add=True)
 
 
 def store(values: Values, equation: core.JaxprEqn, results: Sequence[Any]) -> None:

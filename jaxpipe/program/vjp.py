@@ -16,6 +16,7 @@ import jax.extend.core as core
 import jax.numpy as jnp
 
 from jaxpipe.mesh import PyTree
+from jaxpipe.program.jaxprs import called, in_stacks, without_calls
 from jaxpipe.program.wide_products import with_wide_products
 
 
@@ -35,12 +36,14 @@ class LayerVjp:
     residuals: tuple[jax.ShapeDtypeStruct, ...]  # shapes of the arrays that forward saves
     vjp: Any  # the vjp object, with shapes in place of arrays
     # Of the leaves of (params, residuals, dy, given) to those of the gradients, in the dtypes of their sums where
-    # `wide_products` can have them so, and dx; None if gradients are in the dtypes of their parameters.
+    # `wide_products` can have them so, and dx; None if they are in the dtypes of their parameters, none of which is
+    # read in its stack.
     wide: core.ClosedJaxpr | None = None
+    in_stack: frozenset[int] = frozenset()  # leaves of `params` that may be `InStack`
 
     def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
         """The result of the layer, and its residuals, which backward needs besides `params` and `given`."""
-        results = core.jaxpr_as_fun(self.traced)(*jax.tree.leaves((params, x, given)))
+        results = called(self.traced, jax.tree.leaves((params, x, given)))
         structure = jax.tree.structure(self.y)
         # The traced results are y, the residuals, and what of the vjp object is no array.
         y = results[: structure.num_leaves]
@@ -56,7 +59,7 @@ class LayerVjp:
             dy: the gradient of the layer's result, with its structure.
         """
         if self.wide is not None:
-            *d_params, dx = core.jaxpr_as_fun(self.wide)(*jax.tree.leaves((params, residuals, dy, given)))
+            *d_params, dx = called(self.wide, jax.tree.leaves((params, residuals, dy, given)))
             return jax.tree.unflatten(jax.tree.structure(self.params), d_params), dx
         leaves, structure = _residuals(self.vjp)
         values = iter(residuals)
@@ -103,9 +106,11 @@ def trace_vjp(layer: Callable, params: PyTree, x: Any, *given: PyTree, wide: boo
     params, x, given = like
     traced, (y, residuals, vjp) = jax.make_jaxpr(forward, return_shape=True)(params, x, *given)
     whole = LayerVjp(params, x, given, y, traced, tuple(residuals), vjp)
-    if not wide:
-        return whole
-    return replace(whole, wide=with_wide_products(whole.backward_jaxpr, len(jax.tree.leaves(params))))
+    num_params = len(jax.tree.leaves(params))
+    flat = without_calls(traced)
+    if in_stack := in_stacks(flat, num_params):
+        whole = replace(whole, traced=flat, wide=without_calls(whole.backward_jaxpr), in_stack=in_stack)
+    return replace(whole, wide=with_wide_products(whole.backward_jaxpr, num_params)) if wide else whole
 
 
 def _residuals(vjp: Any) -> tuple[list[Any], Any]:

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.jaxprs import Values, read, run, store, traced_as, without_calls
+from jaxpipe.program.primitives import FORMS
 
-_FORM = {"copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}  # change no number, whatever its dtype
 _ROUND = "convert_element_type"
 
 
@@ -82,7 +82,7 @@ def _wide_equations(jaxpr: core.Jaxpr, gradient: Any, made_by: dict[Any, int], n
         chain.add(i)
         if name == "dot_general":
             return chain if all(_is_exact_in(operand.aval, dtype) for operand in equation.invars) else set()
-        if name not in _FORM and name != _ROUND:
+        if name not in FORMS and name != _ROUND:
             return set()
         v = equation.invars[0]
     return chain if v.aval.dtype == dtype else set()

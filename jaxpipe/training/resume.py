@@ -16,7 +16,7 @@ from jaxpipe.files import local_path, write_whole
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule, to_json
 from jaxpipe.schedules.spec import ScheduleSpec
-from jaxpipe.training.run_folder import CONFIG, FAMILY, METRICS, SCHEDULE, config_from, kept_family, load
+from jaxpipe.training.run_folder import CONFIG, FAMILY, FLAGS, METRICS, SCHEDULE, config_from, kept_family, load
 from jaxpipe.training.same_data import DATA
 
 # Fields of the model that its parameters do not depend on.
@@ -145,6 +145,25 @@ def config_changes(path: Path, config: RunConfig) -> list[str]:
     if not differ.keys() & DECIDES_SCHEDULE and has_other_schedule(path, build_schedule(config)):
         changes.append(f"pipeline.schedule: {config.pipeline.schedule} has other actions than before")
     return changes
+
+
+def write_flags(path: Path, flags: list[str]) -> None:
+    """Writes the XLA flags that a run is compiled with into its folder, whole."""
+    write_whole(path / FLAGS, "".join(f"{flag}\n" for flag in flags))
+
+
+def flags_change(path: Path, flags: list[str]) -> list[str]:
+    """The XLA flags in which `flags` differ from those of the run in `path`, as "XLA flags: a=1 -> a=2"; none if equal.
+
+    Other flags may sum in another order and take other memory. A run from before flags were written has none to tell.
+    """
+    file = path / FLAGS
+    if not file.is_file():
+        return []
+    before = file.read_text(errors="replace").splitlines()
+    # In the order of each, so that a flag given twice, of which the last counts, stays so.
+    gone, new = ([flag for flag in ours if flag not in theirs] for ours, theirs in ((before, flags), (flags, before)))
+    return [_change("XLA flags", *(" ".join(listed) or "none" for listed in (gone, new)))] if gone or new else []
 
 
 def check_no_checkpoint_lost(path: Path) -> None:

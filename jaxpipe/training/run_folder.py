@@ -28,6 +28,7 @@ TENSORBOARD = "tensorboard"
 SCHEDULE_PICTURE = "schedule.svg"
 FAMILY = "family.py"  # the run's copy of a family's Python file
 SCHEDULE = "schedule.json"
+FLAGS = "xla_flags.txt"  # those that the run was compiled with last, a line each
 LOCK = "lock"  # the first file of a run
 UNUSABLE = ("[", "**", "\\")  # in the path of a run: Orbax does not find what it wrote there, or writes elsewhere
 

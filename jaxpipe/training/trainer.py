@@ -29,6 +29,7 @@ from jaxpipe.drawing import svg
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import check_vocabulary, copied_path, copy_source_model
 from jaxpipe.mesh.jax_defaults import default_rules
+from jaxpipe.mesh.xla_flags import flags_of
 from jaxpipe.program import Pipeline
 from jaxpipe.program.contract import check_jax
 from jaxpipe.schedules import simulate
@@ -205,6 +206,9 @@ def _run(
             setup = replace(setup, spec=spec)
         task = setup.task
         pipeline = setup.pipeline
+        flags = flags_of(spec.config.mesh.platform)  # after `set_up`, which adds some
+        for change in resume.flags_change(path, flags) if is_resumed else ():
+            say(f"changed    {change}")
         resume.check_same_schedule(processes, spec.schedule, spec.config.pipeline.costs)
         first = processes.agree("data", task.fingerprint.to_json())
         check_same_as_first(first, task.fingerprint, process=processes.index)
@@ -250,7 +254,7 @@ def _run(
             with run_folder.writing(str(path)):
                 log_file.enter_context(logging_to(path, process=processes.index))
                 if processes.is_first:
-                    _write_files(path, setup, is_resumed=is_resumed, num_done=num_done)
+                    _write_files(path, setup, flags, is_resumed=is_resumed, num_done=num_done)
 
         # ---- Compiled steps
         train_step = train_step.compile()
@@ -296,7 +300,7 @@ def _resumed(path: Path, config: RunConfig) -> RunConfig:
     return config
 
 
-def _write_files(path: Path, setup: Setup, *, is_resumed: bool, num_done: int) -> None:
+def _write_files(path: Path, setup: Setup, flags: list[str], *, is_resumed: bool, num_done: int) -> None:
     """Writes the files of a run other than its metrics; the config last, which marks that the run has begun.
 
     If all steps run again, their rows go before that: with the new `checkpoint.save_every` they may be more than a run
@@ -307,6 +311,7 @@ def _write_files(path: Path, setup: Setup, *, is_resumed: bool, num_done: int) -
         copy_source_model(run_folder.path_of(config.checkpoint.init_from), path)
     resume.write_run_schedule(path, setup.spec.schedule)
     (path / run_folder.SCHEDULE_PICTURE).write_text(svg(simulate(setup.spec.schedule)))
+    resume.write_flags(path, flags)
     write_timeline(path, setup)
     write_fingerprint(path, setup.task.fingerprint)
     if not num_done:

@@ -1,9 +1,13 @@
 """Training steps compiled for GPUs that are not there: bytes as predicted, transfers behind actions."""
 
 import functools
+import json
+import os
+import subprocess
+import sys
 
 import pytest
-from compiling import compiled, peak_host_bytes, run
+from compiling import AS_A_USER, ROOT, compiled, peak_host_bytes, run
 
 from jaxpipe.lowering import lower
 from jaxpipe.schedules import build
@@ -205,3 +209,39 @@ def test_layers_are_gathered_and_summed_over_data_behind_products():
     numbers = compiled("--config=configs/llama3_8b.py", "--topology=h100-80g:1x4", *fields)
     # What stands alone: the layers before any action, the rest of device 1 behind its last message, the last layer.
     assert (numbers["overlapped_data_collectives"], numbers["data_collectives"]) == (2, 5)
+
+
+EXPERTS = """
+import json, re, sys
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile import absent_gpus, compile_step
+from jaxpipe.config import base_config, check
+
+config = base_config("mixtral")
+config.model.update(num_layers=3, hidden=64, num_heads=4, num_kv_heads=2, feed_forward=96, num_experts=4)
+config.model.update(dtype="bfloat16", attention="chunked", vocab_size=512)
+config.data.update(seq_len=128, batch_size=8)
+config.pipeline.update(schedule=sys.argv[1], num_microbatches=4)
+config.mesh.pipe = 1
+check(config)
+text = compile_step(config, absent_gpus(parse_topology("h100-80g:1x1")), gpus_per_node=1).compiled.as_text()
+kernels = re.findall(r"= (\\S+\\[\\S*4,(?:64,96|96,64)\\])\\S* (?!parameter|get-tuple|bitcast)([\\w-]+)\\(", text)
+print(json.dumps(sorted({f"{shape} {opcode}" for shape, opcode in kernels})))
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_kernels_of_experts_are_neither_copied_nor_added_by_others(schedule):
+    """Of one layer's kernels and their gradients there is no array: all have the three layers in front."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXPERTS, schedule],
+        cwd=ROOT,
+        env={**os.environ, **AS_A_USER},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "bf16[1,1,3,4,64,96] convert" in found  # the test would see them
+    assert [each for each in found if "3,4," not in each] == []

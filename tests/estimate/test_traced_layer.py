@@ -172,3 +172,14 @@ def test_bytes_of_a_layer_of_gpt3():
     sbh_of_a_device = MICROBATCH_SIZE * SEQ_LEN * 12288 // 8
     of_scores = 2 * MICROBATCH_SIZE * 96 * SEQ_LEN**2 // 8
     assert traced_layer(large).page_bytes == 20 * sbh_of_a_device + of_scores
+
+
+@pytest.mark.parametrize(("attention", "num_more"), [("chunked", 0), ("cudnn", 1)])
+def test_norms_of_queries_and_keys_keep_what_they_read(attention, num_more):
+    """What cuDNN reads is kept itself, so that queries and keys are there before and after norm and rotation."""
+    plain, normed = (
+        traced_layer(setting(model_of(family, attention, "none"), "1f1b", "bfloat16", 1)).page_bytes
+        for family in ("llama", "qwen3")
+    )
+    queries_and_keys = MICROBATCH_SIZE * SEQ_LEN * (4 + 2) * 10  # heads of 10
+    assert normed - plain == num_more * 2 * queries_and_keys

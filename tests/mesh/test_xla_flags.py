@@ -112,3 +112,9 @@ def test_every_library_that_reads_the_flags_must_know_them(monkeypatch, tmp_path
     assert not is_known("xla_ab")
     monkeypatch.setattr(flags, "_libraries", list)
     assert is_known("xla_ab")
+
+
+@pytest.mark.parametrize(("platform", "others"), [("cpu", ["xla_cpu_a=1"]), ("gpu", ["xla_gpu_b=x,y"])])
+def test_flags_of_a_platform_leave_out_those_of_the_other(xla_flags, platform, others):
+    xla_flags("--xla_gpu_b=x,y --xla_cpu_a=1 --xla_z")
+    assert flags.flags_of(platform) == [*others, "xla_z"]

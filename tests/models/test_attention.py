@@ -21,11 +21,12 @@ from plain_attention import (
     plain_attention,
     value_and_grads,
 )
-from small_models import in_tiers
+from small_models import assert_near, in_tiers, normal
 
 from jaxpipe.errors import ConfigError
 from jaxpipe.models.attention import ATTENTION, AttentionDropout, Visible, check_cudnn, chunked, cudnn, xla
 from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.choices import attend_normed_of
 
 SIZES = [(1, 2), (7, 4), (7, 1), (129, 4), (300, 2)]  # tokens, key-value heads
 FORMS = pytest.mark.parametrize("form", [xla, chunked])
@@ -202,6 +203,25 @@ def test_cudnn_is_asked_for_what_is_seen_in_our_layout(monkeypatch, name):
     }[name]
     ours = jax.jit(partial(cudnn, visible=visible, dropout=None))(query, key, value)
     np.testing.assert_allclose(ours, plain_attention(query, key, value, visible=visible), rtol=1e-4, atol=1e-5)
+
+
+def test_what_prepares_queries_and_keys_has_the_same_gradients_around_each_form(monkeypatch):
+    """Backward prepares them again, from what it saved before."""
+    _run_cudnn_as_xla(monkeypatch)
+    query, key, value, dy = new_arrays(seq=12, num_kv_heads=2)
+    norms = normal(2, query.shape[-1], seed=3)
+
+    def gradients(attention):
+        attend = attend_normed_of(attention, "none")
+
+        def loss(query, key, value, norms):
+            attended = attend(lambda x, norm: jnp.sin(x) * norm, query, key, value, tuple(norms), CAUSAL, None)
+            return (attended * dy).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(query, key, value, norms)
+
+    assert_near(gradients("cudnn"), gradients("xla"))
+    assert_near(gradients("chunked"), gradients("xla"))
 
 
 def test_cudnn_refuses_dropout():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import textbook
+from absent_gpu import printed
 from jax.sharding import PartitionSpec as P
 from small_models import BATCH, HIDDEN, SEQ, VOCAB_SIZE, assert_near, in_tiers, normal, stream, tokens_and_targets
 
@@ -30,6 +31,13 @@ ONE_DEVICE = TensorAxis()
 
 def summed(x, kernel, targets, tensor=ONE_DEVICE, **options):
     return cross_entropy_sum(x, targets, Vocabulary(kernel, tensor, **options))
+
+
+@pytest.fixture(params=[None, cross_entropy._in_one_pass], ids=["cpu", "gpu"])
+def statistics(request, monkeypatch):
+    """The statistics of logits as CPUs and as GPUs compute them."""
+    if request.param:
+        monkeypatch.setattr(cross_entropy, "_in_two_passes", request.param)
 
 
 def _kernel() -> np.ndarray:
@@ -60,7 +68,7 @@ def _split(function, num_devices: int, x, kernel, targets):
 
 
 @pytest.mark.parametrize("num_chunks", in_tiers([1, 6, NUM_TOKENS], default=[6]))
-def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
+def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, statistics, num_chunks):
     monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
     assert chunks_of(NUM_TOKENS, VOCAB_SIZE)[0] == num_chunks
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
@@ -73,7 +81,7 @@ def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, num_chunks):
 
 
 @pytest.mark.parametrize(("num_devices", "num_chunks"), in_tiers([(2, 1), (4, 5)], default=[(4, 5)]))
-def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks):
+def test_a_split_vocabulary_changes_nothing(monkeypatch, statistics, num_devices, num_chunks):
     monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
     x, kernel, targets = stream(), _kernel(), tokens_and_targets()["targets"]
     ours = partial(summed, tensor=TensorAxis(num_devices))
@@ -83,7 +91,7 @@ def test_a_split_vocabulary_changes_nothing(monkeypatch, num_devices, num_chunks
 
 
 @pytest.mark.parametrize(("num_devices", "num_chunks"), in_tiers([(1, 1), (1, 6), (4, 2)], default=[(4, 2)]))
-def test_a_bias_and_rows_that_are_no_words(monkeypatch, num_devices, num_chunks):
+def test_a_bias_and_rows_that_are_no_words(monkeypatch, statistics, num_devices, num_chunks):
     """Of 19 words in 32 rows the devices hold 8, 8, 3 and none."""
     vocab_size = 19
     monkeypatch.setattr(cross_entropy, "MOST_TOKENS", -(-NUM_TOKENS // num_chunks))
@@ -119,7 +127,7 @@ def test_three_words_by_hand():
 
 
 @pytest.mark.parametrize("offset", [-1e4, 1e4])
-def test_logits_beyond_the_range_of_exp_stay_finite(offset):
+def test_logits_beyond_the_range_of_exp_stay_finite(statistics, offset):
     x = np.concatenate([stream(), np.ones((BATCH, SEQ, 1), np.float32)], axis=-1)
     kernel = np.concatenate([_kernel(), np.full((VOCAB_SIZE, 1), offset, np.float32)], axis=-1)
     targets = tokens_and_targets()["targets"]
@@ -129,7 +137,7 @@ def test_logits_beyond_the_range_of_exp_stay_finite(offset):
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-def test_low_precision_is_near_and_gradients_keep_their_dtypes():
+def test_low_precision_is_near_and_gradients_keep_their_dtypes(statistics):
     x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in (stream(), _kernel()))
     targets = tokens_and_targets()["targets"]
     loss, gradients = _value_and_gradients(summed, x, kernel, targets)
@@ -185,3 +193,58 @@ def test_gradients_are_scaled_and_added_to_running_sums(monkeypatch, num_chunks)
     loss, gradients = jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(x, kernel, bias)
     dx, d_kernel, d_bias = (WEIGHT * gradient for gradient in gradients)
     assert_near(found, (loss, dx, KernelSums(before.kernel + d_kernel, before.bias + d_bias)))
+
+
+def test_statistics_in_one_pass_are_as_exact_as_in_two():
+    """Of 5,000 logits that rise, so that the largest changes with each one, beside those in float64."""
+    logits = np.sort(normal(8, 5000, seed=9) * 30, axis=1).astype(np.float32)
+    chosen = np.where(np.arange(5000) == 17, logits, 0)
+    exact = (
+        logits.astype(np.float64).max(axis=1),
+        np.exp(logits - logits.max(axis=1).astype(np.float64)[:, None]).sum(1),
+    )
+    for ours in (cross_entropy._in_one_pass, cross_entropy._in_two_passes):
+        largest, total, of_target = jax.jit(ours)(logits, chosen)
+        np.testing.assert_array_equal(largest, exact[0])
+        np.testing.assert_allclose(total, exact[1], rtol=1e-6)
+        np.testing.assert_array_equal(of_target, logits[:, 17])
+
+
+_KERNELS = """
+import json, re
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile import absent_gpus
+from jaxpipe.compile.hlo import computations
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.cross_entropy import KernelSums, Vocabulary, cross_entropy_backward
+
+mesh = Mesh(np.array(absent_gpus(parse_topology("h100-80g:1x1"))), ("x",))
+like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+head = lambda sums, x, kernel, targets: cross_entropy_backward(
+    x, targets, Vocabulary(kernel, TensorAxis()), scale=1.0, sums=KernelSums(sums, None)
+)
+on_device = jax.shard_map(head, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+words, hidden, tokens = 32000, 512, 1024
+arrays = [((words, hidden), "float32"), ((1, tokens, hidden), "bfloat16"), ((words, hidden), "bfloat16")]
+arguments = [like(*array) for array in arrays] + [like((1, tokens), "int32")]
+text = jax.jit(on_device, donate_argnums=0).lower(*arguments).compile().as_text()
+of_name, _ = computations(text)
+kernels = {}
+for computation in of_name.values():
+    shapes = {i.name: i.shape for i in computation.instructions}
+    for i in computation.instructions:
+        if i.opcode == "fusion" and "dynamic_slice" not in i.name:
+            read = [shapes.get(name, "") for name in re.findall(r"%([\\w.-]+)", i.rest)]
+            kernels[i.name] = [shape for shape in (i.shape, *read) if f"[{tokens},{words}]" in shape]
+print(json.dumps([shapes for shapes in kernels.values() if shapes]))
+"""
+
+
+@pytest.mark.ci
+def test_gpus_read_logits_twice():
+    """For the statistics of all, and for the gradients of each."""
+    statistics, gradients = sorted(printed(_KERNELS), key=len)
+    assert statistics == ["f32[1024,32000]"]
+    assert gradients == ["bf16[1024,32000]", "f32[1024,32000]"]

@@ -61,11 +61,18 @@ def test_kernels_are_the_textbooks(name):
     """Interpreted: the same blocks in the same order, on a CPU. What tiles of no expert hold changes nothing."""
     rows, kernels, d, expert = arrays(SHAPES[name], jnp.bfloat16, idle=np.nan)
     assert grouped_kernels.fit(rows, kernels)
+    # Kernels of other layers around them are not read.
+    stack = jnp.concatenate([jnp.full_like(kernels[:1], jnp.nan), kernels, jnp.full_like(kernels[:1], jnp.nan)])
     found = (
-        grouped_kernels.products(rows, kernels, expert, interpret=True),
-        grouped_kernels.products(d, kernels, expert, transposed=True, interpret=True),
+        grouped_kernels.products(rows, kernels, expert, num_experts=len(kernels), interpret=True),
+        grouped_kernels.products(d, stack, expert, 1, num_experts=len(kernels), transposed=True, interpret=True),
         grouped_kernels.sums(rows, d, expert, num_experts=len(kernels), interpret=True),
     )
+    totals = jnp.ones(stack.shape, jnp.float32)
+    added = grouped_kernels.added_sums(totals, rows, d, expert, 1, num_experts=len(kernels), interpret=True)
+    assert (added[0] == 1).all()
+    assert (added[-1] == 1).all()
+    assert max(apart((added[1:-1],), (1 + textbook(rows, kernels, expert, d)[2],))) < 1e-6  # float32, never rounded
     assert max(apart(found, textbook(rows, kernels, expert, d))) < 4e-3  # half of bfloat16's last digit: 2**-9
 
 

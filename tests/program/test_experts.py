@@ -15,6 +15,11 @@ from tiny_models import config_of, pipeline_of, random_batch, random_params, rel
 
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import LanguageModel, MixtureConfig, dispatch, experts
+from jaxpipe.models.grouped import grouped
+from jaxpipe.program.device import add_layer
+from jaxpipe.program.jaxprs import InStack, Summand
+from jaxpipe.program.split_vjp import split_vjp
+from jaxpipe.program.vjp import trace_vjp
 from jaxpipe.schedules import REGISTRY, build, split_backward
 
 BOUND = 1e-5
@@ -323,3 +328,38 @@ def test_few_rows_are_filled_up():
     for num_tokens, num_experts, num_chosen in ((4096, 8, 2), (4096, 128, 8), (8192, 128, 8)):
         tiles, size = dispatch.Dropless(num_experts, num_chosen).shape(1, num_tokens)
         assert tiles * size <= 1.1 * num_tokens * num_chosen
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_kernels_are_read_and_gradients_added_where_they_stand(padding):
+    """In a stack of two chunks of three layers; gradients to one that may be padded, as if split over devices."""
+    random = np.random.default_rng(0)
+    kernels, sums = (jnp.asarray(random.standard_normal((2, 3, 4, 6, 5)), jnp.float32) for _ in range(2))
+    sums = jnp.pad(sums, [(0, 0)] * 4 + [(0, padding)])
+    x = jnp.asarray(random.standard_normal((3, 8, 6)), jnp.float32)
+    expert = jnp.array([0, 2, 2], jnp.int32)
+
+    def layer(params, x):
+        return jnp.tanh(grouped(x, params["kernel"], expert, False)) + params["bias"]
+
+    vjp = trace_vjp(layer, {"bias": kernels[0, 0, 0, 0], "kernel": kernels[0, 0]}, x)
+    assert vjp.in_stack == {1}
+    split = split_vjp(vjp)
+
+    def both(read):
+        chunk, turn = jnp.int32(1), jnp.int32(2)
+        params = {"bias": kernels[0, 0, 0, 0], "kernel": read(kernels, chunk, turn)}
+        y, residuals = vjp.forward(params, x)
+        d_params, dx = vjp.backward(params, residuals, y)
+        _, early, deferred = split.input_gradient(params, residuals, y)
+        late = split.weight_gradient(params, [residuals[i] for i in split.shared_with_w], deferred)
+        assert isinstance(late[1], Summand) == isinstance(d_params["kernel"], Summand) == (read is InStack)
+        added = [add_layer([sums], chunk, turn, [d])[0] for d in (d_params["kernel"], late[1])]
+        return y, dx, d_params["bias"], early[0], added
+
+    for ours, expected in zip(
+        jax.tree.leaves(jax.jit(lambda: both(InStack))()),
+        jax.tree.leaves(jax.jit(lambda: both(lambda leaf, chunk, turn: leaf[chunk, turn]))()),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

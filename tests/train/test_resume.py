@@ -16,6 +16,7 @@ from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import DataError
+from jaxpipe.training import resume
 from jaxpipe.training.metrics import MetricsWriter
 
 
@@ -107,6 +108,34 @@ def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
     assert done.returncode == 0, done.stderr
     assert "done       all 12 steps" in done.stdout
     assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    [
+        (["a=1", "b=2"], ["a=1", "b=2"], []),
+        (["a=1", "b=2"], ["a=3", "b=2"], ["XLA flags: a=1 -> a=3"]),
+        (["a=1", "b=2"], [], ["XLA flags: a=1 b=2 -> none"]),
+        ([], ["b=2"], ["XLA flags: none -> b=2"]),
+        (None, ["b=2"], []),  # the run is from before flags were written
+    ],
+)
+def test_xla_flags_that_differ_from_those_of_the_run(tmp_path, before, now, change):
+    if before is not None:
+        resume.write_flags(tmp_path, before)
+    assert resume.flags_change(tmp_path, now) == change
+
+
+@pytest.mark.ci
+def test_a_run_that_resumes_under_another_flag_says_so(tmp_path, monkeypatch):
+    small = (tmp_path / "run", "--config.mesh.pipe=1", "--config.mesh.data=1", "--config.train.steps=3")
+    assert train(*small).returncode == 0
+    # Flags are read once in a process, so that this one is only said here; and one of GPUs matters to no CPU.
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " --xla_cpu_other=true --xla_gpu_other=true")
+    done = train(*small[:-1], "--config.train.steps=4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("changed    XLA flags: none -> xla_cpu_other=true\n") == 1
+    assert "xla_cpu_other=true" in (tmp_path / "run" / "xla_flags.txt").read_text().splitlines()
 
 
 @pytest.mark.ci

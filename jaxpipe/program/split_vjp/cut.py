@@ -19,20 +19,19 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jaxpipe.mesh.stacks import ADDED_IN_STACK, READ_IN_STACK
+from jaxpipe.program.primitives import COLLECTIVES, FOREIGN, FORMS, PRODUCTS
+
 Atom = core.Var | core.Literal
 
 # Primitives that compute nothing: the second half may repeat them, so that the smaller of the two forms of a value is
 # saved. It may also repeat primitives that make random keys, which no page can hold.
-_FORM = {"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "reshape", "rev", "squeeze", "transpose"}
-# These move values and compute none: gathered parameters are had again from their parts.
-_FORM |= {"all_gather", "all_to_all", "gather"}
-_PRODUCTS = {"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"}
+# The last three move values and compute none: gathered parameters are had again from their parts.
+_FORM = FORMS | {"broadcast_in_dim", "convert_element_type", "all_gather", "all_to_all", "gather"}
 _COMBINE = ("reduce", "scatter", "select_and_scatter")  # their jaxprs combine two elements into one
 # These look elementwise and are not cheap, or draw other numbers on other devices: computed once, now.
-_NOT_AGAIN = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "erf_inv", "random_bits", "random_gamma", "sort"}
-_NOT_AGAIN |= {"axis_index", "dynamic_update_slice", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "top_k"}
-_NOT_AGAIN |= {"all_to_all", "psum_scatter", "reduce_scatter", "reduce_precision", "threefry2x32"}
-_FOREIGN = {"custom_call", "ffi_call", "pallas_call", "pure_callback", "triton_kernel_call"}
+_NOT_AGAIN = COLLECTIVES | {"axis_index", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k"}
+_NOT_AGAIN |= {"dynamic_update_slice", "erf_inv", "random_bits", "random_gamma", "reduce_precision", "threefry2x32"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,9 @@ def is_product(equation: core.JaxprEqn) -> bool:
     name = equation.primitive.name
     if name.startswith(_COMBINE):
         return False
-    return name in _PRODUCTS | _FOREIGN or any(True for _ in core.jaxprs_in_params(equation.params))
+    if equation.primitive in READ_IN_STACK or equation.primitive in ADDED_IN_STACK:
+        return True
+    return name in PRODUCTS | FOREIGN or any(True for _ in core.jaxprs_in_params(equation.params))
 
 
 class _Sources:

@@ -17,6 +17,7 @@ import jax.extend.core as core
 
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.jaxprs import (
+    InStack,
     Values,
     evaluate,
     num_consts_and_carry,
@@ -225,7 +226,8 @@ class SplitBackward:
         values = self._values(params, dict(zip(shared, residuals, strict=True)), given)
         values.update(zip(self._deferred, deferred, strict=True))
         wanted = [out for out, is_early in zip(self.backward.jaxpr.outvars, early, strict=True) if not is_early]
-        results = iter(evaluate(self.cut.later, values, wanted))
+        in_place = any(isinstance(leaf, InStack) for leaf in jax.tree.leaves(params))
+        results = iter(evaluate(self.cut.later, values, wanted, may_add=in_place))
         # All but the last, which is dx.
         return [None if is_early else next(results) for is_early in early[:-1]]
 
