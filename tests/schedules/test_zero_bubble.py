@@ -278,7 +278,7 @@ def test_merit_is_what_the_simulator_says():
         shop, start = random_case(source)
         start = in_order(start, shop)
         schedule = with_rows(shop, start)
-        makespan, gaps, most_stored, _ = merit(start, shop)
+        makespan, gaps, most_stored = merit(start, shop)
         assert makespan == simulated(schedule, shop)
         assert most_stored == peak_activations(schedule).max() * shop.placement.num_chunks
         ends = np.array(start).reshape(shop.num_microbatches, shop.num_operations) + shop.duration

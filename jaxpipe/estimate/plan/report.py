@@ -206,7 +206,8 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
             }
             for baseline in baselines
         ],
-        "nearest": plan.nearest and {**_setting(plan.nearest[0]), **_bytes(plan.nearest[1])},
+        # Of a plan with rows nobody asks, and its bytes would have to be counted.
+        "nearest": None if plan.rows or not plan.nearest else {**_setting(plan.nearest[0]), **_bytes(plan.nearest[1])},
     }
 
 

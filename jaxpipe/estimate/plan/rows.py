@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from jaxpipe.estimate import Bytes, Setting
-from jaxpipe.estimate.plan.space import (
-    Space,
-)
+from jaxpipe.estimate import Bytes, Setting, memory
+from jaxpipe.estimate.plan.space import Space
 from jaxpipe.estimate.step import Estimate
 
 
@@ -55,7 +54,7 @@ class Plan:
         num_evaluated: candidates whose bytes or step were computed; the others cannot be among the rows.
         too_large: kind of bytes that is largest -> candidates that do not fit.
         not_measured: candidates that the costs do not cover.
-        nearest: the setting with the fewest bytes of those that do not fit, as far as counted; None if all fit.
+        smallest: settings that do not fit, each with bytes that it takes at least, in ascending order.
         tight: the fastest that fits without the margin alone; None if there is none as fast as the rows.
         num_tight: candidates that fit without the margin alone.
         of_all_s: seconds of the fastest step on all GPUs; infinite if none fits.
@@ -69,7 +68,7 @@ class Plan:
     num_evaluated: int
     too_large: Counter[str]
     not_measured: int
-    nearest: tuple[Setting, Bytes] | None
+    smallest: tuple[tuple[Setting, Bytes], ...]
     tight: Row | None
     num_tight: int
     of_all_s: float
@@ -80,6 +79,18 @@ class Plan:
     def step_s(self) -> float:
         """Predicted seconds of the first row's step; infinite without a row."""
         return self.rows[0].step_s if self.rows else math.inf
+
+    @cached_property
+    def nearest(self) -> tuple[Setting, Bytes] | None:
+        """The setting with the fewest bytes of `smallest`, and all its bytes; None if every setting fits."""
+        nearest = None
+        for setting, least in self.smallest:
+            if nearest and least.total >= nearest[1].total:
+                break
+            held = memory(setting)
+            if nearest is None or held.total < nearest[1].total:
+                nearest = setting, held
+        return nearest
 
 
 def largest_kind(held: Bytes) -> str:

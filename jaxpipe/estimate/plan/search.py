@@ -13,7 +13,7 @@ import gc
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -161,9 +161,6 @@ def search(
     too_large = {candidate: item for candidate, item in least.items() if candidate not in fitting | tight.keys()}
     rest = [row for candidate, row in tight.items() if candidate not in fitting]
     smallest = sorted(too_large.values(), key=lambda item: item[1].total)
-    nearest = smallest[0] if smallest else None
-    if not rows:  # which one it is decides the error's repair, so all its bytes are counted
-        nearest = _nearest(smallest[:_MOST_COUNTED])
     return Plan(
         rows=tuple(rows.values()),
         space=space,
@@ -171,7 +168,7 @@ def search(
         num_evaluated=len(seen),
         too_large=Counter(largest_kind(held) for _, held in too_large.values()),
         not_measured=frontier.num_not_measured,
-        nearest=nearest,
+        smallest=tuple(smallest[:_MOST_COUNTED]),
         tight=min(rest, key=lambda row: row.step_s, default=None),
         num_tight=len(rest),
         of_all_s=min((row.step_s for row in rows.values()), default=math.inf),
@@ -212,6 +209,7 @@ class _BoundedSetting:
 
     candidate: int
     setting: Setting
+    times: Times
     bound_s: float
     estimate: Estimate | None = None
     is_in_room: bool = False  # whether the bound is of its pages too
@@ -250,7 +248,7 @@ class _Frontier:
         """Whether an item is put back, since its pages take longer than its bound says: no schedule has to be built."""
         if item.is_in_room or item.estimate:
             return False
-        bound_s = _rounded_down(least_with_room_s(item.setting, self._source.times(item.setting)))
+        bound_s = _rounded_down(least_with_room_s(item.setting, item.times))
         if bound_s <= item.bound_s:
             return False
         self.push(replace(item, bound_s=bound_s, is_in_room=True))
@@ -273,23 +271,11 @@ class _Frontier:
                 # Where the head is split, the update of embedding and head is too.
                 own = self._source.times(setting) if setting.vocab_over_pipe else times
                 bound_s = least_s(setting, own, step_collectives(setting, self._source, own))
-                yield _BoundedSetting(candidate, setting, _rounded_down(bound_s))
+                yield _BoundedSetting(candidate, setting, own, _rounded_down(bound_s))
 
 
 def _rounded_down(seconds: float) -> float:
     return seconds * (1.0 - _ROUNDING)
-
-
-def _nearest(smallest: Sequence[tuple[Setting, Bytes]]) -> tuple[Setting, Bytes] | None:
-    """The setting with the fewest bytes, all of them; `smallest` has lower bounds in ascending order."""
-    nearest = None
-    for setting, least in smallest:
-        if nearest and least.total >= nearest[1].total:
-            break
-        held = memory(setting)
-        if nearest is None or held.total < nearest[1].total:
-            nearest = setting, held
-    return nearest
 
 
 def may_fit(group: Setting) -> bool:

@@ -18,6 +18,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxpipe.schedules.ordering.flow_shop import FlowShop
 
 _MOST_ROUNDS = 20  # 3 to 6 are usual
@@ -27,12 +29,12 @@ class _Actions(NamedTuple):
     """The data of all actions that the moves need, in forward or in reversed time."""
 
     device: list[int]  # [action] device that runs it
-    duration: list[int]  # [action] ticks
+    duration: np.ndarray  # [action] ticks
     waits_for: list[tuple[int, ...]]  # [action] -> actions that end before it starts
     # [action] activations that it stores from its start on, 1 or 0; -1 if it gives them back at its end
     takes: list[int]
-    not_before: list[int]  # [action] earliest start, in ticks from the start of the step
-    tail: list[int]  # [action] least number of ticks from its end to the end of the step
+    not_before: np.ndarray  # [action] earliest start, in ticks from the start of the step
+    tail: np.ndarray  # [action] least number of ticks from its end to the end of the step
 
 
 def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[int]:
@@ -43,7 +45,7 @@ def in_order(start: Sequence[int], shop: FlowShop, *, message: int = 0) -> list[
     device_of = shop.device_of[0]
     end = [0] * len(start)
     free_at = [0] * shop.placement.num_devices
-    for index in sorted(range(len(start)), key=start.__getitem__):
+    for index in np.argsort(start, kind="stable").tolist():
         operation = index % num_operations
         device = device_of[operation]
         ready = 0
@@ -86,8 +88,7 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
     backwards = _read_backwards(onward)
     # A first pass alone closes gaps, and makes no step longer.
-    best = _as_early_as_possible(start, onward, bound)
-    latest = best
+    best = latest = _as_early_as_possible(np.array(start), onward, bound)
     length = _length(best, onward)
     least = shop.least_makespan(tails)
     for _ in range(_MOST_ROUNDS):
@@ -101,7 +102,7 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
             break
         best = latest
         length = _length(latest, onward)
-    return best
+    return best.tolist()
 
 
 def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
@@ -117,11 +118,11 @@ def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
         waits_for += [(first + operation,) for operation in range(num_stages, 2 * num_stages)]
     return _Actions(
         device_of * num_microbatches,
-        shop.duration * num_microbatches,
+        np.tile(shop.duration, num_microbatches),
         waits_for,
         takes * num_microbatches,
-        [0] * len(waits_for),
-        [tails[device] for device in device_of] * num_microbatches,
+        np.zeros(len(waits_for), int),
+        np.tile(np.take(tails, device_of), num_microbatches),
     )
 
 
@@ -139,100 +140,106 @@ def _read_backwards(actions: _Actions) -> _Actions:
     )
 
 
-def _length(start: Sequence[int], actions: _Actions) -> int:
+def _length(start: np.ndarray, actions: _Actions) -> int:
     """Ticks of the step, tails included."""
-    return max(map(sum, zip(start, actions.duration, actions.tail, strict=True)))
+    return int((start + actions.duration + actions.tail).max())
 
 
-def _mirrored(start: Sequence[int], actions: _Actions) -> list[int]:
+def _mirrored(start: np.ndarray, actions: _Actions) -> np.ndarray:
     """[action] start in reversed time."""
-    length = _length(start, actions)
-    return [length - at - duration for at, duration in zip(start, actions.duration, strict=True)]
+    return _length(start, actions) - start - actions.duration
 
 
-def _as_early_as_possible(start: Sequence[int], actions: _Actions, bound: int) -> list[int]:
+def _as_early_as_possible(start: np.ndarray, actions: _Actions, bound: int) -> np.ndarray:
     """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device."""
-    device_of = actions.device
-    duration = actions.duration
-    takes = actions.takes
-    ends = [0] * len(start)
-    rows = [_Row(bound) for _ in range(max(device_of) + 1)]
-    for index in sorted(range(len(start)), key=start.__getitem__):
+    rows = [_Row(bound) for _ in range(max(actions.device) + 1)]
+    row_of = [rows[device] for device in actions.device]
+    duration = actions.duration.tolist()
+    takes_of = actions.takes
+    waits_for = actions.waits_for
+    not_before = actions.not_before.tolist()
+    ends = [0] * len(duration)
+    for index in np.argsort(start, kind="stable").tolist():
         # An action may start when those that it waits for have ended.
-        ready = actions.not_before[index]
-        for other in actions.waits_for[index]:
+        ready = not_before[index]
+        for other in waits_for[index]:
             # Not `max`: its call takes longer than the comparison, in the innermost loop.
             if ends[other] > ready:
                 ready = ends[other]
-        ends[index] = rows[device_of[index]].add(ready, duration[index], takes[index])
-    return [end - ticks for end, ticks in zip(ends, duration, strict=True)]
+        row = row_of[index]
+        ticks = duration[index]
+        free_at = row.free_at
+        at = ready
+        if ready < free_at:
+            # Most actions find no gap, which is seen here: a call would take longer than all the rest.
+            gap_ends = row.gap_ends
+            at = row.gap_for(ready, ticks, takes_of[index]) if gap_ends and gap_ends[-1] >= ready + ticks else free_at
+            if at < free_at:
+                ends[index] = at + ticks
+                row.insert(at, at + ticks, takes_of[index])
+                continue
+        # The device waits: a gap that later actions may fill.
+        elif at > free_at:
+            row.gap_starts.append(free_at)
+            row.gap_ends.append(at)
+        row.free_at = ends[index] = at + ticks
+        row.starts.append(at)
+        row.stored.append(row.stored[-1] + takes_of[index])
+    return np.array(ends) - actions.duration
 
 
 class _Row:
-    """The actions of a device that have moved, in four lists by position, and the gaps between them.
+    """The actions of a device that have moved, by position, and the gaps between them.
 
     An F that moves ahead of other actions is stored during all of them; activations freed by a W that moves ahead are
     not. Most rows have few gaps, and an action may pass thousands of others; but most actions pass none.
+
+    Attributes:
+        free_at: tick from which no action is in the row.
+        starts: [position] tick at which the action starts.
+        stored: [position] activations stored before the action; the last one is of the end of the row.
+        gap_starts, gap_ends: [gap] first tick of a gap, and the tick after it.
     """
 
     def __init__(self, bound: int):
         """Makes an empty row of a device that stores at most `bound` activations."""
         self._bound = bound
-        self._free_at = 0
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._most: list[int] = []  # stored while the action runs
-        self._after: list[int] = []  # stored when it has ended
-        self._gap_starts: list[int] = []
-        self._gap_ends: list[int] = []
+        self.free_at = 0
+        self.starts: list[int] = []
+        self.stored = [0]
+        self.gap_starts: list[int] = []
+        self.gap_ends: list[int] = []
 
-    def add(self, ready: int, duration: int, takes: int) -> int:
-        """Puts an action into the first gap that is long enough, or at the end; returns its end."""
-        at = ready if ready >= self._free_at else self._first_gap(ready, duration)
+    def gap_for(self, ready: int, duration: int, takes: int) -> int:
+        """The start of the first gap that is long enough and has room, or the end of the row."""
+        at = self._first_gap(ready, duration)
         # Only F can break the bound; a W in front of others makes room for them.
-        if takes > 0 and at < self._free_at:
-            # An F may not pass an action during which its device is full already.
-            passed = self._most[bisect_left(self._starts, at) :]
+        if takes > 0 and at < self.free_at:
+            # An F may not pass an action before or after which its device is full already.
+            first = bisect_left(self.starts, at)
+            passed = self.stored[first:]
             if self._bound in passed:
                 # Behind the last action during which the device is full; counted from the end, as `passed` is.
-                last_full = len(self._ends) - 1 - passed[::-1].index(self._bound)
-                at = self._first_gap(max(ready, self._ends[last_full]), duration)
-        if at < self._free_at:
-            self._insert(at, at + duration, takes)
-            return at + duration
-        # The device waits: a gap that later actions may fill.
-        if at > self._free_at:
-            self._gap_starts.append(self._free_at)
-            self._gap_ends.append(at)
-        before = self._after[-1] if self._after else 0
-        self._free_at = end = at + duration
-        self._starts.append(at)
-        self._ends.append(end)
-        self._most.append(before + takes if takes > 0 else before)
-        self._after.append(before + takes)
-        return end
+                last_full = min(len(self.stored) - 1 - passed[::-1].index(self._bound), len(self.starts) - 1)
+                at = self._first_gap(max(ready, self.starts[last_full] + 1), duration)
+        return at
 
     def _first_gap(self, ready: int, duration: int) -> int:
         """The first tick from `ready` on, which is before the end of the row, from which it is free for `duration`."""
-        for number in range(bisect_right(self._gap_ends, ready), len(self._gap_ends)):
-            at = max(self._gap_starts[number], ready)
-            if at + duration <= self._gap_ends[number]:
+        for number in range(bisect_right(self.gap_ends, ready), len(self.gap_ends)):
+            at = max(self.gap_starts[number], ready)
+            if at + duration <= self.gap_ends[number]:
                 return at
-        return self._free_at
+        return self.free_at
 
-    def _insert(self, start: int, end: int, takes: int) -> None:
+    def insert(self, start: int, end: int, takes: int) -> None:
         """Puts an action into a gap that has room for it."""
-        position = bisect_left(self._starts, start)
-        before = self._after[position - 1] if position else 0
-        self._starts.insert(position, start)
-        self._ends.insert(position, end)
-        self._most.insert(position, before + max(takes, 0))
-        self._after.insert(position, before + takes)
-        if takes:  # the actions that it passes now store its activations, or no longer do
-            self._most[position + 1 :] = [stored + takes for stored in self._most[position + 1 :]]
-            self._after[position + 1 :] = [stored + takes for stored in self._after[position + 1 :]]
-        first = self._gap_starts
-        last = self._gap_ends
+        position = bisect_left(self.starts, start)
+        self.starts.insert(position, start)
+        # The actions that it passes now store its activations, or no longer do.
+        self.stored[position:] = [self.stored[position], *(stored + takes for stored in self.stored[position:])]
+        first = self.gap_starts
+        last = self.gap_ends
         # The gap that the action goes into; it loses an end, or becomes two.
         number = bisect_right(first, start) - 1
         if last[number] > end:

@@ -16,8 +16,10 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 from jaxpipe.schedules.analysis.costs import Costs, split_costs
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
@@ -168,7 +170,6 @@ class Merit(NamedTuple):
     makespan: int  # ticks of the step
     gaps: int  # the most ticks that any device waits between its first start and its last end
     most_stored: int  # stages' activations on a device at once
-    with_messages: int  # ticks of the step where a message takes a tenth of a forward
 
 
 def memory_bounded(
@@ -227,7 +228,6 @@ class _Problem(NamedTuple):
         )
 
 
-@lru_cache(maxsize=64)  # plans ask for many costs, which have the first ones in common
 def _orders(problem: _Problem, costs: tuple[Costs, ...]) -> list[list[int]]:
     """[order][action] start: the best order found for each of `costs`, the last first, then the block.
 
@@ -239,8 +239,13 @@ def _orders(problem: _Problem, costs: tuple[Costs, ...]) -> list[list[int]]:
         start = repeated(problem.block, shop, problem.bound) if problem.block else None
         # A bound below what the block stores without waits: then only list schedules are left.
         return [start] if start and merit(start, shop).most_stored <= problem.bound else []
-    earlier = _orders(problem, costs[:-1])
+    earlier = _earlier_orders(problem, costs[:-1])
     return [_best(problem.shop_at(costs[-1]), earlier, staggered=problem.staggered), *earlier]
+
+
+@cache  # plans ask for many costs, which have the first ones in common; what is found for all of them is a spec's
+def _earlier_orders(problem: _Problem, costs: tuple[Costs, ...]) -> list[list[int]]:
+    return _orders(problem, costs)
 
 
 def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -> list[int]:
@@ -259,6 +264,9 @@ def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -
             if order := list_schedule(shop, pattern.guide(shop), limit):
                 yield order.start, rounds
 
+    def waits_less(order: Sequence[int], than: Sequence[int]) -> bool:
+        return makespan_with_messages(order, shop) < makespan_with_messages(than, shop)
+
     tried: list[list[int]] = []  # patterns often lead to one order
     for start, rounds_of in starts():
         if start in tried:
@@ -269,7 +277,8 @@ def _best(shop: FlowShop, orders: Sequence[Sequence[int]], *, staggered: bool) -
             if tail is not None:
                 start = compacted(start, shop, tail)
             reached = merit(start, shop)
-            if best is None or reached < best[0]:
+            # Among orders that tie with free messages, the one that waits least for messages is best on any real link.
+            if best is None or reached < best[0] or (reached == best[0] and waits_less(start, best[1])):
                 best = reached, start
             # No order is shorter or has smaller gaps, so the others need not be tried.
             if reached[:2] == (shop.least_makespan(), 0):
@@ -294,21 +303,20 @@ def _patterns(shop: FlowShop) -> list[Pattern]:
 
 def merit(start: Sequence[int], shop: FlowShop) -> Merit:
     """The merit of the order whose actions start at `start`, [action] in ticks."""
-    duration = shop.duration
-    num_operations = shop.num_operations
-    num_stages = shop.placement.num_stages
-    makespan = gaps = most = 0
-    for work, row in zip(shop.work, shop.order_of(start), strict=True):
-        end = start[row[-1]] + duration[row[-1] % num_operations]
-        makespan = max(makespan, end)
-        gaps = max(gaps, end - start[row[0]] - work)
-        stored = 0
-        for index in row:
-            operation = index % num_operations
-            # F takes one, W gives it back, I keeps it.
-            stored += (operation < num_stages) - (operation >= 2 * num_stages)
-            most = max(most, stored)
-    # Among orders that tie with free messages, the one that waits least for messages is best on any real link.
-    later = in_order(start, shop, message=duration[0] // 10)
-    ends = (begin + duration[index % num_operations] for index, begin in enumerate(later))
-    return Merit(makespan, gaps, most, max(ends))
+    begin = np.array(start)
+    device = np.tile(shop.device_of[0], shop.num_microbatches)
+    end = begin + np.tile(shop.duration, shop.num_microbatches)
+    in_rows = np.lexsort((begin, device))
+    # The first action of each device; the one before it is the last of another.
+    first = np.flatnonzero(np.diff(device[in_rows], prepend=-1))
+    ends = end[in_rows[np.append(first[1:], len(begin)) - 1]]
+    # F takes one, W gives it back, I keeps it. A device frees all, so that the sums of the next one begin at 0.
+    takes = np.repeat((1, 0, -1), shop.placement.num_stages)
+    stored = np.cumsum(np.tile(takes, shop.num_microbatches)[in_rows])
+    return Merit(int(ends.max()), int((ends - begin[in_rows[first]] - shop.work).max()), int(stored.max()))
+
+
+def makespan_with_messages(start: Sequence[int], shop: FlowShop) -> int:
+    """Ticks of the step in the order of `start` where a message takes a tenth of a forward."""
+    later = in_order(start, shop, message=shop.duration[0] // 10)
+    return int((np.array(later) + np.tile(shop.duration, shop.num_microbatches)).max())

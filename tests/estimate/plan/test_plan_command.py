@@ -117,8 +117,18 @@ def test_nothing_fits_is_said_with_what_is_nearest():
 
 NOTHING_FITS = [
     # Masters and moments are divided by more GPUs; no change of the step makes room for them.
-    (["model.num_layers=64"], "mostly masters and optimizer state", r"give more GPUs, a100-80g:\d+x2 at least$"),
-    (["model.num_layers=28"], "mostly masters and optimizer state", "set optimizer.name='lion'"),
+    pytest.param(
+        ["model.num_layers=64"],
+        "mostly masters and optimizer state",
+        r"give more GPUs, a100-80g:\d+x2 at least$",
+        marks=pytest.mark.ci,
+    ),
+    pytest.param(
+        ["model.num_layers=28"],
+        "mostly masters and optimizer state",
+        "set optimizer.name='lion'",
+        marks=pytest.mark.ci,
+    ),
     (["model.num_layers=26"], "leaves a margin of memory", "give --memory_margin=0 for the "),
     # What one sequence needs is the same on any number of GPUs.
     (["data.seq_len=1048576"], "mostly (activations|workspace of a layer)", r"repair: set data.seq_len=\d+$"),

@@ -170,7 +170,13 @@ def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps)
     assert plan.tight.step_s == tight[0].step_s
 
 
-@pytest.mark.parametrize("source", [SOURCE, replace(SOURCE, nvlink_fraction=1e-5)], ids=["fast links", "slow links"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(SOURCE, id="fast links"),
+        pytest.param(replace(SOURCE, nvlink_fraction=1e-5), id="slow links", marks=pytest.mark.ci),
+    ],
+)
 def test_no_step_is_shorter_than_its_bounds(every_setting, source):
     for group, _, _, setting in every_setting:
         step_s = estimate(setting, source).step_s
@@ -220,6 +226,10 @@ def test_experts_are_planned_over_as_many_devices_as_divide_them():
     space = space_of(mixture(6), parse_topology("a100-80g:1x4"))
     assert {group.expert for group in space.groups} == {1, 2}
     assert {group.expert for group in space_of(mixture(5), TOPOLOGY).groups} == {1}
+
+
+@pytest.mark.ci
+def test_experts_are_shared_where_that_is_faster():
     space = space_of(mixture(6), TOPOLOGY)
     (best,) = search(space, SOURCE, top=1).rows
     alone = replace(space, groups=tuple(group for group in space.groups if group.expert == 1))
@@ -260,6 +270,7 @@ def check_never_worse(config: ConfigDict, shapes: Iterable[tuple[int, int]], *, 
     return num_idle
 
 
+@pytest.mark.ci
 def test_fewer_gpus_are_taken_where_all_are_slower():
     """Seven share 7 layers, with a bubble, and not 4 sequences; four share both better."""
     plan = plan_of(thin_config(), 1, 7)
@@ -312,6 +323,7 @@ def plan_of_four_thousand_gpus(*, batch_size: int, num_layers: int, top: int):
     return search(space_of(small_config(large), topology), Roofline(topology.hardware), top=top)
 
 
+@pytest.mark.ci
 def test_four_thousand_gpus_are_no_trouble():
     plan = plan_of_four_thousand_gpus(batch_size=1024, num_layers=4, top=3)
     assert [row.setting.num_gpus for row in plan.rows] == [4096] * 3
