@@ -3,8 +3,8 @@
     python -m jaxpipe.bench --config=configs/bench_cpu.py [--format=json] [--num_processes=P] [--num_repeats=3]
 
 Times are of loss and gradients: the compiled pipeline on the config's mesh, and `jax.value_and_grad`
-scanned over layers and microbatches on one device, by turns; medians. Memory that a step frees is kept for the
-next. Bytes, compile time and copies are those of the whole training step.
+scanned over layers and microbatches on one device, by turns; medians. Bytes, compile time and copies are those of the
+whole training step.
 
 In one process the unpipelined step may use all cores, and XLA divides each of its operations among them. Where they are
 small, as the tiles of experts are, that costs processor time of its own: then compare with one thread each, as below.
@@ -49,7 +49,8 @@ from jaxpipe.estimate import stage_costs
 from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import measure
 from jaxpipe.measure.step_pair import make_step_pair, measure_memory
-from jaxpipe.measure.timing import keep_freed_memory, median, timed
+from jaxpipe.measure.timing import median, timed
+from jaxpipe.mesh.huge_pages import start_with_huge_pages
 from jaxpipe.schedules import Costs, Schedule, simulate
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.training.setup import devices_of
@@ -66,8 +67,6 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one benchmark and prints its result."""
-    # Before JAX allocates anything, since the allocator reads it once.
-    keep_freed_memory()
     config = config_of(values)
     if values.num_processes > 1:
         # One device a process; other axes would need more.
@@ -236,4 +235,5 @@ def time_lost(
 main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
+    start_with_huge_pages()
     sys.exit(main())

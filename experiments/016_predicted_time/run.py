@@ -23,7 +23,6 @@ from step_predictions import TOPOLOGY, Prediction, measured, predictions
 from experiments.pages import markdown, page_parser, put_between, write_files
 from jaxpipe.estimate import setting_of
 from jaxpipe.measure import pinned
-from jaxpipe.measure.timing import keep_freed_memory
 
 FOLDER = Path(__file__).parent
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
@@ -38,7 +37,6 @@ def time_all(*, num_repeats: int) -> None:
 
 def work(flags: argparse.Namespace) -> None:
     """Measures in one of the two processes."""
-    keep_freed_memory()
     pinned.join(flags)
     from step_times import time_group  # builds arrays at import, which starts jax
 

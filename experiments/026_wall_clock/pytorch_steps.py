@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from jaxpipe.distributed.gloo import tune_gloo
 from jaxpipe.measure import pinned
-from jaxpipe.measure.timing import keep_freed_memory, median, timed
+from jaxpipe.measure.timing import median, timed
 
 NUM_LAYERS, NUM_HEADS, NUM_WORDS = 8, 8, 256
 MICROBATCH_SIZE = 2
@@ -154,7 +154,6 @@ def main() -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[flags.process_id]})
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    keep_freed_memory()
     rank, num_devices = flags.process_id, flags.num_processes
     address = f"tcp://{flags.coordinator_address}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_devices)

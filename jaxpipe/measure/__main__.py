@@ -44,7 +44,7 @@ from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import mock, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
-from jaxpipe.measure.timing import keep_freed_memory
+from jaxpipe.mesh.huge_pages import start_with_huge_pages
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -67,8 +67,6 @@ def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
     if values.output is None:
         check_unused(values, ["overwrite"], "it needs --output")
-    # Before anything is allocated that is timed later.
-    keep_freed_memory()
     if values.mock is not None:
         if values.output is not None:
             check_output(values.output, overwrite=values.overwrite)
@@ -219,4 +217,5 @@ def to_text(measurement: Measurement) -> str:
 main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
+    start_with_huge_pages()
     sys.exit(main())

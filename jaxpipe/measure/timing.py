@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,23 +94,3 @@ def _mean(timings: list[list[Timing]]) -> list[list[Timing]]:
     mine = np.array([[(timing.wall_s, timing.cpu_s) for timing in of_call] for of_call in timings], np.float32)
     mean = np.asarray(multihost_utils.process_allgather(mine), np.float64).reshape(-1, *mine.shape).mean(axis=0)
     return [[Timing(*pair) for pair in of_call] for of_call in mean.tolist()]
-
-
-# Options of glibc's malloc.h.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_MAX = -4
-_M_ARENA_MAX = -8
-_MOST = 2**31 - 1
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc's allocator keep freed memory for the next step, as JAX does on GPUs; does nothing without glibc.
-
-    By default glibc returns big buffers to the system, which clears every page again in the next step. That takes
-    several per cent of the processor time and says nothing about the program.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        # Never trim, never map big buffers apart, and use one arena, so that all threads find what was freed.
-        for option, value in ((_M_TRIM_THRESHOLD, _MOST), (_M_MMAP_MAX, 0), (_M_ARENA_MAX, 1)):
-            mallopt(option, value)
