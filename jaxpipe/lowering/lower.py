@@ -19,7 +19,7 @@ from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
-from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, apart_where_hung, refine
+from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, by_pairs, refine
 from jaxpipe.lowering.rounds import (
     ALTERNATING_ROUNDS,
     CHECKERBOARD_ROUNDS,
@@ -39,6 +39,7 @@ from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
 from jaxpipe.lowering.transfers.sums_over_data import SUMS_BEHIND_LAYERS, SUMS_OVER_DATA
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
+from jaxpipe.lowering.turns import period_of
 from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -62,7 +63,7 @@ GOOD_ENOUGH_RATIOS = np.array([1.001, 1.001, 1.001, 1.001, 1.02])
 MESSAGE_TIMES = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a likely one, one over a slow link
 # Limits of the same ratio at the expected costs, for each of these.
 FAST = np.array([1.001, 1.01, 1.03])
-FEW_SENT = 1.35  # messages sent over messages asked for, of the busiest device
+FEW_SENT = 1.5  # messages sent over messages asked for, of the busiest device
 SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
 
 
@@ -103,10 +104,9 @@ def lower(
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
-        table = folding.best_table(costs or Costs(), blocking=blocking)
-    else:
-        rounds = earliest_rounds(folding.compute)
-        table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
+        return folding.best_table(costs or Costs(), blocking=blocking, behind_layers=behind_layers)
+    rounds = earliest_rounds(folding.compute)
+    table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
     return with_hidden_data(table) if behind_layers else table
 
 
@@ -114,7 +114,7 @@ def with_hidden_data(table: RoundTable) -> RoundTable:
     """`table` with what travels over `data` behind layers; two replicas exchange compute copies before any action."""
     traffic = [SUMS_BEHIND_LAYERS if transfer is SUMS_OVER_DATA else transfer for transfer in table.kinds_of_traffic]
     gathers = (WEIGHT_GATHERS,) if table.schedule.num_replicas == 1 else ()
-    return apart_where_hung(replace(table, kinds_of_traffic=(*traffic, *gathers)))
+    return replace(table, kinds_of_traffic=(*traffic, *gathers))
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
@@ -135,11 +135,17 @@ def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
     if schedule.num_replicas == 1 or not table.has_backward:
         return table
     exchange = plan_exchange(schedule, table.schedule, table.layers_per_stage, table.rounds)
-    # From the first exchange on types are others, so that earlier rounds are not traced with it.
+    # Rounds behind the last one go on with the types of the turns.
+    stop = max(int(exchange.sends.round.max()) + 1, table.num_rounds)
+    period = period_of(table.round_type)
+    more = np.arange(stop - table.num_rounds)
+    is_rolled = period < table.num_rounds
+    behind = table.round_type[table.num_rounds - period + more % period] if is_rolled else table.num_types + more
+    round_type = np.append(table.round_type, behind)
+    # From the turn of the first exchange on types are others, so that earlier rounds are not traced with it.
     first = int(exchange.sends.round.min())
-    stop = int(exchange.sends.round.max()) + 1
-    round_type = np.append(table.round_type, np.full(max(stop - table.num_rounds, 0), table.num_types))
-    round_type[first:] += table.num_types
+    first -= (first - stop) % period if is_rolled else 0
+    round_type[max(first, 0) :] += round_type.max() + 1
     _, round_type = np.unique(round_type, return_inverse=True)
     # Permutes of a round begin in this order: all that travels between two devices comes before collectives.
     meet = [transfer for transfer in table.kinds_of_traffic if transfer.num_collectives(table).any()]
@@ -159,7 +165,7 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    def best_table(self, costs: Costs, *, blocking: bool) -> RoundTable:
+    def best_table(self, costs: Costs, *, blocking: bool, behind_layers: bool = False) -> RoundTable:
         """The table of the candidate that comes first in this order; one that passes 1 to 5 ends the search.
 
         1. within `FAST` of the asynchronous clock at `costs` without transfers,
@@ -193,8 +199,9 @@ class Folding:
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best = None  # (candidate, the same as timed)
         least = ()  # its key: less is better, in the order above
+        divided = by_pairs if blocking else refine
         for table in self.candidates(costs, blocking=blocking):
-            timed = refine(with_exchange(table, self.schedule) if is_timed_whole else table)
+            timed = divided(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
             at_any, expected = np.split(slowdown, [len(evaluated)])
             is_good_anywhere = bool((at_any <= limits).all())
@@ -218,7 +225,14 @@ class Folding:
                 least = key
         assert best is not None
         table, timed = best
-        return timed if is_timed_whole else refine(with_exchange(table, self.schedule))
+        if is_timed_whole and not behind_layers:
+            return timed
+        table = with_exchange(table, self.schedule)
+        if not behind_layers:
+            return divided(table)
+        # What hangs on layers changes no round, so that it is left out of the choice; it may double what is traced.
+        table = with_hidden_data(table)
+        return by_pairs(table) if blocking else refine(table, max_traced_actions=2 * timed.num_traced_actions)
 
     def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.

@@ -1,28 +1,28 @@
 """Types of rounds: which rounds share a loop body of the program, and with it permutes and traced actions.
 
-The fewer types, the smaller the program; the more, the fewer permutes carry nothing. A fold gives every round a
-position in a repeated body, whose permutes are the union over all repetitions. `refine` splits the rounds of a position
-by the pairs that they really need, as far as the size of the program allows. A type has a subset of the pairs of its
-position, so no device waits longer than before, and fill, steady state and drain need no bodies of their own.
+A fold gives every round a position in a repeated body, a turn, whose permutes are the union over all turns. `refine`
+cuts the turns into stretches, as fill, steady state and drain, each with types of its own: a stretch is one loop whose
+length is known, and no device has to be asked what comes next (`jaxpipe.lowering.turns`). The fewer stretches, the
+smaller the program; the more, the fewer permutes carry nothing. A type has a subset of the pairs of its position, so no
+device waits longer than before.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import math
+import sys
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from itertools import chain, count
-from operator import or_
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.turns import period_of
 
-MAX_TYPES = 24  # each is a loop of the program, or a branch of one
+MAX_TYPES = 24  # each is a loop body of the program
 MAX_TRACED_ACTIONS = 16  # kinds of action in all types together; program size and compile time grow with it
-SMALL_WASTE = 0.15  # transfers without content, in messages and as a fraction of these, that a smaller program is worth
-MAX_COMPARED = 160  # types of a position that are compared with each other; the rarest others become one
+SMALL_WASTE = 0.03  # transfers without content, as a fraction of messages, that one body less to trace is worth
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class RoundType:
     """Rounds that may share a loop body."""
 
     pairs: int  # bit mask of the transfers that any round needs, as many bits each as messages of its size
-    kinds: int  # bit mask of the kinds of action that any device does
+    kinds: int  # bit mask of the kinds of action that any device does, each with what hangs on its layers
     num_rounds: int
-    members: tuple[tuple[int, int], ...]  # (position, pairs) of its rounds
 
     @cached_property
     def size(self) -> int:
@@ -45,25 +44,23 @@ class RoundType:
         Example:
             Three rounds that use one link and two that use two: one type sends in vain in the three.
 
-            >>> RoundType(0b01, 0, 3, ()).waste(RoundType(0b11, 0, 2, ()))
+            >>> RoundType(0b01, 0, 3).waste(RoundType(0b11, 0, 2))
             3
         """
         either = (self.pairs | other.pairs).bit_count()
         return (either - self.size) * self.num_rounds + (either - other.size) * other.num_rounds
 
     def __or__(self, other: RoundType) -> RoundType:
-        return RoundType(
-            self.pairs | other.pairs,
-            self.kinds | other.kinds,
-            self.num_rounds + other.num_rounds,
-            self.members + other.members,
-        )
+        return RoundType(self.pairs | other.pairs, self.kinds | other.kinds, self.num_rounds + other.num_rounds)
+
+
+Stretch = dict[int, RoundType]  # type in the folded table -> that of a stretch of turns
 
 
 def refine(
     table: RoundTable, *, max_types: int = MAX_TYPES, max_traced_actions: int = MAX_TRACED_ACTIONS
 ) -> RoundTable:
-    """The table with rounds of one type divided by the transfers that they need, as far as the limits allow.
+    """The table whose turns are cut into stretches with types of their own, as far as the limits allow.
 
     Example:
         GPipe in rounds of one type sends both ways in each of them. Refined, forwards and backwards are apart, and so
@@ -78,24 +75,129 @@ def refine(
         ([16, 32, 16], [4, 10, 4])
     """
     pairs, num_messages = _needed_pairs(table)
+    columns = table.schedule.columns
+    hanging = table.hanging[table.rounds, columns.device]
+    # A kind of action is traced once for each set of what hangs on its layers.
+    _, variant = np.unique(np.stack([columns.kind, hanging]), axis=1, return_inverse=True)
     kinds = np.zeros(table.num_rounds, dtype=int)
     # Bits, since several devices do different kinds in one round.
-    np.bitwise_or.at(kinds, table.rounds, 1 << table.schedule.columns.kind)
-    cells = list(zip(table.round_type.tolist(), pairs, strict=True))
-    kinds_of: dict[tuple[int, int], int] = {}
-    for cell, own in zip(cells, kinds.tolist(), strict=True):
-        kinds_of[cell] = kinds_of.get(cell, 0) | own
-    positions: list[list[RoundType]] = [[] for _ in range(table.num_types)]
-    for cell, num_rounds in Counter(cells).most_common():
-        positions[cell[0]].append(RoundType(cell[1], kinds_of[cell], num_rounds, (cell,)))
-    types = _merged(
-        [_few(of_position) for of_position in positions],
+    np.bitwise_or.at(kinds, table.rounds, 1 << variant.ravel())
+    period = period_of(table.round_type)
+    # Turns are counted from the last one, which is whole. What is before the first whole one cannot be in its loop.
+    first = table.num_rounds % period
+    turn = (np.arange(table.num_rounds) - first) // period
+    turns: list[Stretch] = [{} for _ in range(int(turn[0]), int(turn[-1]) + 1)]
+    cells = list(zip((turn - turn[0]).tolist(), table.round_type.tolist(), strict=True))
+    for (index, position), pair, kind in zip(cells, pairs, kinds.tolist(), strict=True):
+        round_type = RoundType(pair, kind, 1)
+        turns[index][position] = turns[index][position] | round_type if position in turns[index] else round_type
+    num_apart = int(first > 0)
+    stop = _stretches(
+        turns,
+        num_apart=num_apart,
         max_types=max(max_types, table.num_types),
         max_traced_actions=max(max_traced_actions, table.num_traced_actions),
         allowed=SMALL_WASTE * num_messages,
     )
-    type_of = {cell: index for index, round_type in enumerate(types) for cell in round_type.members}
-    return replace(table, round_type=_in_turn(np.array([type_of[cell] for cell in cells])))
+    of_turn = np.searchsorted(stop, np.arange(len(turns)), side="right")
+    # In the order of time: a stretch has types of its own.
+    number: dict[tuple[int, int], int] = {}
+    types = [number.setdefault((int(of_turn[index]), position), len(number)) for index, position in cells]
+    return replace(table, round_type=np.array(types))
+
+
+def by_pairs(table: RoundTable) -> RoundTable:
+    """The table in which rounds of a type without actions have types of their own if they need other pairs.
+
+    For tables whose rounds follow no turn, as those of links that block. Rounds with actions are divided into those
+    that need pairs and those that need none.
+    """
+    pairs, _ = _needed_pairs(table)
+    number: dict[tuple[int, int], int] = {}
+    cells = [
+        (index, bool(pair) if table.kinds[index] else pair)
+        for index, pair in zip(table.round_type.tolist(), pairs, strict=True)
+    ]
+    return replace(table, round_type=np.array([number.setdefault(cell, len(number)) for cell in cells]))
+
+
+def _stretches(
+    turns: list[Stretch], *, num_apart: int, max_types: int, max_traced_actions: int, allowed: float
+) -> list[int]:
+    """[stretch] the turn behind its last one: neighbours are merged, those with the least waste first.
+
+    They are merged until the program is small enough, and further as long as the waste, in messages, is `allowed` for
+    each action and each round that is traced once in place of twice. The first `num_apart` turns are in no stretch with
+    others.
+    """
+    stretches = turns[:num_apart]
+    stop = list(range(1, num_apart + 1))
+    # Turns that need the same: nearly all, so that few are left to compare.
+    for index, turn in enumerate(turns[num_apart:], num_apart):
+        if len(stretches) > num_apart and _kinds(stretches[-1]) == _kinds(turn) and not _waste(stretches[-1], turn):
+            stretches[-1] = _joined(stretches[-1], turn)
+            stop[-1] = index + 1
+        else:
+            stretches.append(turn)
+            stop.append(index + 1)
+    num_traced = sum(round_type.kinds.bit_count() for stretch in stretches for round_type in stretch.values())
+    num_types = sum(map(len, stretches))
+    # [stretch] what merging it with the next one wastes and saves; the first ones are merged with none.
+    offers = [_offer(stretches, index) for index in range(num_apart, len(stretches) - 1)]
+    while offers:
+        place = min(range(len(offers)), key=lambda place: offers[place].ratio)
+        offer = offers[place]
+        is_small = num_traced <= max_traced_actions and num_types <= max_types
+        if offer.ratio > (allowed if is_small else sys.float_info.max):
+            break
+        num_traced -= offer.num_actions
+        num_types -= offer.num_types
+        index = num_apart + place
+        stretches[index : index + 2] = [_joined(stretches[index], stretches[index + 1])]
+        del stop[index]
+        del offers[place]
+        # The stretches before and behind have another neighbour.
+        offers[max(place - 1, 0) : place + 1] = [
+            _offer(stretches, num_apart + changed) for changed in range(max(place - 1, 0), min(place + 1, len(offers)))
+        ]
+    return stop
+
+
+class _Offer(NamedTuple):
+    """What merging two stretches wastes, in messages, and what is traced once in place of twice."""
+
+    waste: int
+    num_actions: int
+    num_types: int
+
+    @property
+    def ratio(self) -> float:
+        """Waste for what is saved; infinite if nothing is."""
+        return self.waste / (self.num_actions + self.num_types) if self.num_types else math.inf
+
+
+def _offer(stretches: list[Stretch], index: int) -> _Offer:
+    one, other = stretches[index : index + 2]
+    both = one.keys() & other.keys()
+    num_actions = sum((one[position].kinds & other[position].kinds).bit_count() for position in both)
+    return _Offer(_waste(one, other), num_actions, len(both))
+
+
+def _joined(one: Stretch, other: Stretch) -> Stretch:
+    return {
+        position: one[position] | other[position]
+        if position in one and position in other
+        else one.get(position, other.get(position))
+        for position in one | other
+    }
+
+
+def _waste(one: Stretch, other: Stretch) -> int:
+    return sum(one[position].waste(other[position]) for position in one.keys() & other.keys())
+
+
+def _kinds(stretch: Stretch) -> dict[int, int]:
+    return {position: round_type.kinds for position, round_type in stretch.items()}
 
 
 def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
@@ -120,128 +222,3 @@ def _needed_pairs(table: RoundTable) -> tuple[list[int], int]:
     for round_, index in zip(rounds.tolist(), pair.tolist(), strict=True):
         masks[round_] |= bits[index]
     return masks, int((size[pair] == 1).sum())
-
-
-_Offer = tuple[float, int, int, dict[int, RoundType]]  # waste for what merging saves; two numbers, among these types
-
-
-def _few(types: list[RoundType]) -> list[RoundType]:
-    """At most `MAX_COMPARED` of `types`, which are sorted by their number of rounds: the last ones become one."""
-    few = types[: MAX_COMPARED - 1]
-    rest = types[MAX_COMPARED - 1 :]
-    return [*few, reduce(or_, rest)] if rest else few
-
-
-class _Position:
-    """The types of a position in the order of their numbers, and what merging any two wastes for what it saves."""
-
-    def __init__(self, numbers: list[int], types: list[RoundType], saves: Callable[..., np.ndarray]):
-        self.numbers = numbers
-        self.types = types
-        self.saves = saves
-        size = max(round_type.pairs.bit_length() for round_type in types) // 8 + 1
-        packed = b"".join(round_type.pairs.to_bytes(size) for round_type in types)
-        self.bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(-1, size), axis=1)
-        self.kinds = np.array([round_type.kinds for round_type in types])
-        self.num_rounds = np.array([round_type.num_rounds for round_type in types])
-        # [type, later type]
-        self.ratios = np.full((len(types),) * 2, np.inf)
-        for index in range(1, len(types)):
-            self.ratios[:index, index] = self.ratios_of(index)
-
-    def ratios_of(self, index: int) -> np.ndarray:
-        """[index] waste over what is saved, of the type `index` with each one before it; infinite if nothing is."""
-        bits = self.bits[: index + 1]
-        num_rounds = self.num_rounds[: index + 1]
-        size = bits.sum(axis=1, dtype=int)
-        either = (bits | bits[-1]).sum(axis=1, dtype=int)
-        waste = (either - size) * num_rounds + (either - size[-1]) * num_rounds[-1]
-        saved = self.saves(self.kinds[:index], self.kinds[index])
-        return np.where(saved > 0, waste[:-1] / np.maximum(saved, 1), np.inf)
-
-    def least(self) -> tuple[float, int, int]:
-        """The least ratio and, of equal ones, the least numbers of the two types."""
-        # The first of equal ones: rows and columns are in the order of numbers.
-        first, second = np.unravel_index(self.ratios.argmin(), self.ratios.shape)
-        return float(self.ratios[first, second]), self.numbers[first], self.numbers[second]
-
-    def merge(self, pair: list[int], number: int) -> None:
-        """Puts one type, the last, in the place of two."""
-        new = self.types[pair[0]] | self.types[pair[1]]
-        self.types = [old for index, old in enumerate(self.types) if index not in pair] + [new]
-        self.numbers = [old for index, old in enumerate(self.numbers) if index not in pair] + [number]
-        bits = self.bits[pair[0]] | self.bits[pair[1]]
-        self.bits = np.append(np.delete(self.bits, pair, axis=0), [bits], axis=0)
-        self.kinds = np.append(np.delete(self.kinds, pair), new.kinds)
-        self.num_rounds = np.append(np.delete(self.num_rounds, pair), new.num_rounds)
-        left = np.delete(np.delete(self.ratios, pair, axis=0), pair, axis=1)
-        self.ratios = np.pad(left, (0, 1), constant_values=np.inf)
-        self.ratios[:-1, -1] = self.ratios_of(len(self.types) - 1)
-
-
-def _merged(
-    positions: list[list[RoundType]], *, max_types: int, max_traced_actions: int, allowed: float
-) -> list[RoundType]:
-    """Types of the same position merged, those with the least waste first, until the program is small enough.
-
-    Types are merged further as long as the waste of all, in messages, is `allowed`.
-    """
-    numbers = count()
-    left = [([next(numbers) for _ in of_position], of_position) for of_position in positions if of_position]
-    waste = 0
-
-    def merge(saves: Callable[..., np.ndarray], *, num_in_excess: int) -> None:
-        """Merges two types again and again, those with the least waste for what it saves."""
-        nonlocal waste
-        of_position = [_Position(*types, saves) for types in left]
-        least = [position.least() for position in of_position]
-        while (best := min(least))[0] < np.inf:
-            where = least.index(best)
-            position = of_position[where]
-            pair = [position.numbers.index(number) for number in best[1:]]
-            first, second = (position.types[index] for index in pair)
-            added = first.waste(second)
-            if num_in_excess <= 0 and waste + added > allowed:
-                break
-            waste = waste + added
-            num_in_excess = num_in_excess - int(saves(first.kinds, second.kinds))
-            position.merge(pair, next(numbers))
-            least[where] = position.least()
-        left[:] = [(position.numbers, position.types) for position in of_position]
-
-    num_traced = sum(round_type.kinds.bit_count() for round_type in chain.from_iterable(positions))
-    merge(lambda a, b: np.bitwise_count(a & b), num_in_excess=num_traced - max_traced_actions)
-    merge(lambda a, b: np.ones_like(a), num_in_excess=sum(len(types) for _, types in left) - max_types)
-    of_number = {number: round_type for types in left for number, round_type in zip(*types, strict=True)}
-    return [of_number[number] for number in sorted(of_number)]
-
-
-def apart_where_hung(table: RoundTable) -> RoundTable:
-    """The table with rounds in which something hangs on loops over layers in types of their own.
-
-    Each variant of an action has a guard in every round of its type: apart, other rounds have none for what hangs. Not
-    where the program would grow to more than twice as many actions.
-    """
-    cells = np.stack([table.round_type, np.bitwise_or.reduce(table.hanging, axis=1)])
-    _, round_type = np.unique(cells, axis=1, return_inverse=True)
-    apart = replace(table, round_type=_in_turn(round_type.ravel()))
-    return apart if apart.num_traced_actions <= 2 * sum(map(len, table.kinds)) else table
-
-
-def _in_turn(types: np.ndarray) -> np.ndarray:
-    """[R] `types` numbered in the order in which they usually follow each other, since the program takes them in turn.
-
-    Example:
-        >>> _in_turn(np.array([2, 0, 1, 2, 0, 1])).tolist()
-        [0, 1, 2, 0, 1, 2]
-    """
-    follows = Counter(zip(types[:-1].tolist(), types[1:].tolist(), strict=True))
-    left = set(types.tolist())
-    order = [int(types[0])]
-    left.remove(order[0])
-    while left:
-        order.append(max(left, key=lambda index: (follows[order[-1], index], -index)))
-        left.remove(order[-1])
-    number = np.empty(len(order), dtype=int)
-    number[order] = np.arange(len(order))
-    return number[types]

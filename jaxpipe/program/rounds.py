@@ -7,7 +7,7 @@ from finishing a permute before the action has begun, or starting it after. All 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.turns import Turns, turns_of
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
@@ -25,8 +26,7 @@ from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
 
-# Behind the loop of the last round, where no loop goes on and the one around them stops.
-END = -1  # stands behind the loop of the last round
+END = -1  # stands behind the type of the last round, so that no loop goes on
 
 
 def run_rounds(
@@ -34,9 +34,9 @@ def run_rounds(
 ) -> Carry:
     """The carry after all rounds of `table`.
 
-    Each type of rounds with work is a loop over consecutive rounds of that type; one more is over rounds in which
-    messages travel and nothing else, and chooses among their permutes. A loop around these takes them in turn until no
-    round is left.
+    Rounds are taken in turns (`jaxpipe.lowering.turns`): a loop of known length over the turns of each stretch. A place
+    of a turn that is not certain is a loop over consecutive rounds of its type; one is over rounds in which messages
+    travel and nothing else, and chooses among their permutes.
 
     Args:
         rows: this device's line of the table for every round, leaves [R, ...].
@@ -48,45 +48,44 @@ def run_rounds(
     step = replace(step, layer_channels=on_layers)
     messages, *others = channels
     assert isinstance(messages, Messages)  # every table has them, and first
-    types = range(table.num_types)
-    light = [index for index in types if has_messages_alone(table, index, [channel.name for channel in others])]
-    # Rounds of messages alone are many and small: one loop for all of their types keeps the program small.
-    loops = [[index] for index in types if index not in light] + [light] * bool(light)
-    place = {index: (loop, branch) for loop, members in enumerate(loops) for branch, index in enumerate(members)}
+    names = [channel.name for channel in others]
+    light = [index for index in range(table.num_types) if table.has_messages_alone(index, names)]
     round_type = table.round_type if round_type is None else round_type
-    # One entry more than rounds: the conditions read it when the last round is done.
-    loop_of, branch_of = np.array([*(place[index] for index in round_type.tolist()), (END, 0)], np.int32).T
-    loop_of = jnp.asarray(loop_of)
-    branch_of = jnp.asarray(branch_of)
+    # One entry more than rounds: conditions read it when the last round is done.
+    type_of = jnp.asarray(np.append(round_type, END), jnp.int32)
 
-    def run_loop(walk: tuple[jax.Array, Carry], loop: int) -> tuple[jax.Array, Carry]:
-        def body(walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-            r, carry = walk
-            row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
-            if loops[loop] is light:
-                return r + 1, _round_of_messages(messages, light, branch_of[r], row, carry)
-            # A loop's members are one type, unless it is that of the rounds of messages.
-            return r + 1, _round(channels, loops[loop][0], step, row, carry)
+    def run_round(walk: tuple[jax.Array, Carry], types: tuple[int, ...]) -> tuple[jax.Array, Carry]:
+        r, carry = walk
+        row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
+        if len(types) == 1:
+            return r + 1, _round(channels, types[0], step, row, carry)
+        return r + 1, _round_of_messages(messages, types, type_of[r], row, carry)
 
-        return lax.while_loop(lambda walk: loop_of[walk[0]] == loop, body, walk)
+    def run_turn(stretch: Turns, walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        for place, types in enumerate(stretch.places):
+            body = partial(run_round, types=types)
+            if stretch.is_certain(place):
+                walk = body(walk)
+            else:
+                walk = lax.while_loop(lambda walk, types=types: is_one_of(type_of[walk[0]], types), body, walk)
+        return walk
 
-    _, carry = lax.while_loop(
-        lambda walk: loop_of[walk[0]] != END,
-        lambda walk: reduce(run_loop, range(len(loops)), walk),
-        (jnp.int32(0), carry),
-    )
+    walk = jnp.int32(0), carry
+    for stretch in turns_of(round_type, light):
+        walk = lax.fori_loop(0, len(stretch.taken), lambda _, walk, stretch=stretch: run_turn(stretch, walk), walk)
+    _, carry = walk
     for channel in channels:
         carry = channel.end(carry)
     return carry
 
 
-def has_messages_alone(table: RoundTable, round_type: int, others: Iterable[str]) -> bool:
-    """Whether no device does anything in rounds of this type but send and receive messages."""
-    return not (table.kinds[round_type] or any(table.is_at_work(name, round_type) for name in others))
+def is_one_of(index: jax.Array, types: Sequence[int]) -> jax.Array:
+    """Whether `index` is one of `types`."""
+    return reduce(jnp.logical_or, [index == other for other in types])
 
 
 def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Array, row: Row, carry: Carry) -> Carry:
-    """A round of `types[index]`, in which messages travel and nothing else."""
+    """A round of type `index`, one of `types`, in which messages travel and nothing else."""
 
     def exchange(round_type: int, own: jax.Array, waiting: Waiting) -> tuple[jax.Array, Waiting]:
         arrived = messages.begun(round_type, waiting)
@@ -94,9 +93,10 @@ def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Arra
 
     # Only what a round of messages changes passes the conditional: XLA copies what does.
     branches = [partial(exchange, round_type) for round_type in types]
-    message, waiting = lax.switch(index, branches, carry.state.message, carry.of[messages.name])
+    branch = jnp.argmax(jnp.asarray(types) == index)
+    message, waiting = lax.switch(branch, branches, carry.state.message, carry.of[messages.name])
     state = carry.state._replace(message=message)
-    # Other channels have nothing to do here, by `has_messages_alone`: what they carry stays as it is.
+    # Other channels have nothing to do here, by `RoundTable.has_messages_alone`: what they carry stays as it is.
     return with_part(carry, messages.name, waiting, state)
 
 

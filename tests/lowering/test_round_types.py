@@ -19,8 +19,10 @@ from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 ALL_PLACEMENTS = PLACEMENTS | TWO_WAYS
 COSTS = [Costs(transfer=transfer, gradient_messages=0.0) for transfer in (0.0, 0.02, 0.1)]
 # Messages sent over messages asked for, of the busiest device, N = 4 D, as measured; 1.35 but for these.
-# Devices of a V do six different actions at a time: exact pairs would have the program trace each kind for every type.
-MOST_SENT = {"zb_v": 1.9, "v_half": 2.25, "v_min": 1.75}
+# Rounds of a turn send what any turn of their stretch needs. GEMS has one microbatch of each direction under way, and
+# mostly waits: its messages in vain hold nobody up.
+MOST_SENT = {"zb_v": 1.9, "v_half": 2.45, "v_min": 1.75, "zb_h2": 1.6, "dualpipe": 1.75, "dualpipe_v": 1.85}
+MOST_SENT |= {"hanayo": 1.65, "mixpipe": 1.7, "gems": 5.1}
 # The clock on which permutes block over the asynchronous one, as measured; none but for these, in which forwards begin
 # in the middle of another device's backward.
 MOST_IF_BLOCKING = {"mixpipe": 1.016, "hanayo": 1.031, "dualpipe": 1.021, "dualpipe_v": 1.037}
@@ -72,13 +74,16 @@ def test_a_step_sends_little_more_than_asked_for(name, options, num_devices):
         assert table.sent_over_asked <= MOST_SENT.get(name, 1.35)
 
 
-@pytest.mark.parametrize("name", ["bpipe", "bitpipe", "chimera", "dualpipe", "gems", "mixpipe"])
-def test_pages_and_gradients_are_sent_as_often_as_asked_for(name):
+@pytest.mark.parametrize(
+    ("name", "most"), [("bpipe", 2.1), *((name, 1) for name in ("bitpipe", "chimera", "dualpipe", "gems", "mixpipe"))]
+)
+def test_gradients_are_sent_as_often_as_asked_for_and_pages_in_every_turn_that_may(name, most):
     table = lower(build(name, num_devices=4, num_microbatches=16))
     permutes = [*chain.from_iterable(table.permutes_of(name) for name in ABSENT)]
     sent = Counter(table.round_type.tolist())
     num_sent = sum(sent[each % table.num_types] * len(sum(pairs, ())) for each, pairs in enumerate(permutes))
-    assert num_sent == sum(len(transfer_of(table, name).sends.round) for name in ABSENT) > 0
+    asked = sum(len(transfer_of(table, name).sends.round) for name in ABSENT)
+    assert 0 < asked <= num_sent <= most * asked
 
 
 @pytest.mark.ci

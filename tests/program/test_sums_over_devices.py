@@ -15,7 +15,6 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params
 
 from jaxpipe.models import LanguageModel
-from jaxpipe.program.rounds import has_messages_alone
 from jaxpipe.schedules import build
 
 SUMS = {"psum", "psum_scatter", "reduce_scatter", "psum_invariant"}
@@ -61,7 +60,7 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(case):
     tokens = jax.ShapeDtypeStruct((num_microbatches, 2, 8), jnp.int32)
     rounds = rounds_of(pipeline, params, {"tokens": tokens, "targets": tokens})
     table = pipeline.table
-    with_work = [each for each in range(table.num_types) if not has_messages_alone(table, each, [*table.transfers][1:])]
+    with_work = [each for each in range(table.num_types) if not table.has_messages_alone(each, [*table.transfers][1:])]
     found = dict(zip(with_work, rounds, strict=True))
     completed = table.completes.any(axis=1)
     assert completed.any()
