@@ -4,7 +4,8 @@ from jaxpipe.estimate.costs import resolve, setting_of, stage_costs
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.step import Estimate, Program, estimate
+from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.step_collectives import Program
 from jaxpipe.estimate.times import Link, Times, TimeSource
 
 __all__ = [

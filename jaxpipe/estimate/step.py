@@ -8,7 +8,6 @@ parameters that it does not split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,9 +16,10 @@ import numpy as np
 from jaxpipe.estimate.clock import Seconds, ends
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.given import given_flops
-from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
-from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
+from jaxpipe.estimate.parameters import layer_parameters
+from jaxpipe.estimate.setting import Setting, placement_of, places_of
+from jaxpipe.estimate.sizes import FLOAT32_BYTES
+from jaxpipe.estimate.step_collectives import JAXPIPE, Program, step_collectives
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
@@ -86,87 +86,7 @@ class Estimate:
         return self.setting.num_gpus * peaks[self.setting.dtype]
 
 
-@dataclass(frozen=True)
-class Program:
-    """How a program runs its schedule; the defaults are jaxpipe's.
-
-    Attributes:
-        reduces_in_rounds: whether a device sums the gradients of a stage over `data` in the round after the last action
-            that adds to them, or behind the layers of that action; False: all devices sum theirs at once after the last
-            action, as most other systems do.
-        behind_layers: whether layers are gathered and their gradients summed behind other layers, as far as these last
-            (`jaxpipe.lowering.transfers.weight_gathers`, `sums_over_data`). Needs `reduces_in_rounds`.
-        messages_block: whether a device computes nothing while its message travels, as in Megatron-LM's 1F1B without
-            overlap; of schedules without transfers alone.
-        waits_between_steps: whether all devices wait for each other after a step; False: each begins the next as soon
-            as it has done its own, as with the optimizer of Zero Bubble, which validates later (section 4 there).
-    """
-
-    reduces_in_rounds: bool = True
-    behind_layers: bool = True
-    messages_block: bool = False
-    waits_between_steps: bool = True
-
-
-@dataclass(frozen=True)
-class StepCollectives:
-    """Seconds of a step's sums and gathers over devices, which do not depend on the schedule's rows.
-
-    Attributes:
-        copies_s: gathers of compute copies before the first action, or by which first forwards are longer.
-        closing: [stage] sums over `data` that a holder makes once its gradients are complete, or by which the action
-            that completes them is longer.
-        shared_s: sums of the gradients of embedding and head, after all actions.
-    """
-
-    copies_s: float
-    closing: np.ndarray
-    shared_s: float
-
-
-def step_collectives(
-    setting: Setting, source: TimeSource, times: Times, program: Program = Program()
-) -> StepCollectives:
-    """Sums and gathers over devices in a step of `setting`, those that `program` does not hide behind its layers."""
-    sum_s = _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
-    gather_s = _layer_gather_s(setting, source)
-    layers = np.array(setting.layers_per_stage)
-    smallest = setting.schedule_spec.smallest
-    most = max(layers_of_devices(setting))
-    closing = layers * sum_s
-    gathers_s = most * gather_s
-    if program.behind_layers and program.reduces_in_rounds and not smallest.delays:
-        # W and B are the actions that complete a chunk.
-        last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
-        closing = _closing_behind_layers(setting, sum_s, max(0.0, sum_s - last_s))
-        if smallest.placement.num_replicas == 1:
-            # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
-            stages = [stage for _, stage in placement_of(setting).stages_of[placement_of(setting).devices[0][0]]]
-            gathers_s = gather_s + layers[stages].sum() * max(0.0, gather_s - times.layer_forward_s)
-    return StepCollectives(
-        float(gathers_s) + _other_copies_s(setting, source, most), closing, _shared_s(setting, source)
-    )
-
-
-def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> np.ndarray:
-    """[stage] what is left of a stage's sums if a layer takes `sum_s`, by which a layer is `longer_s`."""
-    layers = np.array(setting.layers_per_stage)
-    smallest = setting.schedule_spec.smallest
-    closing = layers * longer_s
-    for held in placement_of(setting).stages_of:
-        # Backwards of a device end with its first stage.
-        stages = sorted({stage for _, stage in held})
-        if smallest.placement.num_replicas > 1 or not smallest.has_split_backward:
-            # A B that sends a message is not made longer: its sums follow.
-            later = [stage for stage in stages[: len(stages) if smallest.placement.num_replicas > 1 else 1] if stage]
-            closing[later] = layers[later] * sum_s
-            stages = [stage for stage in stages if stage not in later]
-        if stages:  # the last layer that hangs is left
-            closing[stages[0]] += sum_s
-    return closing
-
-
-def estimate(setting: Setting, source: TimeSource, program: Program = Program()) -> Estimate:
+def estimate(setting: Setting, source: TimeSource, program: Program = JAXPIPE) -> Estimate:
     """Predicted step of `setting`, with times from `source`.
 
     Args:
@@ -245,40 +165,3 @@ def _links(apart: np.ndarray, source: TimeSource) -> tuple[Link, Link]:
     near = source.link(in_node=True) if (pairs & ~apart).any() else FREE
     far = source.link(in_node=False) if apart.any() else FREE
     return near, far
-
-
-def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group, int]]) -> float:
-    """Seconds to sum gradients over their copies: scattered with ZeRO-1, else gathered again."""
-    over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
-    num_bytes = FLOAT32_BYTES * sum(number for _, number in by_copies)
-    # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, apart. Over tensor and
-    # token parts a sum is always whole.
-    return (1 if setting.zero1 else 2) * over_copies_s + 2 * source.gather_s(places_of(setting).sums, num_bytes)
-
-
-def _layer_gather_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to gather the compute copies of a layer."""
-    by_copies = layer_parameters(setting.model).by_copies(setting) if setting.zero1 else []
-    return sum(source.gather_s(group, ITEMSIZE[setting.dtype] * number) for group, number in by_copies if number)
-
-
-def _other_copies_s(setting: Setting, source: TimeSource, most: int) -> float:
-    """Seconds to gather the compute copies of embedding and head, and of `most` layers from the other replica."""
-    places = places_of(setting)
-    placement = placement_of(setting)
-    item = ITEMSIZE[setting.dtype]
-    parameters = layer_parameters(setting.model)
-    seconds = 0.0
-    if setting.zero1:
-        seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))
-    if placement.num_replicas == 2:
-        # A replica's stage is on the mirrored device of `pipe`.
-        is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
-        own = item * most * parameters.owned_by_device(setting) / 2
-        seconds += source.link(in_node=not is_apart).seconds(own)
-    return seconds
-
-
-def _shared_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to sum the gradients of embedding and head over their copies, after all actions."""
-    return _sum_s(setting, source, shared_by_copies(setting))

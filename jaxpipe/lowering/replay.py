@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.permutes import Pair
-from jaxpipe.lowering.table import IDLE, RoundTable
+from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
 
 

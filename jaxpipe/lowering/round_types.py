@@ -177,19 +177,17 @@ class _Offer(NamedTuple):
 
 
 def _offer(stretches: list[Stretch], index: int) -> _Offer:
-    one, other = stretches[index : index + 2]
+    one = stretches[index]
+    other = stretches[index + 1]
     both = one.keys() & other.keys()
     num_actions = sum((one[position].kinds & other[position].kinds).bit_count() for position in both)
     return _Offer(_waste(one, other), num_actions, len(both))
 
 
 def _joined(one: Stretch, other: Stretch) -> Stretch:
-    return {
-        position: one[position] | other[position]
-        if position in one and position in other
-        else one.get(position, other.get(position))
-        for position in one | other
-    }
+    joined = one | other
+    joined.update({position: one[position] | other[position] for position in one.keys() & other.keys()})
+    return joined
 
 
 def _waste(one: Stretch, other: Stretch) -> int:

@@ -18,25 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxpipe.lowering.chunks import chunk_of_action, completes_chunk
+from jaxpipe.lowering.cells import Cells
 from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
 from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.lowering.transfer import Transfer, total_of
-from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
-from jaxpipe.schedules.schedule import BACKWARD_KINDS, WHOLE_BATCH_KINDS, Kind, Schedule, kinds_that_leave
+from jaxpipe.schedules.schedule import Kind, kinds_that_leave
 
-# The kind of a device that does nothing in a round. No guard of an action equals it (`program.actions.run`), the replay
-# gives it no time, and pictures leave it blank. As the chunk that `channels.sums_over_data` carries it says that there
-# is none.
-IDLE = -1
 # The calls of a table of several: the first, one in the middle, the last. The three index `RoundTable.calls`, and
 # `program.call_rows` chooses a call's rows by them.
 FILL, STEADY, DRAIN = range(3)
 
 
 @dataclass(frozen=True, eq=False)
-class RoundTable:
+class RoundTable(Cells):
     """A schedule with a round for every action, and a type for every round.
 
     Axes here and in all of `lowering`: A actions, in the order of `schedule.columns`, one device after the other; R
@@ -72,20 +67,10 @@ class RoundTable:
             of one goes on in the next (`jaxpipe.lowering.without_flush`).
     """
 
-    schedule: Schedule
-    layers_per_stage: tuple[int, ...]
-    rounds: np.ndarray
-    send_round: np.ndarray
-    round_type: np.ndarray
     kinds_of_traffic: tuple[Transfer[RoundTable], ...]
     num_calls: int = 1
 
     # ---- Rounds ----
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of a step, R."""
-        return len(self.round_type)
 
     @property
     def rounds_per_call(self) -> int:
@@ -99,11 +84,6 @@ class RoundTable:
         fill, steady, drain = (slice(call * size, (call + 1) * size) for call in (0, 1, self.num_calls - 1))
         return fill, steady, drain
 
-    @cached_property
-    def num_types(self) -> int:
-        """Types of rounds."""
-        return int(self.round_type.max()) + 1
-
     @property
     def copies_of_chunk(self) -> tuple[int, ...]:
         """[chunk] versions of its weights that a device computes with."""
@@ -114,62 +94,11 @@ class RoundTable:
         return tuple(1 + delays[stage] for _, stage in placement.stages_of[0])
 
     @cached_property
-    def rounds_of_type(self) -> np.ndarray:
-        """[type] number of rounds."""
-        return np.bincount(self.round_type)
-
-    @cached_property
     def num_traced_actions(self) -> int:
         """Kinds of action in all types together; program size and compile time grow with it."""
         return sum(map(len, self.variants))
 
     # ---- Actions ----
-
-    @cached_property
-    def dependencies(self) -> Dependencies:
-        """The actions whose message and whose residuals each action reads."""
-        return dependencies(self.schedule)
-
-    def grid(self, values: np.ndarray | int, *, otherwise: int) -> np.ndarray:
-        """[R, D] `values` of the actions at their round and device, `otherwise` if a device idles."""
-        cells = np.full((self.num_rounds, self.schedule.num_devices), otherwise, np.int32)
-        cells[self.rounds, self.schedule.columns.device] = values
-        return cells
-
-    @cached_property
-    def kind(self) -> np.ndarray:
-        """[R, D] Kind, or IDLE."""
-        return self.grid(self.schedule.columns.kind, otherwise=IDLE)
-
-    @cached_property
-    def stage(self) -> np.ndarray:
-        """[R, D] stage of the action; 0 where idle."""
-        return self.grid(self.schedule.columns.stage, otherwise=0)
-
-    @cached_property
-    def microbatch(self) -> np.ndarray:
-        """[R, D] microbatch of the action, counted in its batch; 0 where idle, and for an action of a whole batch."""
-        columns = self.schedule.columns
-        size = self.schedule.batch_size
-        return self.grid(np.where(columns.is_kind(*WHOLE_BATCH_KINDS), 0, columns.microbatch % size), otherwise=0)
-
-    @cached_property
-    def chunk(self) -> np.ndarray:
-        """[R, D] chunk of the action; 0 where idle."""
-        return self.grid(chunk_of_action(self.schedule), otherwise=0)
-
-    @cached_property
-    def completes(self) -> np.ndarray:
-        """[R, D] 1 if the action is the last to add to the gradients of its chunk."""
-        return self.grid(completes_chunk(self.schedule, self.rounds), otherwise=0)
-
-    @cached_property
-    def kinds(self) -> tuple[frozenset[Kind], ...]:
-        """[type] the kinds of action that any device does in any round of the type."""
-        return tuple(
-            frozenset(Kind(kind) for kind in np.unique(self.kind[self.round_type == index]).tolist() if kind != IDLE)
-            for index in range(self.num_types)
-        )
 
     @cached_property
     def hanging(self) -> np.ndarray:
@@ -182,27 +111,14 @@ class RoundTable:
         return hanging
 
     @cached_property
-    def variants(self) -> tuple[tuple[tuple[Kind, int], ...], ...]:
+    def variants(self) -> tuple[frozenset[tuple[Kind, int]], ...]:
         """[type] (kind, bit mask of what hangs on its layers) of all actions of its rounds: each is traced once."""
-        at_work = self.kind != IDLE
-        return tuple(
-            tuple(
-                (Kind(kind), hanging)
-                for kind, hanging in sorted(
-                    {
-                        (kind, hanging)
-                        for kind, hanging in zip(self.kind[cells].tolist(), self.hanging[cells].tolist(), strict=True)
-                    }
-                )
-            )
-            for index in range(self.num_types)
-            for cells in [at_work & (self.round_type == index)[:, None]]
-        )
-
-    @cached_property
-    def has_backward(self) -> bool:
-        """Whether the table has any backward; a forward-only table keeps no residuals."""
-        return bool(self.schedule.columns.is_kind(*BACKWARD_KINDS).any())
+        columns = self.schedule.columns
+        cells = np.stack([self.round_type[self.rounds], columns.kind, self.hanging[self.rounds, columns.device]])
+        variants: list[set[tuple[Kind, int]]] = [set() for _ in range(self.num_types)]
+        for index, kind, hanging in np.unique(cells, axis=1).T.tolist():
+            variants[index].add((Kind(kind), hanging))
+        return tuple(map(frozenset, variants))
 
     # ---- What travels between devices ----
 

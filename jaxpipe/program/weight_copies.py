@@ -90,6 +90,7 @@ def _gather_first(
         stacks, num_done = walk
         is_first = i < gathered.num_layers
         chunk = jnp.where(is_first, gathered.chunk, gathered.next_chunk)
+        # A gather waits for the one before, as all collectives in loops do.
         row = guarded_index(jnp.where(is_first, i, 0), num_done)
         copy = gathered_layer(layers, parts, like, chunk, row)
         return with_gathered(stacks, copy, parts, chunk, row), after(num_done, copy)

@@ -19,7 +19,7 @@ from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
 from jaxpipe.estimate.setting import placement_of
-from jaxpipe.estimate.step import StepCollectives
+from jaxpipe.estimate.step_collectives import StepCollectives
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.placement import Placement

@@ -49,7 +49,8 @@ from jaxpipe.estimate.plan.space import (
     with_fewer,
 )
 from jaxpipe.estimate.setting import placement_of
-from jaxpipe.estimate.step import Estimate, estimate, step_collectives
+from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.step_collectives import step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits

@@ -27,7 +27,7 @@ from jaxpipe.estimate.plan.config_file import config_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, Plan, search, search_with_fewer, settings_of
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
-from jaxpipe.estimate.step import step_collectives
+from jaxpipe.estimate.step_collectives import step_collectives
 from jaxpipe.schedules import REGISTRY, Schedule, build, split_backward
 from jaxpipe.schedules.methods.registry import DELAYED
 
