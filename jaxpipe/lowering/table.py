@@ -171,6 +171,11 @@ class RoundTable:
             for index in range(self.num_types)
         )
 
+    def stages_of(self, round_type: int, kind: Kind, chunk: int | None = None) -> frozenset[int]:
+        """The stages, of one chunk if given, for which any device does an action of `kind` in rounds of the type."""
+        here = (self.kind == kind) & (self.round_type == round_type)[:, None]
+        return frozenset(self.stage[here if chunk is None else here & (self.chunk == chunk)].tolist())
+
     @cached_property
     def has_backward(self) -> bool:
         """Whether the table has any backward; a forward-only table keeps no residuals."""

@@ -7,6 +7,7 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -21,24 +22,32 @@ from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 
-def run(step: DeviceStep, kind: Kind, row: Row, state: State) -> State:
-    """Returns `state` after the action of `kind`, on devices whose row has it."""
+def run(step: DeviceStep, round_type: int, kind: Kind, row: Row, state: State) -> State:
+    """Returns `state` after the action of `kind` in a round of the type, on devices whose row has it."""
     action = ACTIONS[kind]
     if step.wrap and kind not in WHOLE_BATCH_KINDS:
         action = step.wrap(action)
+    table = step.shapes.table
 
-    def act(row: Row, state: State) -> State:
-        return action(step, row, state)._replace(num_done=state.num_done + 1)
+    def act(row: Row, state: State, chunk: int | None = None) -> State:
+        known = replace(step, stages=table.stages_of(round_type, kind, chunk))
+        return action(known, row, state)._replace(num_done=state.num_done + 1)
+
+    def of_any_chunk(state: State) -> State:
+        if not (step.shapes.by_chunk and kind in LAYER_KINDS):
+            return act(row, state)
+        chunks = [chunk for chunk in range(step.shapes.num_chunks) if table.stages_of(round_type, kind, chunk)]
+        for chunk in chunks:
+            # A number in place of an array: kernels and sums of the chunk stand at places that the compiler knows.
+            of_chunk = partial(act, row._replace(chunk=chunk), chunk=chunk)
+            if len(chunks) == 1:
+                return of_chunk(state)
+            state = cond_in_place((row.chunk == chunk) & (state.num_done >= 0), of_chunk, state)
+        return state
 
     # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
     # of the pool for the reader.
-    if not (step.shapes.by_chunk and kind in LAYER_KINDS):
-        return cond_in_place((row.kind == kind) & (state.num_done >= 0), partial(act, row), state)
-    for chunk in range(step.shapes.num_chunks):
-        wanted = (row.kind == kind) & (row.chunk == chunk) & (state.num_done >= 0)
-        # A number in place of an array: kernels and sums of the chunk stand at places that the compiler knows.
-        state = cond_in_place(wanted, partial(act, row._replace(chunk=chunk)), state)
-    return state
+    return cond_in_place((row.kind == kind) & (state.num_done >= 0), of_any_chunk, state)
 
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:
@@ -47,8 +56,8 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
     microbatch = step.microbatch(row)
     vjp = step.shapes.vjp
     boundary = step.boundary
-    # One program for all devices: those of other stages skip the embedding at run time, and take what has arrived.
-    x = cond_in_place(row.stage == 0, lambda _: boundary.embed(step, row, microbatch, state), state.message)
+    # Devices of other stages skip the embedding at run time, and take what has arrived.
+    x = step.at_stage(0, row, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
     def layer(i: jax.Array, walk: Walk) -> Walk:
         # The index in the model, not in the stage: a layer's random numbers do not depend on how layers are divided.

@@ -115,7 +115,7 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
         state = state._replace(num_done=after(state.num_done, arrived))
     # Sorted, so that every process traces the same program: a set has no order.
     for kind in sorted(table.kinds[round_type], reverse=True):
-        state = actions.run(step, Kind(kind), row, state)
+        state = actions.run(step, round_type, Kind(kind), row, state)
     for channel in channels:
         state = channel.beside(round_type, row, carry, state)
 
