@@ -14,6 +14,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.compile.hlo import BY_DATA, EXCHANGE, EXPERTS, OF_EXPERTS, OVER_DATA, PAGE_TRANSFER, overlapped_permutes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
+from jaxpipe.lowering.waits import waits_per_action
 from jaxpipe.program.shapes import buffer_bytes, link_bytes
 from jaxpipe.units import gib
 
@@ -32,6 +33,7 @@ class Report:
     slot_bytes: int
     transit_bytes: int  # pages and gradients on their way between the two devices of a pair
     compile_s: float  # seconds for tracing, lowering and compiling the step
+    waits_per_action: float  # times that the host waits for the device, by the round table
     # By kind, collectives in the program, and how many of these are asynchronous with an action between start and end.
     transfers: dict[str, tuple[int, int]]
     link: tuple[int, int]  # the two devices of `pipe` between which the permutes carry most, source and target
@@ -86,6 +88,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         slot_bytes=shapes.storage.slot_bytes,
         transit_bytes=buffer_bytes(shapes).get("transit", 0),
         compile_s=step.compile_s,
+        waits_per_action=waits_per_action(compiled.table, by_chunk=shapes.by_chunk),
         transfers={
             "permutes": overlapped_permutes(text),
             "evict_load_permutes": overlapped_permutes(text, scope=PAGE_TRANSFER),
@@ -125,6 +128,7 @@ def to_text(report: Report) -> str:
         f"slots        {report.num_slots} on each device, each{_gibibytes(report.slot_bytes)}: what a stage keeps of a"
         " microbatch for its backward"
         + (f"; in transit{_gibibytes(report.transit_bytes)}" if report.transit_bytes else ""),
+        f"host waits   {report.waits_per_action:.1f} an action: loops and guards that ask the device, about 10 us each",
         *_transfers(report),
     ]
     return "\n".join(lines)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxpipe.drawing.text_grid import text
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import Replay, RoundTable, lower, replay
+from jaxpipe.lowering.waits import waits_per_action
 from jaxpipe.schedules import (
     NO_MICROBATCH,
     Costs,
@@ -105,6 +106,7 @@ class Summary:
             "permutes_per_step": int(self.table.permutes_per_step),
             "messages_asked": int(self.table.asked_messages.max()),
             "messages_sent": int(self.table.sent_messages.max()),
+            "waits_per_action": waits_per_action(self.table),
         }
 
     @cached_property
@@ -217,6 +219,7 @@ def summary_text(summary: Summary) -> str:
         f"compiled program  makespan {spmd['makespan']:g}{unit}: {_lost(summary)}\n"
         f"                  {spmd['num_rounds']} rounds of {spmd['round_types']} types, {spmd['num_slots']:g} slots, "
         f"{spmd['permutes_per_step']} permutes a step\n"
+        f"host waits        {spmd['waits_per_action']:.1f} an action on GPUs\n"
         f"messages          the busiest device sends {spmd['messages_sent']}; the schedule asks for "
         f"{spmd['messages_asked']}\n"
     )

@@ -88,6 +88,11 @@ class Cells:
             for index in range(self.num_types)
         )
 
+    def stages_of(self, round_type: int, kind: Kind, where: np.ndarray | bool = True) -> frozenset[int]:
+        """The stages for which any device does an action of `kind` in rounds of the type, in cells of `where`."""
+        here = (self.kind == kind) & (self.round_type == round_type)[:, None] & where
+        return frozenset(self.stage[here].tolist())
+
     @cached_property
     def has_backward(self) -> bool:
         """Whether the table has any backward; a forward-only table keeps no residuals."""

@@ -7,47 +7,83 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import with_losses
 from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State
-from jaxpipe.program.channels import CHANNELS
+from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 
-def run(step: DeviceStep, kind: Kind, hanging: int, row: Row, state: State) -> State:
-    """Returns `state` after the action of `kind`, on devices whose row has it with what hangs on its layers.
+def run(step: DeviceStep, round_type: int, kind: Kind, row: Row, state: State) -> State:
+    """Returns `state` after the action of `kind` in a round of the type, on devices whose row has it."""
+    forms = [form for form in _forms(step, kind) if form.stages_in(step.shapes.table, round_type)]
 
-    Args:
-        hanging: bit mask of the transfers of the table that hang on the action's loop over layers.
-    """
-    names = [name for place, name in enumerate(step.shapes.table.transfers) if hanging >> place & 1]
-    step = replace(step, hanging=tuple(step.layer_channels[name] for name in names))
-    action = ACTIONS[kind]
-    if step.wrap and kind not in WHOLE_BATCH_KINDS:
-        action = step.wrap(action)
+    def of_any_form(state: State) -> State:
+        for form in forms:
+            act = partial(form.act, step, round_type, row)
+            if len(forms) == 1:
+                return act(state)
+            state = cond_in_place(form.is_of(row) & (state.num_done >= 0), act, state)
+        return state
 
-    def act(row: Row, state: State) -> State:
-        return action(step, row, state)._replace(num_done=state.num_done + 1)
-
-    is_wanted = row.kind == kind if row.hanging is None else (row.kind == kind) & (row.hanging == hanging)
     # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
     # of the pool for the reader.
-    # What hangs does so once a step in each chunk, which is not worth an action of its own for each of them.
-    if hanging or not (step.shapes.by_chunk and kind in LAYER_KINDS):
-        return cond_in_place(is_wanted & (state.num_done >= 0), partial(act, row), state)
-    for chunk in range(step.shapes.num_chunks):
-        wanted = is_wanted & (row.chunk == chunk) & (state.num_done >= 0)
+    return cond_in_place((row.kind == kind) & (state.num_done >= 0), of_any_form, state)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A way in which the actions of a kind are traced: with what hangs on their layers, or for one chunk."""
+
+    kind: Kind
+    hanging: int  # bit mask of the transfers of the table that hang on the loop over layers
+    needed: int  # of those that the step needs
+    chunk: int | None = None  # None for any
+
+    def stages_in(self, table: RoundTable, round_type: int) -> frozenset[int]:
+        """The stages for which a device does such an action in rounds of the type."""
+        where = table.hanging & self.needed == self.hanging
+        return table.stages_of(round_type, self.kind, where & (self.chunk is None or table.chunk == self.chunk))
+
+    def is_of(self, row: Row) -> jax.Array:
+        """Whether the action of `row` is traced so."""
+        is_here = jnp.bool_(True) if row.hanging is None else row.hanging == self.hanging
+        return is_here if self.chunk is None else is_here & (row.chunk == self.chunk)
+
+    def act(self, step: DeviceStep, round_type: int, row: Row, state: State) -> State:
+        """The action."""
+        table = step.shapes.table
+        hanging = [step.layer_channels[name] for place, name in enumerate(table.transfers) if self.hanging >> place & 1]
+        step = replace(step, hanging=tuple(hanging), stages=self.stages_in(table, round_type))
+        action = ACTIONS[self.kind]
+        if step.wrap and self.kind not in WHOLE_BATCH_KINDS:
+            action = step.wrap(action)
         # A number in place of an array: kernels and sums of the chunk stand at places that the compiler knows.
-        state = cond_in_place(wanted, partial(act, row._replace(chunk=chunk)), state)
-    return state
+        row = row if self.chunk is None else row._replace(chunk=self.chunk)
+        return action(step, row, state)._replace(num_done=state.num_done + 1)
+
+
+def _forms(step: DeviceStep, kind: Kind) -> list[_Form]:
+    table = step.shapes.table
+    needed = hanging_mask(step.shapes)
+    forms = []
+    for hanging in np.unique(table.hanging & needed).tolist():
+        # What hangs does so once a step in each chunk, which is not worth an action of its own for each of them.
+        is_by_chunk = not hanging and step.shapes.by_chunk and kind in LAYER_KINDS
+        chunks = range(step.shapes.num_chunks) if is_by_chunk else (None,)
+        forms += [_Form(kind, hanging, needed, chunk) for chunk in chunks]
+    return forms
 
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:
@@ -56,8 +92,8 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
     microbatch = step.microbatch(row)
     vjp = step.shapes.vjp
     boundary = step.boundary
-    # One program for all devices: those of other stages skip the embedding at run time, and take what has arrived.
-    x = cond_in_place(row.stage == 0, lambda _: boundary.embed(step, row, microbatch, state), state.message)
+    # Devices of other stages skip the embedding at run time, and take what has arrived.
+    x = step.at_stage(0, row, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
     def layer(i: jax.Array, walk: Walk) -> Walk:
         # The index in the model, not in the stage: a layer's random numbers do not depend on how layers are divided.

@@ -13,7 +13,7 @@ from jax import lax
 from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
-from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.in_place import after, cond_in_place, guarded_index
 from jaxpipe.program.jaxprs import InStack, Summand
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_added
@@ -101,6 +101,7 @@ class DeviceStep:
     # Changes an action of one microbatch where a device works on several batches; then batch, scale and random are
     # those of all, in a first axis.
     wrap: Callable[[Action], Action] | None = None
+    stages: frozenset[int] = frozenset()  # those of the action, in rounds of the type that is traced
     of: Mapping[str, Any] = field(default_factory=dict)  # name of a channel -> what the step gives it
     layer_channels: Mapping[str, LayerChannel] = field(default_factory=dict)  # those that hang on loops over layers
     hanging: tuple[LayerChannel, ...] = ()  # those that hang on the loop of the action that is traced
@@ -119,9 +120,16 @@ class DeviceStep:
         """The microbatch in `row`."""
         return at_index(self.batch, row.microbatch)
 
-    def is_last(self, row: Row) -> jax.Array:
-        """Whether the stage in `row` is the last one."""
-        return row.stage == self.shapes.table.schedule.num_stages - 1
+    @property
+    def last_stage(self) -> int:
+        """The number of the last stage."""
+        return self.shapes.table.schedule.num_stages - 1
+
+    def at_stage(self, stage: int, row: Row, act: Callable[[Any], Any], carry: Any) -> Any:
+        """`act(carry)` if the action is of `stage`, else `carry`; known without a guard where all or none are."""
+        if self.stages <= {stage}:
+            return act(carry) if self.stages else carry
+        return cond_in_place(row.stage == stage, act, carry) if stage in self.stages else carry
 
     def layer_params(self, row: Row, layer: jax.Array, walk: Walk, state: State) -> PyTree:
         """The compute copies of a layer of the stage in `row`; `InStack` those that its functions read there."""

@@ -13,7 +13,6 @@ from jaxpipe.mesh import PyTree, Randomness, added
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
-from jaxpipe.program.in_place import cond_in_place
 
 
 class WholeBoundary(Boundary):
@@ -39,7 +38,7 @@ class WholeBoundary(Boundary):
 
         # All devices trace the head, the last stage runs it. The sums pass through the guard: they are as large as the
         # table of the vocabulary, and a `lax.cond` would copy them.
-        message, head, sums = cond_in_place(step.is_last(row), turn_around, (y, head, state.grads["shared"]))
+        message, head, sums = step.at_stage(step.last_stage, row, turn_around, (y, head, state.grads["shared"]))
         return head, state._replace(message=message, grads={**state.grads, "shared": sums})
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
@@ -55,7 +54,7 @@ class WholeBoundary(Boundary):
             return embed_backward(step.functions, shared, microbatch, step.random_at(row, EMBEDDING), dx, sums)
 
         # As with the head: these sums are large, and only the first stage adds to them.
-        sums = cond_in_place(row.stage == 0, embed, state.grads["shared"])
+        sums = step.at_stage(0, row, embed, state.grads["shared"])
         return state._replace(message=dx, grads={**state.grads, "shared": sums})
 
 

@@ -21,7 +21,7 @@ from jaxpipe.lowering.turns import Turns, turns_of
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
-from jaxpipe.program.channels import channels_of, hanging_mask
+from jaxpipe.program.channels import channels_of
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.in_place import after, of_round
@@ -113,10 +113,9 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
     state = carry.state
     if step.in_turn:
         state = state._replace(num_done=after(state.num_done, arrived))
-    mask = hanging_mask(step.shapes)
     # Sorted, so that every process traces the same program: a set has no order.
-    for kind, hanging in sorted({(kind, hanging & mask) for kind, hanging in table.variants[round_type]}, reverse=True):
-        state = actions.run(step, kind, hanging, row, state)
+    for kind in sorted(table.kinds[round_type], reverse=True):
+        state = actions.run(step, round_type, kind, row, state)
     for channel in channels:
         state = channel.beside(round_type, row, carry, state)
 

@@ -25,7 +25,7 @@ from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import EMBEDDING, Action, Boundary, DeviceStep, add_scaled
-from jaxpipe.program.in_place import cond_in_place, sequenced
+from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
 from jaxpipe.schedules.schedule import Kind
@@ -83,7 +83,7 @@ class SplitBoundary(Boundary):
         self, step: DeviceStep, row: Row, microbatch: PyTree, y: jax.Array, head: PyTree, state: State
     ) -> tuple[PyTree, State]:
         """See `Boundary`; S and T find the losses."""
-        return head, _left(row, step.is_last(row), y, state)._replace(message=y)
+        return head, _left(step, row, step.last_stage, y, state)._replace(message=y)
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
         """See `Boundary`; the last stage's is the sum of all devices' T."""
@@ -91,22 +91,22 @@ class SplitBoundary(Boundary):
         line = row.of[NAME]
         # Other stages have it in their message. A read in a guard, so that no device fetches an entry that it does not
         # use.
-        return cond_in_place(step.is_last(row), lambda _: at_index(kept.entries, line.entry_in), state.message)
+        return step.at_stage(step.last_stage, row, lambda _: at_index(kept.entries, line.entry_in), state.message)
 
     def end_backward(self, step: DeviceStep, row: Row, dx: jax.Array, state: State) -> State:
         """See `Boundary`."""
-        return _left(row, row.stage == 0, dx, state)._replace(message=dx)
+        return _left(step, row, 0, dx, state)._replace(message=dx)
 
 
-def _left(row: Row, is_wanted: jax.Array, value: jax.Array, state: State) -> State:
-    """The state with `value` in the entry of the action, if it is wanted."""
+def _left(step: DeviceStep, row: Row, stage: int, value: jax.Array, state: State) -> State:
+    """The state with `value` in the entry of the action, if it is of `stage`."""
     kept = state.of[NAME]
 
     def write(entries: jax.Array) -> jax.Array:
         return with_index(entries, row.of[NAME].entry_out, value)
 
     # Entries are as large as several messages: a `lax.cond` would copy all of them for one that is written.
-    return _with(state, kept._replace(entries=cond_in_place(is_wanted, write, kept.entries)))
+    return _with(state, kept._replace(entries=step.at_stage(stage, row, write, kept.entries)))
 
 
 def head_statistics(step: DeviceStep, row: Row, state: State) -> State:

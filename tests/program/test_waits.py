@@ -1,0 +1,93 @@
+"""Host waits on GPUs: few an action, for every method; and the count is that of the program's conditions."""
+
+import jax
+import numpy as np
+import pytest
+import tiny_mlp
+from jax import lax
+
+from jaxpipe.lowering import IDLE, lower
+from jaxpipe.lowering.turns import turns_of
+from jaxpipe.lowering.waits import waits_per_action
+from jaxpipe.program import in_place
+from jaxpipe.schedules import REGISTRY, build
+
+# Waits an action of the device that waits most; D=8, N=32, two layers a stage.
+MOST = {
+    "gpipe": 6,
+    "1f1b": 6,
+    "interleaved_1f1b": 8,
+    "breadth_first": 10,
+    "bitpipe": 12,
+    "chimera": 12,
+    "gems": 26,
+    "zb_h1": 10,
+    "zb_h2": 10,
+    "zb_v": 10,
+    "v_half": 10,
+    "dualpipe": 10,
+    "dualpipe_v": 10,
+    "v_min": 14,
+    "hanayo": 14,
+    "mixpipe": 14,
+    "bpipe": 18,
+}
+# The same where each chunk has actions of its own: where two chunks do a kind, a guard more says which.
+MOST_BY_CHUNK = MOST | {"v_half": 11.5, "dualpipe": 13, "dualpipe_v": 12.5}
+FEW = ("1f1b", "interleaved_1f1b", "bitpipe")
+
+
+def test_every_method_has_a_bound():
+    assert MOST.keys() == REGISTRY.keys()
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.ci) for name in MOST])
+def test_the_host_waits_a_few_times_an_action(name):
+    schedule = build(name, num_devices=8, num_microbatches=32)
+    table = lower(schedule, layers_per_stage=(2,) * schedule.num_stages)
+    assert 1 < waits_per_action(table) <= MOST[name]
+    assert waits_per_action(table, by_chunk=True) <= MOST_BY_CHUNK[name]
+    # No device is asked what round comes next.
+    stretches = turns_of(table.round_type, ())
+    assert all(stretch.is_certain(place) for stretch in stretches for place in range(len(stretch.places)))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "by_chunk"),
+    [
+        ("1f1b", 2, False),
+        pytest.param("bpipe", 4, False, marks=pytest.mark.ci),
+        pytest.param("zb_v", 2, True, marks=pytest.mark.ci),
+        pytest.param("bitpipe", 2, False, marks=pytest.mark.ci),
+    ],
+)
+def test_they_are_the_conditions_that_a_step_evaluates(name, num_devices, by_chunk, monkeypatch):
+    """Every loop of unknown length in the program is in `in_place`, where tables have only turns of known places."""
+    counted = np.zeros(num_devices, int)
+
+    def count(device):
+        counted[device] += 1
+
+    class CountingLax:
+        def __getattr__(self, name):
+            return getattr(lax, name)
+
+        def while_loop(self, condition, body, carry):
+            def counting(carry):
+                jax.debug.callback(count, lax.axis_index("pipe"))
+                return condition(carry)
+
+            return lax.while_loop(counting, body, carry)
+
+        def fori_loop(self, start, stop, body, carry):
+            step = lambda walk: (walk[0] + 1, body(walk[0], walk[1]))  # noqa: E731
+            return self.while_loop(lambda walk: walk[0] < stop, step, (start, carry))[1]
+
+    monkeypatch.setattr(in_place, "lax", CountingLax())
+    schedule = build(name, num_devices=num_devices, num_microbatches=4)
+    pipeline = tiny_mlp.make_pipeline(schedule, num_layers=2 * schedule.num_stages, by_chunk=by_chunk)
+    params = pipeline.to_stages(tiny_mlp.make_params(2 * schedule.num_stages))
+    jax.block_until_ready(pipeline.loss_and_grads(params, tiny_mlp.make_batch(4)))
+    jax.effects_barrier()
+    num_actions = (pipeline.table.kind != IDLE).sum(axis=0)
+    assert waits_per_action(pipeline.table, by_chunk=by_chunk) == pytest.approx((counted / num_actions).max())
