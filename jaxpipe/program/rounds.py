@@ -24,7 +24,7 @@ from jaxpipe.program.channel import Channel, with_part
 from jaxpipe.program.channels import channels_of
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
-from jaxpipe.program.in_place import after, of_round
+from jaxpipe.program.in_place import after, of_round, once
 
 END = -1  # stands behind the type of the last round, so that no loop goes on
 
@@ -64,7 +64,10 @@ def run_rounds(
     def run_turn(stretch: Turns, walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
         for place, types in enumerate(stretch.places):
             body = partial(run_round, types=types)
-            if stretch.is_certain(place):
+            if stretch.is_certain(place) and step.in_turn:
+                # In a loop of its own: its collectives come after all of the round before, which data may not order.
+                walk = once(body, walk, walk[1].state.num_done)
+            elif stretch.is_certain(place):
                 walk = body(walk)
             else:
                 walk = lax.while_loop(lambda walk, types=types: is_one_of(type_of[walk[0]], types), body, walk)

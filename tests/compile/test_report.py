@@ -17,6 +17,7 @@ REPORT = Report(
     num_slots=5,
     slot_bytes=GIBIBYTE,
     transit_bytes=0,
+    waits_per_action=5.4,
     compile_s=1.5,
     transfers={
         "permutes": (8, 7),

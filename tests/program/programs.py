@@ -12,7 +12,6 @@ import numpy as np
 from tiny_models import config_of, pipeline_of, random_batch, random_params
 from tiny_training import mean_loss_and_grads
 
-from jaxpipe.compile.hlo import computations
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import StepShapes
@@ -136,24 +135,3 @@ def canonical(pipeline: Pipeline, grads: Any) -> Any:
 
 def _batch(spec: Spec) -> dict[str, np.ndarray]:
     return random_batch(spec.num_microbatches, seed=0, family="bert" if spec.family == "bert" else "gpt")
-
-
-_COLLECTIVES = ("collective-permute", "all-gather", "all-reduce", "reduce-scatter", "all-to-all")
-
-
-def collectives_around(text: str) -> list[str]:
-    """The collectives that stand in the loop around those of rounds, where each would run in every turn."""
-    found, entry = computations(text)
-
-    def loops(name: str) -> list[str]:
-        bodies = [called for each in found[name].instructions if each.opcode == "while" for called in each.called]
-        return [each for each in bodies if each in found]
-
-    around = [name for name in loops(entry) if len(loops(name)) > 1]
-    assert around
-    return [
-        f"{each.opcode} {each.rest}"
-        for name in around
-        for each in found[name].instructions
-        if each.opcode.removesuffix("-start") in _COLLECTIVES
-    ]

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from programs import Spec, collectives_around, expected, program, results, traced
+from programs import Spec, expected, program, results, traced
 from tiers import tiers
 from tiny_gpt import LARGEST_ERROR
 from tiny_models import relative_errors
@@ -119,12 +119,6 @@ def test_messages_pages_and_gradients_travel_between_the_pairs_of_the_table(spec
     assert permute_pairs(text) == messages
     assert permute_pairs(text, scope=PAGE_TRANSFER) == pages
     assert permute_pairs(text, scope=EXCHANGE) == grads
-
-
-@every_program
-def test_each_permute_stands_in_the_loop_of_its_type_of_rounds(spec):
-    """In the loop around these, to which XLA takes what they do not change, it would run in every turn."""
-    assert collectives_around(program(spec).text) == []
 
 
 @every_program
