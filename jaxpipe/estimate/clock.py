@@ -131,6 +131,15 @@ def ends(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespa
     return Makespans(*(a + num_periods * max(b - a, work_s) for a, b in zip(first, second, strict=True)))
 
 
+def least_ends(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespans:
+    """Lower bounds of `ends`, from the rows of the fewest microbatches alone; of one replica, with a flush."""
+    few = few_microbatches(spec, num_microbatches)
+    less = makespans(clock_of(spec.build(few[0])), seconds)
+    # In proportion to the microbatches: the busiest device's compute, by which every further period is bounded.
+    work_s = less.work_s * (num_microbatches - few[0]) / few[0]
+    return Makespans(*(end + work_s for end in astuple(less)))
+
+
 def few_microbatches(spec: ScheduleSpec, num_microbatches: int) -> tuple[int, ...]:
     """The numbers of microbatches to look at: two that are a period apart and as far into one, or the number itself.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 from jaxpipe.cluster.axes import Collectives
@@ -318,6 +319,7 @@ def _known(fractions: Mapping[str | tuple[int, int], float], hardware: Hardware,
     )
 
 
+@cache  # asked for by every setting of a plan
 def padded_flops(matmul: Matmul, num_cores: int) -> int:
     """FLOPs that all cores could do in that time: in every wave each computes one full, partial or empty tile.
 

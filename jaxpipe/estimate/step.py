@@ -8,12 +8,13 @@ parameters that it does not split.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from jaxpipe.estimate.clock import Seconds, ends
+from jaxpipe.estimate.clock import Makespans, Seconds, ends
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.given import given_flops
 from jaxpipe.estimate.parameters import layer_parameters
@@ -24,6 +25,7 @@ from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
+from jaxpipe.schedules.spec import ScheduleSpec
 
 
 @dataclass(frozen=True)
@@ -86,20 +88,27 @@ class Estimate:
         return self.setting.num_gpus * peaks[self.setting.dtype]
 
 
-def estimate(setting: Setting, source: TimeSource, program: Program = JAXPIPE) -> Estimate:
+def estimate(
+    setting: Setting,
+    source: TimeSource,
+    program: Program = JAXPIPE,
+    *,
+    makespans_of: Callable[[ScheduleSpec, int, Seconds], Makespans] = ends,
+) -> Estimate:
     """Predicted step of `setting`, with times from `source`.
 
     Args:
         setting: the setting to estimate.
         source: source of times of actions and links.
         program: how the schedule is run.
+        makespans_of: the clock; with `least_ends` the step is a lower bound.
 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
     times = source.times(setting)
     collectives = step_collectives(setting, source, times, program)
-    makespans = ends(
+    makespans = makespans_of(
         setting.schedule_spec,
         setting.num_microbatches,
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 
 import numpy as np
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.estimate import Bytes, Setting, Times
-from jaxpipe.estimate.clock import few_microbatches
+from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
+from jaxpipe.estimate.clock import few_microbatches, least_ends
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
-from jaxpipe.estimate.plan.space import Variant, has_delays, splits_backwards
+from jaxpipe.estimate.plan.space import Variant, has_delays, legal_placement, splits_backwards, takes_times
 from jaxpipe.estimate.setting import placement_of
+from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.step_collectives import StepCollectives
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.workspace import AtWork, at_work
@@ -50,8 +50,9 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     variant = Variant(setting.schedule_name, setting.options)
     is_split = splits_backwards(variant, setting.pipe)
     backward_s = least_backward_s(times) if is_split else times.layer_backward_s
-    forwards = [layers * times.layer_forward_s for layers in setting.layers_per_stage]
-    backwards = [layers * backward_s for layers in setting.layers_per_stage]
+    layers = np.array(setting.layers_per_stage)
+    forwards = layers * times.layer_forward_s
+    backwards = layers * backward_s
     # Embedding and head belong to the end stages, unless every device has a part of them.
     forwards[0] += times.embed_forward_s
     backwards[0] += times.embed_backward_s
@@ -60,25 +61,26 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
         on_all_s = (times.statistics_s or 0.0) + (times.gradients_s or 0.0)
     else:
         backwards[-1] += times.head_s
-    before = (0.0, *accumulate(forwards))
-    after = (0.0, *accumulate(backwards))
+    # [device, chunk] stages, and [device] the first of them; the search asks for this bound more often than for others.
+    stages = _stages(variant, setting.pipe)
+    first = stages.min(axis=1)
+    work_s = on_all_s + (forwards + backwards)[stages].sum(axis=1) / placement.num_replicas
     # With fewer microbatches than replicas a device may have nothing to sum.
     all_compute = setting.num_microbatches >= placement.num_replicas
-    is_flushed = not has_delays(variant, setting.pipe)
-    longest_s = 0.0
-    for chunks in placement.stages_of:
-        stages = [stage for _, stage in chunks]
-        work_s = on_all_s + sum(forwards[stage] + backwards[stage] for stage in stages) / placement.num_replicas
-        sums_s = float(collectives.closing[stages].sum()) if all_compute else 0.0
-        if is_flushed:
-            first_s = before[min(stages)]
-            # Either the device's own sums end the step, or the backwards of earlier stages; both may run at once.
-            ends_s = max(sums_s, 0.0 if is_split else after[min(stages)])
-        else:
-            first_s = 0.0
-            ends_s = sums_s
-        longest_s = max(longest_s, first_s + setting.num_microbatches * work_s + ends_s)
+    ends_s = collectives.closing[stages].sum(axis=1) if all_compute else np.zeros(len(stages))
+    first_s = 0.0
+    if not has_delays(variant, setting.pipe):
+        first_s = (forwards.cumsum() - forwards)[first]
+        # Either the device's own sums end the step, or the backwards of earlier stages; both may run at once.
+        ends_s = ends_s if is_split else np.maximum(ends_s, (backwards.cumsum() - backwards)[first])
+    longest_s = float((first_s + setting.num_microbatches * work_s + ends_s).max())
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
+
+
+@cache
+def _stages(variant: Variant, pipe: int) -> np.ndarray:
+    """[device, chunk] the stages that a device holds, of all replicas."""
+    return np.array([[stage for _, stage in chunks] for chunks in legal_placement(variant, pipe).stages_of])
 
 
 def least_with_room_s(setting: Setting, times: Times) -> float:
@@ -100,14 +102,24 @@ def least_with_room_s(setting: Setting, times: Times) -> float:
     if num_pages < 1:
         return 0.0
     back_s = min(times.layer_input_gradient_s, times.layer_backward_s)
-    of_stages = [layers * (times.layer_forward_s + back_s) for layers in setting.layers_per_stage]
+    layers = np.array(setting.layers_per_stage)
+    of_stages = layers * (times.layer_forward_s + back_s)
     # From a stage's forward to its backward, [stage].
-    waits = list(accumulate(reversed(of_stages)))[::-1]
+    waits = of_stages[::-1].cumsum()[::-1]
     num_microbatches = setting.num_microbatches // placement.num_replicas
-    return max(
-        num_microbatches * sum(setting.layers_per_stage[stage] * waits[stage] for _, stage in chunks) / num_pages
-        for chunks in placement.stages_of
-    )
+    stages = _stages(Variant(setting.schedule_name, setting.options), setting.pipe)
+    return float(num_microbatches * (layers * waits)[stages].sum(axis=1).max() / num_pages)
+
+
+def least_by_few_s(setting: Setting, source: TimeSource) -> float:
+    """Lower bound of the step time by the rows of the fewest microbatches, which `pages_in_rows` has built.
+
+    0 where the estimate needs no further rows, or where these take no search.
+    """
+    few = few_microbatches(setting.schedule_spec, setting.num_microbatches)
+    if len(few) == 1 or not takes_times(setting.schedule_name) or placement_of(setting).num_replicas > 1:
+        return 0.0
+    return estimate(setting, source, makespans_of=least_ends).step_s
 
 
 # ---- Bytes ----

@@ -27,6 +27,7 @@ from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
+    least_by_few_s,
     least_bytes,
     least_s,
     least_with_room_s,
@@ -140,7 +141,7 @@ def search(
         if item.estimate is None:
             held = _too_many_bytes(item.setting)
             if held is None:
-                frontier.push(replace(item, estimate=estimate(item.setting, source)))
+                frontier.push(_with_rows(item, source))
                 continue
         else:
             held = memory(item.setting)
@@ -214,10 +215,20 @@ class _BoundedSetting:
     bound_s: float
     estimate: Estimate | None = None
     is_in_room: bool = False  # whether the bound is of its pages too
+    is_of_rows: bool = False  # whether the bound is of its rows of few microbatches too
 
     @property
     def least_s(self) -> float:
         return self.bound_s if self.estimate is None else self.estimate.step_s
+
+
+def _with_rows(item: _BoundedSetting, source: TimeSource) -> _BoundedSetting:
+    """The item with its estimate; with a higher bound alone if rows that are there have one: others need a search."""
+    if not item.is_of_rows:
+        bound_s = _rounded_down(least_by_few_s(item.setting, source))
+        if bound_s > item.bound_s:
+            return replace(item, bound_s=bound_s, is_in_room=True, is_of_rows=True)
+    return replace(item, estimate=estimate(item.setting, source))
 
 
 class _Frontier:

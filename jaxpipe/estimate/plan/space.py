@@ -87,11 +87,13 @@ def legal_placement(variant: Variant, pipe: int) -> Placement:
     return placement
 
 
+@cache
 def has_delays(variant: Variant, pipe: int) -> bool:
     """Whether the schedule has no flush."""
     return bool(ScheduleSpec(variant.name, pipe, variant.options).smallest.delays)
 
 
+@cache
 def splits_backwards(variant: Variant, pipe: int) -> bool:
     """Whether backwards may be in two parts: the order depends on times, or the rows have I and W."""
     return takes_times(variant.name) or ScheduleSpec(variant.name, pipe, variant.options).smallest.has_split_backward

@@ -17,6 +17,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import (
+    least_by_few_s,
     least_bytes,
     least_s,
     pages_before_weaving,
@@ -183,6 +184,19 @@ def test_no_step_is_shorter_than_its_bounds(every_setting, source):
         bound_s = least_s(setting, source.times(setting), step_collectives(setting, source, source.times(setting)))
         assert least_of_any_s(group, source.times(group)) <= step_s * (1 + 1e-9), setting
         assert bound_s <= step_s * (1 + 1e-9), setting
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_v", "v_min"])
+def test_rows_of_few_microbatches_bound_the_step_of_many(name):
+    config = small_config(lambda config: config.data.update(batch_size=64))
+    groups = space_of(config, TOPOLOGY).groups
+    group = next(group for group in groups if (group.pipe, group.num_microbatches) == (4, 64))
+    setting = next(settings_of(group, Variant(name, ""), SOURCE.times(group)))
+    step_s = estimate(setting, SOURCE).step_s
+    assert 0.8 * step_s < least_by_few_s(setting, SOURCE) <= step_s * (1 + 1e-9)
+    # All rows of so few are built for the estimate, and those of 1F1B take no search.
+    assert least_by_few_s(replace(setting, num_microbatches=8), SOURCE) == 0.0
+    assert least_by_few_s(replace(setting, schedule_name="1f1b", layers_per_stage=(2,) * 4), SOURCE) == 0.0
 
 
 def test_nothing_takes_fewer_bytes_than_its_bounds(every_setting):
