@@ -120,14 +120,19 @@ def layers(text: str) -> Iterator[tuple[str, Counter[str]]]:
         text: optimized HLO.
     """
     of_name, _ = computations(text)
+    for action, bodies in layer_bodies(text):
+        yield action, sum((_account(of_name, body) for body in bodies), Counter())
+
+
+def layer_bodies(text: str) -> Iterator[tuple[str, list[Computation]]]:
+    """(action, bodies) of each loop over layers; of a layer in two loops, as of I, both bodies."""
+    of_name, _ = computations(text)
     for computation in of_name.values():
-        for instruction in computation.instructions:
-            trips = _TRIPS.search(instruction.rest)
-            if instruction.opcode == "while" and trips and int(trips[1]) > 1:
-                bodies = _with_loops_of_one_turn(of_name, _BODY.findall(instruction.rest)[0])
-                totals = sum((_account(of_name, body) for body in bodies), Counter())
-                if totals[PRODUCTS]:
-                    yield _action(totals, [i for body in bodies for i in body.instructions]), totals
+        for body, trips in _loops(computation):
+            bodies = _with_loops_of_one_turn(of_name, body)
+            totals = sum((_account(of_name, each) for each in bodies), Counter())
+            if trips > 1 and totals[PRODUCTS]:
+                yield _action(totals, [i for each in bodies for i in each.instructions]), bodies
 
 
 def _with_loops_of_one_turn(of_name: dict[str, Computation], name: str) -> list[Computation]:
@@ -152,8 +157,19 @@ def of_loop(text: str, num_turns: int) -> Counter[str]:
                 totals[kind] += trips * size
         return totals
 
+    return account(body_of_loop(text, num_turns))
+
+
+def body_of_loop(text: str, num_turns: int) -> str:
+    """The name of the body of the loop of so many turns, of which there is one."""
+    of_name, _ = computations(text)
     (body,) = {body for of in of_name.values() for body, trips in _loops(of) if trips == num_turns}
-    return account(body)
+    return body
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether an instruction is a kernel, and no loop of kernels."""
+    return instruction.opcode not in (*_FREE, "while", "conditional", "call")
 
 
 def listed(text: str) -> Iterator[tuple[str, int, int]]:
@@ -185,7 +201,7 @@ def _account(of_name: dict[str, Computation], body: Computation) -> Counter[str]
     here = {i.name: i for i in body.instructions}
     totals: Counter[str] = Counter()
     for instruction in body.instructions:
-        if instruction.opcode not in (*_FREE, "while", "conditional", "call"):
+        if is_kernel(instruction):
             totals[class_of(of_name, instruction)] += moved(of_name, instruction, here)
     return totals
 

@@ -29,14 +29,15 @@ from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.mesh import with_losses
 from jaxpipe.models import LanguageModel
 
-CONFIG = Path(__file__).parents[2] / "configs" / "llama3_8b.py"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_v")
+NUM_TOKENS = 8192  # of a microbatch
 NUM_DEVICES, NUM_MICROBATCHES, NUM_LAYERS = 8, 32, 4  # the last: layers of the step without a pipeline
 
 
-def config_of(schedule: str) -> ConfigDict:
-    """The config of a step."""
-    spec = importlib.util.spec_from_file_location("llama3_8b", CONFIG)
+def config_of(schedule: str, preset: str = "llama3_8b") -> ConfigDict:
+    """The config of a step: microbatches of 8,192 tokens, four layers a device where there are experts."""
+    spec = importlib.util.spec_from_file_location(preset, CONFIGS / f"{preset}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -44,16 +45,18 @@ def config_of(schedule: str) -> ConfigDict:
     config = module.get_config()
     config.mesh.update(pipe=NUM_DEVICES, tensor=1)
     config.pipeline.update(schedule=schedule, num_microbatches=NUM_MICROBATCHES)
-    config.data.batch_size = NUM_MICROBATCHES
+    config.data.batch_size = NUM_MICROBATCHES * (NUM_TOKENS // config.data.seq_len)
     config.model.attention = "cudnn"
+    if "num_experts" in config.model:
+        config.model.num_layers = 4 * NUM_DEVICES
     check(config)
     return config
 
 
-def pipelined(schedule: str) -> tuple[str, int]:
+def pipelined(schedule: str, preset: str = "llama3_8b") -> tuple[str, int]:
     """The optimized HLO of a pipelined step, and how many of its pools of pages it fills before the rounds."""
     topology = parse_topology(f"h100-80g:1x{NUM_DEVICES}")
-    config = config_of(schedule)
+    config = config_of(schedule, preset)
     step = compile_step(config, absent_gpus(topology), gpus_per_node=topology.gpus_per_node)
     text = step.compiled.as_text()
     pools = pool_shapes(step.pipeline.shapes(step.state.params, step.batch).storage)
@@ -64,17 +67,18 @@ def pipelined(schedule: str) -> tuple[str, int]:
     return text, len(filled)
 
 
-def plain(over_layers: Callable[..., jax.Array], *, is_stacked: bool) -> str:
+def plain(over_layers: Callable[..., jax.Array], *, is_stacked: bool, preset: str = "llama3_8b") -> str:
     """The optimized HLO of a step on one device without a pipeline: float32 sums over microbatches, `jax.vjp`.
 
     Args:
         over_layers: (layer, params, x) -> y.
         is_stacked: whether the parameters of all layers are in one array each, as in a scan.
+        preset: a file of `configs`.
     """
     (device,) = absent_gpus(parse_topology("h100-80g:1x1"))
     mesh = Mesh(np.array([device]), ("x",))
     sharding = NamedSharding(mesh, PartitionSpec())
-    config = config_of("1f1b")
+    config = config_of("1f1b", preset)
     sizes = model_config(config)
     model = LanguageModel(sizes)
     shapes = jax.eval_shape(model.init, jax.random.key(0))["layers"]
@@ -100,7 +104,9 @@ def plain(over_layers: Callable[..., jax.Array], *, is_stacked: bool) -> str:
         return lax.fori_loop(0, NUM_MICROBATCHES, microbatch, (sums, jnp.zeros_like(xs[0])))
 
     x = jax.ShapeDtypeStruct(
-        (NUM_MICROBATCHES, 1, config.data.seq_len, config.model.hidden), "bfloat16", sharding=sharding
+        (NUM_MICROBATCHES, NUM_TOKENS // config.data.seq_len, config.data.seq_len, config.model.hidden),
+        "bfloat16",
+        sharding=sharding,
     )
     # Kernels of Triton are compiled for a GPU that the mesh names.
     on_device = jax.shard_map(step, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)

@@ -27,6 +27,8 @@ class Matmul:
         num: number of matmuls.
         fused: whether it is part of a kernel that keeps its results on the chip, as in cuDNN's attention.
         summed: whether it adds its result to a float32 array, as that of the head's kernel.
+        apart: numbers that it reads or writes while it multiplies nothing: of experts' kernels, of each of which few
+            rows have need.
     """
 
     rows: int
@@ -35,6 +37,7 @@ class Matmul:
     num: int = 1
     fused: bool = False
     summed: bool = False
+    apart: int = 0
 
     @property
     def flops(self) -> int:
@@ -59,7 +62,7 @@ class Matmul:
     def resized(self, size: Callable[[int], int]) -> Matmul:
         """The matmuls with other sizes: `size` of each."""
         rows, columns, depth, num = map(size, (self.rows, self.columns, self.depth, self.num))
-        return Matmul(rows, columns, depth, num, self.fused, self.summed)
+        return Matmul(rows, columns, depth, num, self.fused, self.summed, self.apart)
 
 
 def flops(matmuls: Sequence[Matmul]) -> int:
@@ -76,7 +79,7 @@ def matmuls_of(equations: Sequence[core.JaxprEqn], num: int = 1) -> Iterator[Mat
         >>> def loop(x, kernel):
         ...     return jax.lax.scan(lambda total, _: (total + (x @ kernel).sum(), None), 0.0, length=7)
         >>> list(matmuls_of(jax.make_jaxpr(loop)(x, kernel).eqns))
-        [Matmul(rows=4, columns=5, depth=3, num=7, fused=False, summed=False)]
+        [Matmul(rows=4, columns=5, depth=3, num=7, fused=False, summed=False, apart=0)]
     """
     for equation in equations:
         name = equation.primitive.name
@@ -86,8 +89,8 @@ def matmuls_of(equations: Sequence[core.JaxprEqn], num: int = 1) -> Iterator[Mat
         elif name == "conv_general_dilated":
             yield _of_convolution(equation, num)
         elif name == "pallas_call":
-            for rows, columns, depth, number, fused in declared_matmuls(params):
-                yield Matmul(rows, columns, depth, num * number, bool(fused))
+            for rows, columns, depth, number, fused, *apart in declared_matmuls(params):
+                yield Matmul(rows, columns, depth, num * number, bool(fused), apart=num * sum(apart))
         elif name == "scan":
             yield from matmuls_of(params["jaxpr"].jaxpr.eqns, num * params["length"])
         elif name == "cond":

@@ -88,9 +88,8 @@ def lower(
             backwards.
         blocking: whether a permute holds up both of its devices, as gloo's does in a process of one thread. On a GPU a
             permute travels while both compute.
-        behind_layers: whether gathers of weights and sums of gradients over `data` travel behind the layers of the
-            first F and of the last B or W of each chunk; else the first precede and the second follow actions. A
-            schedule without flush has neither.
+        behind_layers: whether gathers of weights and sums of gradients over `data` travel behind layers of the first F
+            and of the last B or W of each chunk, else before and after actions; with a flush alone.
 
     Example:
         1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F and B twice each.
@@ -225,13 +224,10 @@ class Folding:
                 least = key
         assert best is not None
         table, timed = best
-        if is_timed_whole and not behind_layers:
-            return timed
-        table = with_exchange(table, self.schedule)
         if not behind_layers:
-            return divided(table)
+            return timed if is_timed_whole else divided(with_exchange(table, self.schedule))
         # What hangs on layers changes no round, so that it is left out of the choice; it may double what is traced.
-        table = with_hidden_data(table)
+        table = with_hidden_data(with_exchange(table, self.schedule))
         return by_pairs(table) if blocking else refine(table, max_traced_actions=2 * timed.num_traced_actions)
 
     def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:

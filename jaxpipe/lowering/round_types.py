@@ -177,11 +177,11 @@ class _Offer(NamedTuple):
 
 
 def _offer(stretches: list[Stretch], index: int) -> _Offer:
-    one = stretches[index]
-    other = stretches[index + 1]
-    both = one.keys() & other.keys()
-    num_actions = sum((one[position].kinds & other[position].kinds).bit_count() for position in both)
-    return _Offer(_waste(one, other), num_actions, len(both))
+    stretch = stretches[index]
+    behind = stretches[index + 1]
+    both = stretch.keys() & behind.keys()
+    num_actions = sum((stretch[position].kinds & behind[position].kinds).bit_count() for position in both)
+    return _Offer(_waste(stretch, behind), num_actions, len(both))
 
 
 def _joined(one: Stretch, other: Stretch) -> Stretch:

@@ -34,21 +34,24 @@ def is_estimated() -> bool:
     return device is not None and device.device_kind == _KIND
 
 
-def stand_in(like: Sequence[Any], matmuls: Sequence[Sizes], *, fused: bool = False) -> Callable[..., Any]:
+def stand_in(
+    like: Sequence[Any], matmuls: Sequence[Sizes], *, fused: bool = False, apart: int = 0
+) -> Callable[..., Any]:
     """A function that is traced in place of kernels, and never run.
 
     Args:
         like: shape and dtype of each result.
         matmuls: what the kernels multiply.
         fused: whether they keep products on the chip, as attention does.
+        apart: numbers that each reads or writes while it multiplies nothing.
     """
-    declared = {_MATMULS: json.dumps([[*sizes, int(fused)] for sizes in matmuls])}
+    declared = {_MATMULS: json.dumps([[*sizes, int(fused), apart] for sizes in matmuls])}
     out_shape = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in like]
     return pl.pallas_call(lambda *refs: None, out_shape=out_shape, metadata=declared)
 
 
 def declared_matmuls(params: Mapping[str, Any]) -> list[list[int]]:
-    """Rows, columns, depth, number, and whether they are fused, of the matmuls that a `pallas_call` declares.
+    """The arguments of `stand_in` for each of the matmuls that a `pallas_call` declares.
 
     Args:
         params: those of its equation. A kernel declares its matmuls as `stand_in` does, by its `metadata`.

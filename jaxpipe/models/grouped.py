@@ -114,7 +114,7 @@ def _register(primitive: core.Primitive, like: Callable, *, loop: Callable, kern
 def _estimated(num_rows: int, rows: jax.Array, kernels: jax.Array, expert: jax.Array) -> jax.Array:
     num, depth, width = kernels.shape
     like = jax.ShapeDtypeStruct((*rows.shape[:2], width), rows.dtype)
-    return stand_in([like], [(num_rows, width, depth, num)])(rows, kernels, expert)[0]
+    return stand_in([like], [(num_rows, width, depth, num)], apart=kernels.size)(rows, kernels, expert)[0]
 
 
 def _estimated_backward(
@@ -122,8 +122,8 @@ def _estimated_backward(
 ) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, expert = saved
     num, depth, width = kernels.shape
-    (d_rows,) = stand_in([rows], [(num_rows, depth, width, num)])(d, kernels, expert)
-    (d_kernels,) = stand_in([kernels], [(depth, width, num_rows, num)])(rows, d, expert)
+    (d_rows,) = stand_in([rows], [(num_rows, depth, width, num)], apart=kernels.size)(d, kernels, expert)
+    (d_kernels,) = stand_in([kernels], [(depth, width, num_rows, num)], apart=kernels.size)(rows, d, expert)
     return d_rows, d_kernels, None
 
 

@@ -34,6 +34,7 @@ def run(step: DeviceStep, round_type: int, kind: Kind, row: Row, state: State) -
             act = partial(form.act, step, round_type, row)
             if len(forms) == 1:
                 return act(state)
+            # Guards of forms in that of the kind: rounds of other kinds evaluate one guard.
             state = cond_in_place(form.is_of(row) & (state.num_done >= 0), act, state)
         return state
 

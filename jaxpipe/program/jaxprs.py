@@ -89,8 +89,8 @@ def run(values: Values, equation: core.JaxprEqn) -> None:
 
 def read(values: Values, atoms: Sequence[Any]) -> list[Any]:
     """The values of variables and literals."""
-    stored = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
-    return [value.array if isinstance(value, InStack) else value for value in stored]
+    of_atoms = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in atoms]
+    return [value.array if isinstance(value, InStack) else value for value in of_atoms]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+import jax
 import pytest
 from settings_of_gpts import gpt_setting
 
@@ -14,12 +15,16 @@ from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, setting_of
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.products import Matmul, flops
+from jaxpipe.estimate.products import Matmul, flops, matmuls_of
 from jaxpipe.estimate.roofline import Protocol, fused_fraction_of, matmul_fraction_of
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import update_bytes
 from jaxpipe.estimate.work import dropout_draws, head_matmuls
+from jaxpipe.mesh.abstract import abstract_mesh
+from jaxpipe.models.dispatch import Dropless
+from jaxpipe.models.grouped import grouped
+from jaxpipe.program.jaxprs import without_calls
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.
@@ -303,3 +308,27 @@ def test_published_step_times(
         recompute="attention",
     )
     assert estimate(setting, Roofline(A100)).step_s == pytest.approx(step_time_s, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "measured_ms"),
+    [((8, 2, 4096, 14336), (3.438, 6.395)), ((128, 8, 2048, 768), (0.553, 1.081))],  # Mixtral 8x7B, Qwen3 30B-A3B
+)
+def test_products_of_experts_take_as_long_as_on_an_h100(sizes, measured_ms):
+    """Forward, and both gradients, of 8,192 tokens (experiments/gpu/h100, products of experts)."""
+    num, num_chosen, hidden, width = sizes
+    like = jax.ShapeDtypeStruct((num, hidden, width), "bfloat16")
+    dispatch = Dropless(num, num_chosen)
+    tiles, size = dispatch.shape(2, 4096)
+    arrays = jax.ShapeDtypeStruct((tiles, size, hidden), "bfloat16"), like, jax.ShapeDtypeStruct((tiles,), "int32")
+
+    def backward(rows, kernels, expert):
+        y, vjp = jax.vjp(lambda *of: grouped(*of, expert, False, num_rows=dispatch.expert_rows(2, 4096)), rows, kernels)
+        return vjp(y)
+
+    with jax.sharding.use_abstract_mesh(abstract_mesh({})):
+        both = list(matmuls_of(without_calls(jax.make_jaxpr(backward)(*arrays)).jaxpr.eqns))
+    source = Roofline(HARDWARE["h100-80g"], matmul_fraction=0.708)
+    forward_ms, *gradients_ms = (1e3 * source.matmul_s(matmul, "bfloat16") for matmul in both)
+    assert len(gradients_ms) == 2
+    assert (forward_ms, sum(gradients_ms)) == pytest.approx(measured_ms, rel=0.15)
