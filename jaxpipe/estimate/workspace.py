@@ -22,6 +22,7 @@ from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.cross_entropy import chunks_of
+from jaxpipe.units import MIB
 
 
 @dataclass(frozen=True)
@@ -174,4 +175,12 @@ def at_work(
     logits = max(0, head_bytes(setting) - deferred)
     others = max(size for name, size in parts.items() if name != "layer_input_gradient") - deferred
     largest = max(others, parts.get("layer_input_gradient", 0), updated_layer)
-    return AtWork(deferred, logits, max(0, largest - logits))
+    return AtWork(deferred, logits, max(0, largest - logits) + _of_matmuls(setting))
+
+
+def _of_matmuls(setting: Setting) -> int:
+    """Bytes that XLA gives cuBLAS to work in, which all matmuls of a program share.
+
+    Source: XLA, xla/service/gpu/matmul_utils.h, kHopperWorkspace and kDefaultWorkspace.
+    """
+    return (32 if setting.topology.hardware.compute_capability >= (9, 0) else 4) * MIB
