@@ -72,7 +72,7 @@ def refine(
         >>> schedule = build("gpipe", num_devices=3, num_microbatches=4)
         >>> table = Folding(schedule, (1, 1, 1)).fold(earliest_rounds(schedule), num_positions=1)
         >>> table.sent_messages.tolist(), refine(table).sent_messages.tolist()
-        ([16, 32, 16], [4, 10, 4])
+        ([16, 32, 16], [4, 8, 4])
     """
     pairs, num_messages = _needed_pairs(table)
     kinds = np.zeros(table.num_rounds, dtype=int)
@@ -180,12 +180,10 @@ def _offer(stretches: list[Stretch], index: int) -> _Offer:
 
 
 def _joined(one: Stretch, other: Stretch) -> Stretch:
-    return {
-        position: one[position] | other[position]
-        if position in one and position in other
-        else one.get(position, other.get(position))
-        for position in one | other
-    }
+    joined = one | other
+    for position in one.keys() & other.keys():
+        joined[position] = one[position] | other[position]
+    return joined
 
 
 def _waste(one: Stretch, other: Stretch) -> int:

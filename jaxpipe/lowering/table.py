@@ -58,8 +58,8 @@ class RoundTable:
         >>> table.permutes["messages"]  # [type][lane] -> pairs
         ((), (((0, 1),),), (((1, 0),),), ())
         >>> more = lower(build("1f1b", num_devices=2, num_microbatches=4))
-        >>> more.asked("messages").tolist(), more.sent("messages").tolist()  # [source, target]; one is sent in vain
-        ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
+        >>> more.asked("messages").tolist(), more.sent("messages").tolist()  # [source, target]; two are sent in vain
+        ([[0, 4], [4, 0]], [[0, 5], [5, 0]])
 
     Attributes:
         schedule: compute actions alone; of several batches if the table has several calls.
