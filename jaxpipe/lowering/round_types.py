@@ -173,21 +173,21 @@ class _Offer(NamedTuple):
 
 
 def _offer(stretches: list[Stretch], index: int) -> _Offer:
-    one, other = stretches[index : index + 2]
-    both = one.keys() & other.keys()
-    num_actions = sum((one[position].kinds & other[position].kinds).bit_count() for position in both)
-    return _Offer(_waste(one, other), num_actions, len(both))
+    earlier, later = stretches[index : index + 2]
+    both = earlier.keys() & later.keys()
+    num_actions = sum((earlier[position].kinds & later[position].kinds).bit_count() for position in both)
+    return _Offer(_waste(earlier, later), num_actions, len(both))
 
 
-def _joined(one: Stretch, other: Stretch) -> Stretch:
-    joined = one | other
-    for position in one.keys() & other.keys():
-        joined[position] = one[position] | other[position]
+def _joined(earlier: Stretch, later: Stretch) -> Stretch:
+    joined = earlier | later
+    for position in earlier.keys() & later.keys():
+        joined[position] = earlier[position] | later[position]
     return joined
 
 
-def _waste(one: Stretch, other: Stretch) -> int:
-    return sum(one[position].waste(other[position]) for position in one.keys() & other.keys())
+def _waste(earlier: Stretch, later: Stretch) -> int:
+    return sum(earlier[position].waste(later[position]) for position in earlier.keys() & later.keys())
 
 
 def _kinds(stretch: Stretch) -> dict[int, int]:

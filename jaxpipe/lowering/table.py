@@ -10,7 +10,6 @@ All that travels between devices, or that all of them meet for, is a `Transfer` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -219,10 +218,6 @@ class RoundTable:
             or transfer.works_in(self)[self.round_type == round_type].any()
             or transfer.num_collectives(self)[round_type]
         )
-
-    def has_messages_alone(self, round_type: int, others: Iterable[str]) -> bool:
-        """Whether no device does anything in rounds of the type but send and receive messages; `others` travel, too."""
-        return not (self.kinds[round_type] or any(self.is_at_work(name, round_type) for name in others))
 
     def sender(self, name: str) -> np.ndarray:
         """[A] the action whose payload of a transfer each action reads, on any device; -1 for none."""

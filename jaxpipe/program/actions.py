@@ -42,6 +42,7 @@ def run(step: DeviceStep, round_type: int, kind: Kind, row: Row, state: State) -
             of_chunk = partial(act, row._replace(chunk=chunk), chunk=chunk)
             if len(chunks) == 1:
                 return of_chunk(state)
+            # In the guard of the kind, so that the kinds that a device does not do ask once for all chunks.
             state = cond_in_place((row.chunk == chunk) & (state.num_done >= 0), of_chunk, state)
         return state
 
