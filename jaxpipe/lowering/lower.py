@@ -92,12 +92,12 @@ def lower(
             and of the last B or W of each chunk, else before and after actions; with a flush alone.
 
     Example:
-        1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F and B twice each.
+        1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F three times, B twice.
 
         >>> from jaxpipe.schedules import build
         >>> table = lower(build("1f1b", num_devices=4, num_microbatches=16))
         >>> table.num_rounds, table.num_types, table.num_traced_actions
-        (74, 6, 4)
+        (74, 6, 5)
     """
     if schedule.delays:
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)

@@ -72,7 +72,7 @@ def refine(
         >>> schedule = build("gpipe", num_devices=3, num_microbatches=4)
         >>> table = Folding(schedule, (1, 1, 1)).fold(earliest_rounds(schedule), num_positions=1)
         >>> table.sent_messages.tolist(), refine(table).sent_messages.tolist()
-        ([16, 32, 16], [4, 10, 4])
+        ([16, 32, 16], [4, 8, 4])
     """
     pairs, num_messages = _needed_pairs(table)
     columns = table.schedule.columns
@@ -177,21 +177,21 @@ class _Offer(NamedTuple):
 
 
 def _offer(stretches: list[Stretch], index: int) -> _Offer:
-    stretch = stretches[index]
-    behind = stretches[index + 1]
-    both = stretch.keys() & behind.keys()
-    num_actions = sum((stretch[position].kinds & behind[position].kinds).bit_count() for position in both)
-    return _Offer(_waste(stretch, behind), num_actions, len(both))
+    earlier, later = stretches[index : index + 2]
+    both = earlier.keys() & later.keys()
+    num_actions = sum((earlier[position].kinds & later[position].kinds).bit_count() for position in both)
+    return _Offer(_waste(earlier, later), num_actions, len(both))
 
 
-def _joined(one: Stretch, other: Stretch) -> Stretch:
-    joined = one | other
-    joined.update({position: one[position] | other[position] for position in one.keys() & other.keys()})
+def _joined(earlier: Stretch, later: Stretch) -> Stretch:
+    joined = earlier | later
+    for position in earlier.keys() & later.keys():
+        joined[position] = earlier[position] | later[position]
     return joined
 
 
-def _waste(one: Stretch, other: Stretch) -> int:
-    return sum(one[position].waste(other[position]) for position in one.keys() & other.keys())
+def _waste(earlier: Stretch, later: Stretch) -> int:
+    return sum(earlier[position].waste(later[position]) for position in earlier.keys() & later.keys())
 
 
 def _kinds(stretch: Stretch) -> dict[int, int]:

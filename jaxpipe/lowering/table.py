@@ -10,7 +10,6 @@ All that travels between devices, or that all of them meet for, is a `Transfer` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -53,8 +52,8 @@ class RoundTable(Cells):
         >>> table.permutes["messages"]  # [type][lane] -> pairs
         ((), (((0, 1),),), (((1, 0),),), ())
         >>> more = lower(build("1f1b", num_devices=2, num_microbatches=4))
-        >>> more.asked("messages").tolist(), more.sent("messages").tolist()  # [source, target]; one is sent in vain
-        ([[0, 4], [4, 0]], [[0, 4], [5, 0]])
+        >>> more.asked("messages").tolist(), more.sent("messages").tolist()  # [source, target]; two are sent in vain
+        ([[0, 4], [4, 0]], [[0, 5], [5, 0]])
 
     Attributes:
         schedule: compute actions alone; of several batches if the table has several calls.
@@ -158,10 +157,6 @@ class RoundTable(Cells):
             or transfer.works_in(self)[self.round_type == round_type].any()
             or transfer.num_collectives(self)[round_type]
         )
-
-    def has_messages_alone(self, round_type: int, others: Iterable[str]) -> bool:
-        """Whether no device does anything in rounds of the type but send and receive messages; `others` travel, too."""
-        return not (self.kinds[round_type] or any(self.is_at_work(name, round_type) for name in others))
 
     def sender(self, name: str) -> np.ndarray:
         """[A] the action whose payload of a transfer each action reads, on any device; -1 for none."""

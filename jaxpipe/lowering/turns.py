@@ -9,10 +9,12 @@ of which every turn has one round, and that runs as it is. Else the place is a l
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from jaxpipe.lowering.table import RoundTable
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,15 @@ def turns_of(round_type: np.ndarray, light: Collection[int]) -> list[Turns]:
         heavy = tuple((index,) for index in types if index not in light)
         stretches.append(_searched(rounds, heavy + (few,) * bool(few)))
     return stretches
+
+
+def light_types(table: RoundTable, others: Sequence[str]) -> list[int]:
+    """The types of rounds in which no device does anything but send and receive messages; `others` travel, too."""
+    return [
+        index
+        for index in range(table.num_types)
+        if not (table.kinds[index] or any(table.is_at_work(name, index) for name in others))
+    ]
 
 
 def _searched(rounds: np.ndarray, places: tuple[tuple[int, ...], ...]) -> Turns:

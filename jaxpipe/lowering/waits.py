@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.lowering.turns import turns_of
+from jaxpipe.lowering.turns import light_types, turns_of
 from jaxpipe.schedules.schedule import LAYER_KINDS, Kind
 
 _ENDS = {Kind.F: ("first", "last"), Kind.B: ("first",), Kind.I: ("first",)}  # where an action meets embedding and head
@@ -51,7 +51,7 @@ def waits_per_action(table: RoundTable, *, by_chunk: bool = False) -> float:
 def _of_rounds(table: RoundTable) -> int:
     """Waits of the loops over rounds, of all calls; all devices evaluate them alike."""
     others = [name for name in table.transfers if name != table.kinds_of_traffic[0].name]
-    light = [index for index in range(table.num_types) if table.has_messages_alone(index, others)]
+    light = light_types(table, others)
     waits = 0
     for stretch in turns_of(table.round_type[: table.rounds_per_call], light):
         for place, types in enumerate(stretch.places):

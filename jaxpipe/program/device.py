@@ -129,7 +129,7 @@ class DeviceStep:
         """`act(carry)` if the action is of `stage`, else `carry`; known without a guard where all or none are."""
         if self.stages <= {stage}:
             return act(carry) if self.stages else carry
-        # One program for all devices: those of other stages skip it at run time.
+        # Large sums pass through it: a `lax.cond` would copy them.
         return cond_in_place(row.stage == stage, act, carry) if stage in self.stages else carry
 
     def layer_params(self, row: Row, layer: jax.Array, walk: Walk, state: State) -> PyTree:

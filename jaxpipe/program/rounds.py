@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.turns import Turns, turns_of
+from jaxpipe.lowering.turns import Turns, light_types, turns_of
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
@@ -48,8 +48,7 @@ def run_rounds(
     step = replace(step, layer_channels=on_layers)
     messages, *others = channels
     assert isinstance(messages, Messages)  # every table has them, and first
-    names = [channel.name for channel in others]
-    light = [index for index in range(table.num_types) if table.has_messages_alone(index, names)]
+    light = light_types(table, [channel.name for channel in others])
     round_type = table.round_type if round_type is None else round_type
     # One entry more than rounds: conditions read it when the last round is done.
     type_of = jnp.asarray(np.append(round_type, END), jnp.int32)
@@ -99,7 +98,7 @@ def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Arra
     branch = jnp.argmax(jnp.asarray(types) == index)
     message, waiting = lax.switch(branch, branches, carry.state.message, carry.of[messages.name])
     state = carry.state._replace(message=message)
-    # Other channels have nothing to do here, by `RoundTable.has_messages_alone`: what they carry stays as it is.
+    # Other channels have nothing to do here, by `light_types`: what they carry stays as it is.
     return with_part(carry, messages.name, waiting, state)
 
 

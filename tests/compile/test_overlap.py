@@ -135,4 +135,4 @@ def test_collectives_of_a_split_head_travel_behind_the_actions_of_their_rounds()
         check=False,
     )
     # XLA makes one of the sums of a round.
-    assert ran.stdout.splitlines() == ["[3, 2]", "True 0"], ran.stderr
+    assert ran.stdout.splitlines() == ["[4, 3]", "True 0"], ran.stderr

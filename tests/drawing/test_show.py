@@ -67,6 +67,7 @@ def test_json_content(capsys):
         "permutes_per_step",
         "messages_asked",
         "messages_sent",
+        "waits_per_action",
     }
     assert spmd["makespan"] == pytest.approx(values["makespan"])
     assert spmd["num_slots"] == 4  # the peak, min(D, N)
