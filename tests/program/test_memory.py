@@ -195,12 +195,13 @@ def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
     ends = tiny_mlp.NUM_INPUTS * h + h
     # Both store D Ma, four microbatches of an eighth of the layers, twice (BitPipe, arXiv 2410.19367, Table 2).
     # Weights of the other direction are copies of what the partner owns, and so are, in one array, the own ones.
-    # A layer's gradients are held twice while they travel. In BitPipe one message waits.
+    # A layer's gradients are held twice while they travel. In BitPipe messages wait: one, or two behind four layers.
+    travelling = 2 * (h * h + h)
     assert found == {
         ("bitpipe", n): held(
-            4, 4 * 2 * n * x, 2 * 2 * n * (h * h + h), 2 * 2 * n * (h * h + h) + ends, 5 * x, transit=2 * (h * h + h)
+            4, 4 * 2 * n * x, n * 2 * travelling, n * 2 * travelling + ends, (4 + num_waiting) * x, transit=travelling
         )
-        for n in (1, 4)
+        for n, num_waiting in ((1, 1), (4, 2))
     } | {("1f1b", n): held(4, 4 * 2 * n * x, 0, 2 * n * (h * h + h) + ends, 4 * x) for n in (1, 4)}
 
 
