@@ -50,7 +50,6 @@ from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import measure
 from jaxpipe.measure.step_pair import make_step_pair, measure_memory
 from jaxpipe.measure.timing import median, timed
-from jaxpipe.mesh.huge_pages import start_with_huge_pages
 from jaxpipe.schedules import Costs, Schedule, simulate
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.training.setup import devices_of
@@ -235,5 +234,4 @@ def time_lost(
 main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
-    start_with_huge_pages()
     sys.exit(main())

@@ -24,7 +24,6 @@ from jaxpipe.command_line import main_of
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, define_process_flags
 from jaxpipe.config.command_line import run as run_command
 from jaxpipe.distributed.supervisor import STOPPED
-from jaxpipe.mesh.huge_pages import start_with_huge_pages
 from jaxpipe.training import fit
 
 
@@ -62,5 +61,4 @@ main = main_of(
 )
 
 if __name__ == "__main__":
-    start_with_huge_pages()
     sys.exit(main())

@@ -30,8 +30,6 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 # LLVM takes half the time without its expensive passes. The optimized HLO is the same; numbers are, to rounding.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
-# Set, and so commands do not start anew for huge pages: their imports take seconds.
-os.environ.setdefault("GLIBC_TUNABLES", "")
 
 
 def pytest_addoption(parser):

@@ -44,7 +44,6 @@ from jaxpipe.estimate.measured import Measurement
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import mock, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
-from jaxpipe.mesh.huge_pages import start_with_huge_pages
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
@@ -217,5 +216,4 @@ def to_text(measurement: Measurement) -> str:
 main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"config": "configs/bench_cpu.py"})
 
 if __name__ == "__main__":
-    start_with_huge_pages()
     sys.exit(main())

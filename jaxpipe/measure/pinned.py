@@ -20,9 +20,11 @@ from absl.flags import FlagValues
 from jaxpipe.distributed.join import check_flags
 from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.huge_pages import huge_pages
 
 _MARK = "jaxpipe.measure.pinned: "
+# XLA takes temporaries from the system in every step, which clears them page by page: a thirtieth as many of 2 MiB. glibc
+# reads it when a process starts, if it is 2.35 or newer.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # One thread a process: Eigen's pool would spread over the cores of the other processes.
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
@@ -56,7 +58,7 @@ def launch(program: Sequence[str], arguments: Sequence[str], *, num_processes: i
             rule="core-per-process: 2 or more processes, each with a core of its own",
             repair=f"set --num_processes={max(2, len(cores))}, or leave it out for virtual devices in one process",
         )
-    environment = os.environ | huge_pages() | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
+    environment = _HUGE_PAGES | os.environ | {"XLA_FLAGS": _ONE_THREAD, "JAX_PLATFORMS": "cpu"}
     # The last --num_processes on a command line wins, and it is the same number.
     commands = commands_of(program, arguments, num_processes)
     # Kept, not shown: the launcher prints one table in place of one from each process.
