@@ -22,8 +22,8 @@ from jaxpipe.distributed.supervisor import Group, commands_of
 from jaxpipe.errors import ConfigError
 
 _MARK = "jaxpipe.measure.pinned: "
-# XLA takes temporaries from the system in every step, which clears them page by page: a thirtieth as many of 2 MiB. glibc
-# reads it when a process starts, if it is 2.35 or newer.
+# XLA takes temporaries from the system in every step, which clears them page by page: of 2 MiB a thirtieth as many.
+# glibc reads it when a process starts, if it is 2.35 or newer.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # One thread a process: Eigen's pool would spread over the cores of the other processes.
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
