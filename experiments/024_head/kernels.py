@@ -82,6 +82,8 @@ def _kernels(found: dict[str, Computation], computation: Computation, times: int
             yield from _kernels(found, found[body[1]], times * int(trips[1]))
         elif opcode == "call":
             yield from _kernels(found, found[instruction.called[0]], times)
+        elif opcode == "custom-call" and "AllocateBuffer" in instruction.rest:
+            continue  # room, which no kernel fills
         elif opcode == "custom-call":
             yield _product(instruction, operands, times)
         elif opcode == "fusion":

@@ -185,10 +185,8 @@ class Folding:
             evaluated = (costs,)
             limits = GOOD_ENOUGH_RATIOS[:1]
         forward = float(np.mean(costs.forward))
-        all_costs = [
-            *evaluated,
-            *(replace(costs, gradient_messages=0.0, transfer=transfer * forward) for transfer in MESSAGE_TIMES),
-        ]
+        transfers = [transfer * forward for transfer in MESSAGE_TIMES]
+        all_costs = [*evaluated, *(replace(costs, gradient_messages=0.0, transfer=time) for time in transfers)]
         # The bound of any table: no device waits for a round there.
         asynchronous = np.array([simulate(self.compute, tried).makespan for tried in all_costs])
 
@@ -198,7 +196,8 @@ class Folding:
         is_timed_whole = self.schedule.num_replicas == 1 or self.schedule.has_split_backward
         best = None  # (candidate, the same as timed)
         least = ()  # its key: less is better, in the order above
-        divided = by_pairs if blocking else refine
+        # Stretches that are merged would let all devices meet for a head in rounds in which few have to.
+        divided = by_pairs if blocking or self.compute.has_head_actions else refine
         for table in self.candidates(costs, blocking=blocking):
             timed = divided(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
@@ -228,13 +227,13 @@ class Folding:
             return timed if is_timed_whole else divided(with_exchange(table, self.schedule))
         # What hangs on layers changes no round, so that it is left out of the choice; it may double what is traced.
         table = with_hidden_data(with_exchange(table, self.schedule))
-        return by_pairs(table) if blocking else refine(table, max_traced_actions=2 * timed.num_traced_actions)
+        return refine(table, max_traced_actions=2 * timed.num_traced_actions) if divided is refine else divided(table)
 
     def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
 
-        Rounds that follow time come first if paired devices meet. Periodic rounds come before others, since they need
-        the fewest pairs. Where permutes block, there is one way.
+        Rounds that follow time come first if paired devices meet; periodic ones before others, as they need the fewest
+        pairs. Where permutes block, there is one way.
         """
         if self.compute.has_head_actions:
             for met in self._met_rounds(costs.in_forwards()):

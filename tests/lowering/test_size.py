@@ -52,7 +52,8 @@ def test_the_program_grows_neither_with_microbatches_nor_with_devices(name, opti
 @pytest.mark.parametrize("num_microbatches", [17, 64, pytest.param(256, marks=pytest.mark.ci)])
 def test_1f1b_traces_few_actions(num_devices, num_microbatches):
     table = lower(build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches))
-    assert table.num_traced_actions <= 11
+    # Many devices fill for long, and each stretch of turns traces its own; more microbatches than devices need few.
+    assert table.num_traced_actions <= (11 if num_devices < num_microbatches else MAX_TRACED_ACTIONS)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8, 24])
