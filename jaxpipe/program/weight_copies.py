@@ -23,6 +23,7 @@ class Gathered(NamedTuple):
     chunk: jax.Array
     num_layers: jax.Array
     next_chunk: jax.Array
+    num_turns: jax.Array
 
 
 def compute_copies(
@@ -95,7 +96,7 @@ def _gather_first(
         copy = gathered_layer(layers, parts, like, chunk, row)
         return with_gathered(stacks, copy, parts, chunk, row), after(num_done, copy)
 
-    return lax.fori_loop(0, gathered.num_layers + 1, layer, (jax.tree.map(room, layers, parts, like), num_done))
+    return lax.fori_loop(0, gathered.num_turns, layer, (jax.tree.map(room, layers, parts, like), num_done))
 
 
 def with_gathered(stacks: PyTree, copy: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:

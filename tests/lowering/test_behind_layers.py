@@ -23,8 +23,10 @@ def walk(table: RoundTable, device: int) -> None:
     before = WEIGHT_GATHERS.before(table)
     next_chunk, left = table.grids["weight_gathers"].next_chunk, table.grids["sums_over_data"].left
     place = {name: 1 << index for index, name in enumerate(table.transfers)}
-    chunk, num_gathered = int(before.chunk[device]), int(before.num_layers[device])
-    gathered = {(chunk, layer) for layer in range(num_gathered)} | {(int(before.next_chunk[device]), 0)}
+    gathered = {(int(before.chunk[device]), layer) for layer in range(before.num_layers[device])}
+    if before.num_turns[device] > before.num_layers[device]:
+        gathered.add((int(before.next_chunk[device]), 0))
+    assert len(gathered) == before.num_turns[device]  # none twice
     added, summed, waiting, layer_left = Counter(), Counter(), [], None
     for round_ in range(table.num_rounds):
         now, waiting = waiting, []

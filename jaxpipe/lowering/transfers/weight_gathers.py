@@ -25,11 +25,12 @@ class GatherGrids:
 
 @dataclass(frozen=True, eq=False)
 class GatheredBefore:
-    """What each device gathers before any action: all layers of a chunk, the first one, or none; and one layer more."""
+    """What each device gathers before any action: all layers of a chunk or none, and one of the next one."""
 
     chunk: np.ndarray  # [D]
-    num_layers: np.ndarray  # [D] from the first one of the chunk on
-    next_chunk: np.ndarray  # [D] the chunk whose first layer comes next
+    num_layers: np.ndarray  # [D] all of the chunk, or 0
+    next_chunk: np.ndarray  # [D]
+    num_turns: np.ndarray  # [D] layers in all: one more than `num_layers` if there is a next chunk
 
 
 class WeightGathers(Transfer[RoundTable]):
@@ -52,14 +53,16 @@ class WeightGathers(Transfer[RoundTable]):
     def before(self, table: RoundTable) -> GatheredBefore:
         """What precedes the actions."""
         layers = np.array(table.layers_per_stage)
-        chunk, num_layers, next_chunk = np.zeros((3, table.schedule.num_devices), np.int32)
+        chunk, num_layers, next_chunk, num_turns = np.zeros((4, table.schedule.num_devices), np.int32)
         for device, rounds in enumerate(self._first_rounds(table)):
-            if rounds:
-                chunk[device] = table.chunk[rounds[0], device]
-                is_before = self._num_before(table, device, rounds)
-                num_layers[device] = layers[table.stage[rounds[0], device]] if is_before else 1
-                next_chunk[device] = table.chunk[rounds[min(is_before, len(rounds) - 1)], device]
-        return GatheredBefore(chunk, num_layers, next_chunk)
+            num_before = self._num_before(table, device, rounds)
+            for round_ in rounds[:num_before]:
+                chunk[device] = table.chunk[round_, device]
+                num_layers[device] = num_turns[device] = layers[table.stage[round_, device]]
+            for round_ in rounds[num_before : num_before + 1]:
+                next_chunk[device] = table.chunk[round_, device]
+                num_turns[device] += 1
+        return GatheredBefore(chunk, num_layers, next_chunk, num_turns)
 
     def grids(self, table: RoundTable) -> GatherGrids:
         """The chunks that follow."""
