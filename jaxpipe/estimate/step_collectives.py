@@ -86,15 +86,15 @@ def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> n
     smallest = setting.schedule_spec.smallest
     closing = layers * longer_s
     for held in placement_of(setting).stages_of:
-        # Backwards of a device end with its first stage.
+        # Backwards of a device end with its first stage; with two replicas, with any of its stages.
         stages = sorted({stage for _, stage in held})
-        if smallest.placement.num_replicas > 1 or not smallest.has_split_backward:
-            # A B that sends a message is not made longer: its sums follow.
-            later = [stage for stage in stages[: len(stages) if smallest.placement.num_replicas > 1 else 1] if stage]
-            closing[later] = layers[later] * sum_s
-            stages = [stage for stage in stages if stage not in later]
-        if stages:  # the last layer that hangs is left
-            closing[stages[0]] += sum_s
+        num_last = len(stages) if smallest.placement.num_replicas > 1 else int(not smallest.has_split_backward)
+        # A B that sends a message is not made longer: its sums follow.
+        later = [stage for stage in stages[:num_last] if stage > 0]
+        closing[later] = layers[later] * sum_s
+        # Of the others the last layer that hangs is left.
+        for stage in [stage for stage in stages if stage not in later][:1]:
+            closing[stage] += sum_s
     return closing
 
 

@@ -29,11 +29,6 @@ class Turns:
     places: tuple[tuple[int, ...], ...]
     taken: tuple[tuple[int, ...], ...]
 
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of all turns."""
-        return sum(map(sum, self.taken))
-
     def is_certain(self, place: int) -> bool:
         """Whether every turn takes one round at the place."""
         return all(row[place] == 1 for row in self.taken)

@@ -8,8 +8,6 @@ guard is a loop of one turn or none. Each wait takes about 10 us, in which the d
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from jaxpipe.lowering.cells import IDLE
@@ -101,7 +99,7 @@ def _of_lanes(table: RoundTable) -> np.ndarray:
         grids = table.grids[name]
         if not hasattr(grids, "num_recvs"):
             continue
-        for round_type, num_rounds in Counter(table.round_type.tolist()).items():
+        for round_type, num_rounds in enumerate(table.rounds_of_type.tolist()):
             here = table.round_type == round_type
             num_read = grids.num_sends[here].max()
             waits += num_rounds * (len(lanes[round_type]) + num_read)

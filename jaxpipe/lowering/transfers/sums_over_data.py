@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.lowering.transfer import Payloads, Transfer
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -40,11 +40,6 @@ class SumsOverData(Transfer[RoundTable]):
     behind_layers: bool = False
 
     name = "sums_over_data"
-
-    def payloads(self, table: RoundTable) -> Payloads:
-        """None along `pipe`."""
-        none = np.zeros(0, int)
-        return Payloads(none, none, none, none, size=1)
 
     def hangs(self, table: RoundTable) -> np.ndarray | None:
         """On actions that complete a chunk, but for a device's last one if its message would wait."""

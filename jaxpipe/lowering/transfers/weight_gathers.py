@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.lowering.transfer import Payloads, Transfer
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -37,11 +37,6 @@ class WeightGathers(Transfer[RoundTable]):
     """What devices of one index of `pipe` gather; nothing of it travels along `pipe`."""
 
     name = "weight_gathers"
-
-    def payloads(self, table: RoundTable) -> Payloads:
-        """None along `pipe`."""
-        none = np.zeros(0, int)
-        return Payloads(none, none, none, none, size=1)
 
     def hangs(self, table: RoundTable) -> np.ndarray:
         """On the first F of each chunk, but for a device's first one if it waits for a message."""
