@@ -14,6 +14,7 @@ from typing import Any
 from their_step import A100, TheirStep
 
 from jaxpipe.cluster.assignment import ORDERS
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.estimate import Estimate, Setting, estimate
 from jaxpipe.estimate.costs import costs_of
@@ -243,7 +244,7 @@ def _setting(
         pipe=pipe,
         tensor=1,
         order=next(iter(ORDERS)),
-        zero1=False,
+        shard=Shard.NONE,
         topology=Topology(A100, -(-pipe // GPUS_PER_NODE), GPUS_PER_NODE),
     )
 

@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     data: int = 1
     expert: int = 1
     tensor: int = 1
-    zero1: bool = True
+    shard: str = "optimizer"
     deterministic: bool = True
     schedule: str = "1f1b"
 
@@ -57,23 +57,25 @@ class Setting(NamedTuple):
         """The command line of a run."""
         config = "quickstart_moe" if self.expert > 1 else "quickstart"
         mesh = {f"mesh.{axis}": getattr(self, axis) for axis in ("pipe", "data", "expert", "tensor", "deterministic")}
-        chosen = {"optimizer.zero1": self.zero1, "pipeline.schedule": self.schedule}
+        chosen = {"mesh.shard": self.shard, "pipeline.schedule": self.schedule}
         fields = EVERY_RUN | mesh | chosen
         return [f"--config=configs/{config}.py", *(f"--config.{name}={value}" for name, value in fields.items())]
 
 
 SETTINGS = {
     "stood still": Setting(pipe=2, data=4, schedule="zb_v"),  # before every collective in a loop was ordered
-    "died": Setting(data=2, zero1=False, deterministic=False),
+    "died": Setting(data=2, shard="none", deterministic=False),
     "data 4": Setting(data=4, deterministic=False),
-    "data 2 x tensor 2": Setting(data=2, tensor=2, zero1=False),
-    "tensor 4": Setting(tensor=4, zero1=False, deterministic=False),
+    "data 2 x tensor 2": Setting(data=2, tensor=2, shard="none"),
+    "tensor 4": Setting(tensor=4, shard="none", deterministic=False),
     "expert 2": Setting(expert=2),
-    "data 2 x expert 2": Setting(data=2, expert=2, zero1=False, deterministic=False),
+    "data 2 x expert 2": Setting(data=2, expert=2, shard="none", deterministic=False),
     "expert 2 x tensor 2": Setting(expert=2, tensor=2, deterministic=False),
     "pipe 2 x data 2": Setting(pipe=2, data=2, deterministic=False, schedule="dualpipe_v"),
-    "pipe 2 x tensor 2": Setting(pipe=2, tensor=2, zero1=False),
-    "pipe 2 x data 2 x tensor 2": Setting(pipe=2, data=2, tensor=2, zero1=False, deterministic=False, schedule="zb_h1"),
+    "pipe 2 x tensor 2": Setting(pipe=2, tensor=2, shard="none"),
+    "pipe 2 x data 2 x tensor 2": Setting(
+        pipe=2, data=2, tensor=2, shard="none", deterministic=False, schedule="zb_h1"
+    ),
     "pipe 2 x expert 2 x data 2": Setting(pipe=2, expert=2, data=2, schedule="interleaved_1f1b"),
 }
 

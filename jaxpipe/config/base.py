@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.cluster.axes import AXES, ROWS, MeshSizes
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.config.legal import MOST_DEVICES, OF_MODEL, UINT32, Legal, at_least, one_of, positive
 from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.config.other_names import closest_field, elsewhere
@@ -80,6 +81,10 @@ class MeshSection(MeshSizes):
     # all copies. "auto": pair_adjacent if the schedule moves activations within pairs; with two replicas, the first of
     # replicas_together, pair_adjacent and contiguous in which the mesh can be laid out.
     order: str = one_of((AUTO, *ORDERS), AUTO)
+    # What devices with equal copies of a layer share among themselves. "none": nothing; "optimizer": master weights and
+    # optimizer state, of embedding and head over mesh.pipe too (ZeRO stage 1); "gradients": running sums of gradients,
+    # too (stage 2); "weights": compute copies, too, which each action gathers (stage 3, FSDP).
+    shard: str = one_of(tuple(Shard), Shard.OPTIMIZER.value)
     deterministic: bool = False  # True: sums over devices are added in mesh order, with equal digits in every run
 
 
@@ -139,9 +144,19 @@ class RunConfig:
         sections = config.to_dict()
         try:
             model = _model_value(sections.pop("model"))
-            return cls(model, **{name: _CLASSES[name](**values) for name, values in sections.items()})
+            config = cls(model, **{name: _CLASSES[name](**values) for name, values in sections.items()})
         except (KeyError, TypeError) as error:
             raise unknown_field(error, where="the config", repair="use one of them") from error
+        return config if config.optimizer.zero1 else config._with_shard_of_zero1()
+
+    def _with_shard_of_zero1(self) -> RunConfig:
+        if self.mesh.shard != Shard.OPTIMIZER:
+            raise ConfigError(
+                f"optimizer.zero1=False with mesh.shard={self.mesh.shard!r}",
+                rule="older-field: optimizer.zero1=False stands for mesh.shard='none', and says nothing beside it",
+                repair="leave optimizer.zero1 out",
+            )
+        return self.replaced({"mesh.shard": Shard.NONE.value, "optimizer.zero1": True})
 
     def replaced(self, fields: Mapping[str, object]) -> RunConfig:
         """The config with other values of some fields, by path, as {"mesh.pipe": 2}."""

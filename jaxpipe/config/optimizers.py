@@ -135,6 +135,4 @@ class OptimizerSection:
     max_grad_norm: float = positive(1.0)  # gradients with a larger global norm are scaled to this
     # For schedules without flush: to each gradient, which is of older weights, is added what the one before it lacked.
     error_feedback: bool = False
-    # Parameters and optimizer state: True shards them over the devices that compute with equal copies, those of
-    # embedding and head over mesh.pipe too; False keeps them whole on each device.
-    zero1: bool = True
+    zero1: bool = True  # older configs: False stands for mesh.shard="none", which replaces it

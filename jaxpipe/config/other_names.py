@@ -61,8 +61,10 @@ HERE: dict[str, str] = {
         "pipeline_model_parallel_layout module_fqns_per_model_part decoder_first_pipeline_num_layers"
         " num_layers_per_pipeline_stage pipeline_parallel_layers_per_stage"
     ),
-    "optimizer.zero1, True by default": (
-        "use_distributed_optimizer zero_stage zero_optimization zero distributed_optimizer"
+    "mesh.shard, 'none', 'optimizer', 'gradients' or 'weights'": (
+        "use_distributed_optimizer zero_stage zero_optimization zero distributed_optimizer zero1 zero2 zero3 fsdp"
+        " ici_fsdp_parallelism data_parallel_shard_degree dp_shard use_torch_fsdp2 dcn_fsdp_parallelism fsdp_config"
+        " fully_shard hsdp"
     ),
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr",
     "optimizer.final_learning_rate_fraction, of the peak": "min_lr min_lr_factor cosine_learning_rate_final_fraction",
@@ -96,11 +98,6 @@ HERE: dict[str, str] = {
 
 # Why it is not here, and what is instead -> others' names.
 NOT_HERE: dict[str, str] = {
-    "parameters are not sharded within a step; optimizer.zero1 shards masters and optimizer state over mesh.data, and"
-    " mesh.pipe and mesh.tensor divide the parameters": (
-        "fsdp ici_fsdp_parallelism data_parallel_shard_degree dp_shard zero3 use_torch_fsdp2 dcn_fsdp_parallelism"
-        " fsdp_config fully_shard hsdp"
-    ),
     "no sequence is split over devices for attention; mesh.tensor splits it outside attention, and"
     " model.attention='chunked' keeps no scores": (
         "context cp context_parallel context_parallel_size context_parallel_degree ring_attention ulysses"

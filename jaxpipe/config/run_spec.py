@@ -68,5 +68,5 @@ class RunSpec:
         return [
             f"mesh       {describe_mesh(config.mesh.axes)}, order {config.mesh.order}{head}",
             f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
-            f"optimizer  {of_optimizer}{', zero1' * fields.zero1}; {config.train.steps} steps",
+            f"optimizer  {of_optimizer}, {config.mesh.shard} sharded; {config.train.steps} steps",
         ]

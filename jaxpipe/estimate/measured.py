@@ -253,10 +253,10 @@ def num_updated(setting: Setting, num_of_layer: int, num_shared: float) -> float
     owned = [chunks[: placement.num_chunks] for chunks in placement.stages_of]
     num_layers = max(sum(setting.layers_per_stage[stage] for _, stage in chunks) for chunks in owned)
     num_of_layers: float = num_layers * num_of_layer
-    if setting.zero1:
+    if setting.shard.splits_masters:
         num_of_layers /= setting.num_master_parts
         num_shared /= setting.num_master_parts
-    if setting.zero1 or setting.vocab_over_pipe:
+    if setting.shard.splits_masters or setting.vocab_over_pipe:
         # With ZeRO-1 devices of `pipe` share the masters of embedding and head; with a split head the rows.
         num_shared /= setting.pipe
     return num_of_layers + num_shared

@@ -57,7 +57,9 @@ class Parameters:
     def owned_by_device(self, setting: Setting) -> float:
         """Number of a layer's parameters whose masters a device has."""
         # Without ZeRO-1 every copy has all masters.
-        return sum(number / (group.size if setting.zero1 else 1) for group, number in self.by_copies(setting))
+        return sum(
+            number / (group.size if setting.shard.splits_masters else 1) for group, number in self.by_copies(setting)
+        )
 
 
 @cache
@@ -173,7 +175,7 @@ def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dim
     num_copies = setting.along(MASTERS_OF_EXPERTS) if parameter.split_experts is not None else num_copies
     # As in `jaxpipe.program.partition`: a parameter with no dim that divides stays whole.
     divides = any(size % num_copies == 0 for size in dims)
-    return num_copies if setting.zero1 and divides else 1
+    return num_copies if setting.shard.splits_masters and divides else 1
 
 
 # ---- The update

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.cluster.axes import AXES, MASTER_AXES, MASTERS_OF_EXPERTS, STAGE_AXIS, SUM_AXES, MeshSizes
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, model_config
 from jaxpipe.config.base import AUTO, RunConfig
@@ -45,7 +46,7 @@ class Setting(MeshSizes):
         num_microbatches: microbatches of one step, on each copy of the pipeline.
         layers_per_stage: [stage] number of layers.
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
-        zero1: whether masters and optimizer state are split over `MASTER_AXES`.
+        shard: what is split over `MASTER_AXES`.
         topology: nodes and GPUs; the mesh may be smaller.
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
@@ -67,7 +68,7 @@ class Setting(MeshSizes):
     num_microbatches: int
     layers_per_stage: tuple[int, ...]
     order: str
-    zero1: bool
+    shard: Shard
     topology: Topology
     costs: Costs | None = None
     optimizer: str = "adamw"
@@ -168,7 +169,7 @@ def undecided(
         layers_per_stage=layers_per_stage(config),
         **axes,
         order=first_order(schedule, axes, topology) if mesh.order == AUTO else mesh.order,
-        zero1=config.optimizer.zero1,
+        shard=Shard(mesh.shard),
         topology=topology,
         costs=costs,
         optimizer=config.optimizer.name,

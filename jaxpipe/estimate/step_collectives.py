@@ -104,12 +104,14 @@ def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group
     num_bytes = FLOAT32_BYTES * sum(number for _, number in by_copies)
     # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, apart. Over tensor and
     # token parts a sum is always whole.
-    return (1 if setting.zero1 else 2) * over_copies_s + 2 * source.gather_s(places_of(setting).sums, num_bytes)
+    return (1 if setting.shard.splits_masters else 2) * over_copies_s + 2 * source.gather_s(
+        places_of(setting).sums, num_bytes
+    )
 
 
 def _layer_gather_s(setting: Setting, source: TimeSource) -> float:
     """Seconds to gather the compute copies of a layer."""
-    by_copies = layer_parameters(setting.model).by_copies(setting) if setting.zero1 else []
+    by_copies = layer_parameters(setting.model).by_copies(setting) if setting.shard.splits_masters else []
     return sum(source.gather_s(group, ITEMSIZE[setting.dtype] * number) for group, number in by_copies if number)
 
 
@@ -120,7 +122,7 @@ def _other_copies_s(setting: Setting, source: TimeSource, most: int) -> float:
     item = ITEMSIZE[setting.dtype]
     parameters = layer_parameters(setting.model)
     seconds = 0.0
-    if setting.zero1:
+    if setting.shard.splits_masters:
         seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))
     if placement.num_replicas == 2:
         # A replica's stage is on the mirrored device of `pipe`.

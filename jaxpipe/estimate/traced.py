@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.cluster.axes import LAYER_AXES
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.estimate.products import Matmul, matmuls_of
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import PyTree, Randomness, TensorAxis
@@ -196,7 +197,7 @@ def arguments_of(subject: Subject, microbatch_size: int) -> Arguments:
     functions = StageFunctions.of(source)
     mesh = abstract_mesh(dict(subject.axes))
     staged = {**params, "layers": jax.tree.map(_staged, params["layers"])}
-    parts = partition(staged, functions.specs, mesh, split_masters=False)
+    parts = partition(staged, functions.specs, mesh, shard=Shard.NONE)
     copies = jax.tree.map(
         lambda leaf, part: jax.ShapeDtypeStruct(part.compute_shape, copy_dtype(leaf.dtype, jnp.dtype(subject.dtype))),
         staged,

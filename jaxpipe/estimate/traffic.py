@@ -123,7 +123,7 @@ def update_bytes(setting: Setting) -> float:
     layers = most * parameters.of_device(setting)
     by_copies = shared_by_copies(setting)
     shared = sum(number for _, number in by_copies)
-    owned_shared = sum(number / (group.size if setting.zero1 else 1) for group, number in by_copies)
+    owned_shared = sum(number / (group.size if setting.shard.splits_masters else 1) for group, number in by_copies)
     # With two replicas a device has the masters of half of the layers that it computes.
     masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]

@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
@@ -130,14 +131,14 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     return Part((), None, (), (), 1, shape, stacked=part.stacked)
 
 
-def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *, split_masters: bool) -> PyTree:
+def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *, shard: Shard) -> PyTree:
     """The Part of every leaf of staged `params`.
 
     Args:
         params: staged parameters {"shared", "layers"}, or their shapes.
         specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `PARAMETER_AXES`;
             None if no parameter is split.
-        split_masters: whether master copies are split over devices; False keeps them whole on each.
+        shard: what devices with equal compute copies share; `Shard.NONE` keeps masters whole on each.
 
     Raises:
         CompileError: `specs` has other leaves than `params`, names another axis, or a dim does not divide.
@@ -157,13 +158,13 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *
         is_layer = path[0].key == "layers"
         name = f"params{jax.tree_util.keystr(path)}"
         shape = tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape)
-        return _part(name, shape, spec, mesh, stacked=is_layer, split_masters=split_masters)
+        return _part(name, shape, spec, mesh, stacked=is_layer, shard=shard)
 
     return jax.tree_util.tree_map_with_path(part, params, specs)
 
 
 def _part(
-    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh | AbstractMesh, *, stacked: bool, split_masters: bool
+    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh | AbstractMesh, *, stacked: bool, shard: Shard
 ) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
     split_dims = _split_dims(name, shape, spec, mesh, allowed=PARAMETER_AXES if stacked else (*PARAMETER_AXES, "pipe"))
@@ -179,7 +180,7 @@ def _part(
     partial = tuple(axis for axis in terms if mesh.shape[axis] > 1 and axis not in split and axis not in copies)
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
     # An empty one is not: no collective cuts a dim of size zero.
-    is_split = bool(copies) and split_masters and math.prod(shape) > 0
+    is_split = bool(copies) and shard.splits_masters and math.prod(shape) > 0
     divides = [dim for dim, size in enumerate(shape) if is_split and size % num_copies == 0]
     return Part(
         split_dims=split_dims,

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import MASTER_AXES
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
@@ -93,7 +94,7 @@ class Pipeline:
         num_layers: int,
         layers_per_stage: Sequence[int] | None = None,
         dtype: Any = None,
-        split_masters: bool = True,
+        shard: str = Shard.OPTIMIZER,
         deterministic: bool = False,
         rolled: bool = True,
         costs: Costs | None = None,
@@ -111,8 +112,8 @@ class Pipeline:
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
-            split_masters: whether parameters, gradients and so the optimizer's state are split over devices that
-                compute with equal copies of a parameter: those of `MASTER_AXES`, for shared ones of `pipe` too.
+            shard: what devices that compute with equal copies of a parameter share, those of `MASTER_AXES`, of shared
+                ones of `pipe` too: a value of `jaxpipe.cluster.sharding.Shard`.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
@@ -141,7 +142,7 @@ class Pipeline:
         self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
-        self.split_masters = split_masters
+        self.shard = Shard(shard)
         self.deterministic = deterministic
         self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
@@ -197,7 +198,7 @@ class Pipeline:
 
     def parts(self, params: PyTree) -> PyTree:
         """The Part of each of the staged parameters; see `jaxpipe.program.partition`."""
-        return partition(params, self.functions.specs, self.mesh, split_masters=self.split_masters)
+        return partition(params, self.functions.specs, self.mesh, shard=self.shard)
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
@@ -230,7 +231,7 @@ class Pipeline:
             params,
             batch,
             dtype=self.dtype,
-            split_masters=self.split_masters,
+            shard=self.shard,
             random=random,
             by_chunk=self.by_chunk,
             wide=self.wide,

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions
@@ -80,7 +81,7 @@ def step_shapes(
     batch: PyTree,
     *,
     dtype: Any,
-    split_masters: bool,
+    shard: Shard,
     random: bool,
     by_chunk: bool = False,
     wide: bool = False,
@@ -90,7 +91,7 @@ def step_shapes(
     Args:
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         dtype: dtype of the compute copies; None keeps that of the masters.
-        split_masters: whether master copies are split over devices that compute with equal copies.
+        shard: what devices that compute with equal copies share.
         random: whether the step has a key.
         by_chunk: whether each chunk of a device has actions of its own in the program.
         wide: whether products make gradients in the dtypes of their sums.
@@ -99,7 +100,7 @@ def step_shapes(
         CompileError: functions, parameters and batch do not fit together.
     """
     check_inputs(table.schedule, mesh, layout.canonical.shape, params, batch)
-    parts = partition(params, functions.specs, mesh, split_masters=split_masters)
+    parts = partition(params, functions.specs, mesh, shard=shard)
 
     num_parts = num_batch_parts(mesh)
 

@@ -139,7 +139,7 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
         num_layers=config.model.num_layers,
         layers_per_stage=spec.layers_per_stage,
         dtype=config.model.dtype,
-        split_masters=config.optimizer.zero1,
+        shard=config.mesh.shard,
         deterministic=config.mesh.deterministic,
         costs=spec.stage_costs,
     )

@@ -26,7 +26,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "one device": {"schedule": "gpipe", "pipe": 1},
     "bpipe, data": {"schedule": "bpipe", "pipe": 4, "data": 2},
     "interleaved, all axes": {"schedule": "interleaved_1f1b", "pipe": 2, "data": 2, "tensor": 2, "num_chunks": 2},
-    "whole masters": {"schedule": "chimera", "pipe": 4, "data": 2, "split_masters": False},
+    "whole masters": {"schedule": "chimera", "pipe": 4, "data": 2, "shard": "none"},
 }
 
 
@@ -36,7 +36,7 @@ def make_pipeline(
     pipe: int,
     data: int = 1,
     tensor: int = 1,
-    split_masters: bool = True,
+    shard: str = "optimizer",
     config: GPTConfig = CONFIG,
     **options: Any,
 ) -> Pipeline:
@@ -46,7 +46,7 @@ def make_pipeline(
         make_mesh(data=data, pipe=pipe, tensor=tensor),
         StageFunctions.of(LanguageModel(config, TensorAxis(tensor))),
         num_layers=config.num_layers,
-        split_masters=split_masters,
+        shard=shard,
     )
 
 

@@ -27,7 +27,7 @@ FAMILIES = {
     "llama": LLAMA,
     "mixtral": LLAMA | {"num_experts": 4, "experts_per_token": 2},
 }
-PLAIN, WHOLE = {"mesh.deterministic": False}, {"optimizer.zero1": False}
+PLAIN, WHOLE = {"mesh.deterministic": False}, {"mesh.shard": "none"}
 # family; pipe, data, expert, tensor; schedule; fields
 DIED = ("gpt", (1, 2, 1, 1), "1f1b", PLAIN | WHOLE)  # on pipe=1, data=2 after a step, ten times of ten
 STOOD_STILL = ("gpt", (2, 4, 1, 1), "zb_v", {})

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate import Setting
 from jaxpipe.models import GPTConfig
@@ -21,7 +22,7 @@ def gpt_setting(
     tensor: int = 1,
     seq_len: int = 1024,
     order: str = "contiguous",
-    zero1: bool = True,
+    shard: Shard = Shard.OPTIMIZER,
     topology: str = "a100-80g:16x8",
     **model: Any,
 ) -> Setting:
@@ -42,6 +43,6 @@ def gpt_setting(
         pipe=pipe,
         tensor=tensor,
         order=order,
-        zero1=zero1,
+        shard=shard,
         topology=parse_topology(topology),
     )

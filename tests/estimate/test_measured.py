@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
@@ -76,9 +77,9 @@ def test_s_and_t_are_those_of_as_many_devices_with_their_collectives(tmp_path):
 def test_an_update_goes_with_what_a_device_holds(tmp_path):
     source = read_costs(written(tmp_path / "costs.json", measurement()))
     # 4 of 8 layers and both ends, of 1000 parameters that take half a second.
-    assert source.times(setting(zero1=False)).update_s == pytest.approx(0.5 * (4 * 100 + 50) / 1000)
+    assert source.times(setting(shard=Shard.NONE)).update_s == pytest.approx(0.5 * (4 * 100 + 50) / 1000)
     # Of two copies of the pipeline each has half; of both ends each of four devices a quarter.
-    split = setting(zero1=True, data=2, batch_size=16)
+    split = setting(shard=Shard.OPTIMIZER, data=2, batch_size=16)
     assert source.times(split).update_s == pytest.approx(0.5 * (4 * 100 / 2 + 50 / 4) / 1000)
 
 

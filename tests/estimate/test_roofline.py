@@ -10,6 +10,7 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
@@ -178,7 +179,7 @@ def test_update_by_hand():
     assert num == 24 * (12 * 1024**2 + 13 * 1024) + (51200 + 1024 + 2) * 1024
     assert update_bytes(alone) == (32 + 6 + 4) * num
     assert update_bytes(gpt_setting(pipe=1, data=4)) == (38 / 4 + 4) * num
-    assert update_bytes(gpt_setting(pipe=1, data=4, zero1=False)) == 42 * num
+    assert update_bytes(gpt_setting(pipe=1, data=4, shard=Shard.NONE)) == 42 * num
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate, memory
 from jaxpipe.estimate.communication import message_bytes
@@ -160,7 +161,7 @@ def test_steps_that_do_not_wait_take_as_long_as_the_busiest_device():
 
 def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
     """N = 1: a stage's sum stands beside the next one's backward, so only that of the first stage is left over."""
-    setting = gpt_setting(pipe=4, num_microbatches=1, data=2, topology="a100-80g:1x8", zero1=False)
+    setting = gpt_setting(pipe=4, num_microbatches=1, data=2, topology="a100-80g:1x8", shard=Shard.NONE)
     near = Link(0.0, 1e9)
     gradients = 4 * layer_parameters(setting.model).total
     shared_s = 2 * Given(near=near).gather_s(places_of(setting).shared, 4 * shared_parameters(setting.model).total)
@@ -170,7 +171,7 @@ def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
     assert in_rounds.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
     assert at_once.reduce_s - shared_s == pytest.approx(stage_s, rel=1e-9)
     assert in_rounds.pipeline_s == at_once.pipeline_s
-    split = estimate(replace(setting, zero1=True), Given(near=near), Program(behind_layers=False))
+    split = estimate(replace(setting, shard=Shard.OPTIMIZER), Given(near=near), Program(behind_layers=False))
     assert split.reduce_s == pytest.approx(in_rounds.reduce_s / 2, rel=1e-9)
     # Copies are 16-bit and gathered once: as long as a fourth of sums of float32 there and back.
     assert split.copies_s == pytest.approx(at_once.reduce_s / 4, rel=1e-9)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.traced import Subject, trace_layer, traced_layer
@@ -50,7 +51,7 @@ def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int, expert: 
         pipe=1,
         tensor=tensor,
         order="contiguous",
-        zero1=True,
+        shard=Shard.OPTIMIZER,
         topology=parse_topology("a100-80g:1x8"),
         expert=expert,
     )

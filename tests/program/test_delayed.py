@@ -134,7 +134,7 @@ CASES = tiers(
         (2, 2, 2, 2, (1, 1, 1, 1), "muon", WPIPE),
         (4, 4, 2, 1, (1, 1, 1, 1), "sgd", {}),
         (4, 8, 1, 2, (1, 1, 1, 1), "adamw", {"family": "llama"}),
-        (4, 13, 1, 2, (1, 1, 1, 2), "sgd", {"split_masters": False}),
+        (4, 13, 1, 2, (1, 1, 1, 2), "sgd", {"shard": "none"}),
         (8, 16, 1, 1, (1,) * 8, "sgd", {}),
         (8, 25, 1, 1, (1,) * 8, "muon", {}),
         (3, 6, 2, 1, (1, 2, 1), "sgd", {"family": "llama"}),
@@ -147,7 +147,7 @@ CASES = tiers(
         (4, 4, 2, 1, (1,) * 8, "sgd", WPIPE),
         (8, 8, 1, 1, (1,) * 16, "adamw", WPIPE),
         (2, 2, 1, 1, (1, 1, 1, 1), "feedback", {"family": "bert", "tie_embeddings": True} | WPIPE),
-        (2, 2, 2, 1, (1, 1, 1, 2), "sgd", {"dropout": 0.2, "split_masters": False} | WPIPE),
+        (2, 2, 2, 1, (1, 1, 1, 2), "sgd", {"dropout": 0.2, "shard": "none"} | WPIPE),
     ],
 )
 NUM_STEPS = 20

@@ -44,7 +44,7 @@ class Case(NamedTuple):
     dropout: float = 0.0
     tied: bool = False
     layers_per_stage: tuple[int, ...] | None = EVEN
-    split_masters: bool = True
+    shard: str = "optimizer"
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -63,10 +63,10 @@ THREE_STEPS = tiers(
         # Its last loop of rounds changes no shared gradient: without an order, their sum over devices ran beside it.
         Case("gpt", "dualpipe", 2, 4, 1, "none", dropout=0.3, tied=True),
         Case("bert", "bitpipe", 2, 2, 2, "attention", layers_per_stage=(1, 2, 1, 2)),
-        Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, split_masters=False),
+        Case("llama", "gpipe", 2, 2, 2, "attention", tied=True, shard="none"),
         Case("llama", "1f1b", 2, 4, 1, "none", attention="chunked", layers_per_stage=(1, 2, 1, 2)),
         Case("gpt", "1f1b", 1, 1, 2, "none", attention="chunked", dropout=0.3),
-        Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, split_masters=False),
+        Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, shard="none"),
         Case("bert", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
         Case("gpt", "zb_h1", 2, 2, 2, "none", dropout=0.3, tied=True),
     ],
@@ -86,7 +86,7 @@ ALL = [
         attention="chunked" if recompute == "none" and data == tensor else "xla",
         dropout=0.3 if family != "llama" and (schedule == "1f1b") == (recompute != "full") else 0.0,
         tied=pipe != 2,
-        split_masters=tensor == 2 or recompute == "none",
+        shard="optimizer" if tensor == 2 or recompute == "none" else "none",
     )
     for family, schedule, data, pipe, tensor, recompute in product(
         ("gpt", "llama", "bert"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")
@@ -128,7 +128,7 @@ def pipelined(case: Case) -> Training:
         data=case.data,
         tensor=case.tensor,
         layers_per_stage=case.layers_per_stage,
-        split_masters=case.split_masters,
+        shard=case.shard,
     )
     return train_pipelined(pipeline, config)
 

@@ -140,7 +140,7 @@ def assert_equivalent(case: Case) -> None:
     schedule = schedule_of(case)
     num_layers = num_layers_of(case, schedule)
     if case.model == "mlp":
-        options = {"data": case.data, "split_masters": not case.whole_masters}
+        options = {"data": case.data, "shard": "none" if case.whole_masters else "optimizer"}
         tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, num_layers=num_layers, **options))
     elif case.model == "bert":
         options = {"data": case.data, "tie_embeddings": case.tied}

@@ -150,7 +150,12 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
     found = {}
     for data, dtype in ((2, None), (1, None), (1, "bfloat16")):
         mesh = make_mesh(data=data, pipe=2)
-        options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "split_masters": data > 1}
+        options = {
+            "num_layers": 4,
+            "layers_per_stage": (1, 3),
+            "dtype": dtype,
+            "shard": "optimizer" if data > 1 else "none",
+        }
         pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
         found[data, dtype] = held_bytes(pipeline.shapes(params, batch))
@@ -171,7 +176,7 @@ def test_held_bytes_of_bpipe_are_fewer_pages_and_those_in_transit():
     found = {}
     for num_layers in (2, 8):
         schedule = build("bpipe", num_devices=4, num_microbatches=9)
-        pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=4 * num_layers, split_masters=False)
+        pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=4 * num_layers, shard="none")
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4 * num_layers)), tiny_mlp.make_batch(9)
         found[num_layers] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
@@ -188,7 +193,7 @@ def test_held_bytes_of_two_replicas_are_twice_the_weights_and_gradients():
     found = {}
     for name, num_layers in product(("bitpipe", "1f1b"), (1, 4)):
         schedule = build(name, num_devices=4, num_microbatches=4)
-        pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=8 * num_layers, split_masters=False)
+        pipeline = Pipeline(schedule, make_mesh(pipe=4), ONE_PRODUCT, num_layers=8 * num_layers, shard="none")
         params, batch = pipeline.to_stages(tiny_mlp.make_params(8 * num_layers)), tiny_mlp.make_batch(4)
         found[name, num_layers] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
@@ -210,7 +215,7 @@ def test_held_bytes_of_split_backwards_are_slots_and_the_deferred_gradient():
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     for num_layers in (1, 2):
         schedule = build("zb_h1", num_devices=2, num_microbatches=5)
-        pipeline = Pipeline(schedule, make_mesh(pipe=2), ONE_PRODUCT, num_layers=2 * num_layers, split_masters=False)
+        pipeline = Pipeline(schedule, make_mesh(pipe=2), ONE_PRODUCT, num_layers=2 * num_layers, shard="none")
         params, batch = pipeline.to_stages(tiny_mlp.make_params(2 * num_layers)), tiny_mlp.make_batch(5)
         found[num_layers] = held_bytes(pipeline.shapes(params, batch))
         assert (

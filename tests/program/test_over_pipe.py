@@ -36,7 +36,7 @@ class Case(NamedTuple):
     tied: bool = False
     dropout: float = 0.0
     vocab_multiple: int | None = None
-    split_masters: bool = True
+    shard: str = "optimizer"
     deterministic: bool = False
     expert: int = 1
     blocking: bool = False
@@ -63,7 +63,7 @@ CASES = tiers(
         Case("1f1b", "gpt", 3, 2, 3, vocab_multiple=36),
         Case("1f1b", "llama", 4, 9, 4, data=2, tied=True),
         Case("zb_h1", "llama", 2, 4, 4, data=2, tensor=2),
-        Case("gpipe", "gpt", 2, 5, 4, data=2, tied=True, dropout=0.3, split_masters=False),
+        Case("gpipe", "gpt", 2, 5, 4, data=2, tied=True, dropout=0.3, shard="none"),
         Case("interleaved_1f1b", "gpt", 4, 8, 8, tied=True, deterministic=True),
         Case("v_half", "qwen3", 4, 6, 8, tied=True),
         Case("zb_v", "qwen3", 2, 4, 4, tensor=2),
@@ -83,7 +83,7 @@ CASES = tiers(
         Case("gpipe", "bert", 3, 5, 3, tied=True, vocab_multiple=36),
         Case("gpipe", "bert", 2, 4, 2, data=2, tensor=2, dropout=0.3, deterministic=True),
         Case("interleaved_1f1b", "bert", 2, 5, 4, tensor=2, tied=True, blocking=True),
-        Case("breadth_first", "bert", 2, 4, 4, data=2, tied=True, split_masters=False),
+        Case("breadth_first", "bert", 2, 4, 4, data=2, tied=True, shard="none"),
         Case("hanayo", "bert", 4, 4, 8, tied=True, dropout=0.3),
         Case("zb_h1", "bert", 2, 4, 2, data=2, tensor=2, tied=True),
         Case("zb_h2", "bert", 4, 8, 4, data=2),
@@ -99,7 +99,7 @@ CASES = tiers(
         Case("bitpipe", "bert", 4, 3, 8, tied=True, dropout=0.3),
         Case("bitpipe", "gpt", 4, 8, 8, blocking=True),
         Case("dualpipe", "gpt", 4, 9, 4, data=2, tied=True, deterministic=True),
-        Case("dualpipe", "bert", 2, 4, 2, split_masters=False),
+        Case("dualpipe", "bert", 2, 4, 2, shard="none"),
     ],
 )
 
@@ -128,7 +128,7 @@ def pipeline_of_case(case: Case) -> Pipeline:
         make_mesh(data=case.data, expert=case.expert, pipe=case.pipe, tensor=case.tensor),
         StageFunctions.of(model),
         num_layers=case.num_layers,
-        split_masters=case.split_masters,
+        shard=case.shard,
         deterministic=case.deterministic,
         blocking=case.blocking,
     )

@@ -11,6 +11,7 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_params
 from tiny_training import ADAMW
 
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import key_of, make_mesh
 from jaxpipe.program.partition import Part, partition
@@ -21,13 +22,13 @@ MESH: Any = {"data": 2, "pipe": 2, "tensor": 2}
 DEVICE_CHUNK_LAYER = (2, 1, 3)
 
 
-def part_of(shape: tuple[int, ...], spec: P, *, stacked: bool, split_masters: bool = True, **mesh: Any) -> Part:
+def part_of(shape: tuple[int, ...], spec: P, *, stacked: bool, shard: Shard = Shard.OPTIMIZER, **mesh: Any) -> Part:
     """The Part of one parameter of this shape, beside one of the other kind that nothing splits."""
     leaf = jax.ShapeDtypeStruct((*DEVICE_CHUNK_LAYER, *shape) if stacked else shape, np.float32)
     other = jax.ShapeDtypeStruct(() if stacked else DEVICE_CHUNK_LAYER, np.float32)
     one, two = ("layers", "shared") if stacked else ("shared", "layers")
     params, specs = {one: {"leaf": leaf}, two: {"other": other}}, {one: {"leaf": spec}, two: {"other": P()}}
-    return partition(params, specs, make_mesh(**(mesh or MESH)), split_masters=split_masters)[one]["leaf"]
+    return partition(params, specs, make_mesh(**(mesh or MESH)), shard=shard)[one]["leaf"]
 
 
 # One layer's shape, its spec over tensor; on 2 x 2 x 2 devices: the staged master's spec, the compute copy's shape.
@@ -71,7 +72,7 @@ def test_compute_copies_and_whole_masters_are_split_over_tensor_alone(stacked, s
     first = ("pipe", None, None) if stacked else ()
     expected = P(*first, *spec, *(None,) * (2 - len(spec)))
     part = part_of((8, 8), spec, stacked=stacked)
-    whole = part_of((8, 8), spec, stacked=stacked, split_masters=False)
+    whole = part_of((8, 8), spec, stacked=stacked, shard=Shard.NONE)
     assert part.spec(master=False) == whole.spec() == whole.spec(master=False) == expected
     assert whole.master_dim is None
     assert (whole.copy_axes, whole.partial_axes) == (part.copy_axes, part.partial_axes)
@@ -79,7 +80,7 @@ def test_compute_copies_and_whole_masters_are_split_over_tensor_alone(stacked, s
 
 def test_split_axes_are_those_whose_devices_hold_other_parts():
     assert part_of((8, 8), P("tensor"), stacked=True).split_axes == ("pipe", "tensor", "data")
-    assert part_of((8, 8), P(), stacked=True, split_masters=False).split_axes == ("pipe",)
+    assert part_of((8, 8), P(), stacked=True, shard=Shard.NONE).split_axes == ("pipe",)
     assert part_of((8, 8), P("tensor"), stacked=False).split_axes == ("tensor", "data", "pipe")
     assert part_of((3, 3), P(), stacked=False).split_axes == ()
 
@@ -107,7 +108,7 @@ def test_axes_of_one_device_split_and_sum_nothing():
 
 def test_without_specs_nothing_is_split_over_tensor():
     params = {"shared": {}, "layers": {"leaf": jax.ShapeDtypeStruct((*DEVICE_CHUNK_LAYER, 8), np.float32)}}
-    parts = partition(params, None, make_mesh(data=2, pipe=2), split_masters=True)
+    parts = partition(params, None, make_mesh(data=2, pipe=2), shard=Shard.OPTIMIZER)
     assert parts["layers"]["leaf"].spec() == P("pipe", None, None, "data")
 
 
@@ -139,15 +140,15 @@ def test_a_dim_that_does_not_divide_over_tensor_is_refused():
 def test_specs_of_other_parameters_are_refused(specs):
     params = {"shared": {}, "layers": {"leaf": jax.ShapeDtypeStruct((*DEVICE_CHUNK_LAYER, 8), np.float32)}}
     with pytest.raises(CompileError, match=r"(?s)\n  rule specs: .*\n  repair: "):
-        partition(params, specs, make_mesh(**MESH), split_masters=True)
+        partition(params, specs, make_mesh(**MESH), shard=Shard.OPTIMIZER)
 
 
 @pytest.mark.parametrize("family", tiers(["gpt"], ci=["llama"]))
-@pytest.mark.parametrize("split_masters", [True, False])
-def test_devices_hold_their_part_of_parameters_and_moments(family, split_masters):
+@pytest.mark.parametrize("shard", ["optimizer", "none"])
+def test_devices_hold_their_part_of_parameters_and_moments(family, shard):
     config = config_of(family, num_layers=4)
     schedule = build("1f1b", num_devices=2, num_microbatches=2)
-    pipeline = pipeline_of(schedule, config, data=2, tensor=2, split_masters=split_masters)
+    pipeline = pipeline_of(schedule, config, data=2, tensor=2, shard=shard)
     model: Any = SimpleNamespace(init=lambda _: random_params(config))
     state = init_state(model, pipeline, ADAMW, seed=0)
     for tree in (state.params, state.optimizer[0].mu, state.optimizer[0].nu):
@@ -156,9 +157,9 @@ def test_devices_hold_their_part_of_parameters_and_moments(family, split_masters
             num_parts = 2 if splits_over_tensor(name) else 1
             if name.startswith("['layers']"):
                 num_parts *= 2  # pipe
-                num_parts *= 2 if split_masters else 1  # data
+                num_parts *= 2 if shard == "optimizer" else 1  # data
             else:
-                num_parts *= 4 if split_masters else 1  # data x pipe
+                num_parts *= 4 if shard == "optimizer" else 1  # data x pipe
             assert {shard.data.size * num_parts for shard in leaf.addressable_shards} == {leaf.size}, name
             assert len({str(shard.index) for shard in leaf.addressable_shards}) == num_parts, name
 

@@ -419,7 +419,7 @@ def test_a_run_says_what_it_does():
     spec = resolve(config, platform="cpu")
     assert (spec.config.mesh.platform, config.mesh.platform) == ("cpu", "auto")
     text = "\n".join(spec.lines())
-    for said in ("pipe 4", "32 sequences", "2 of a microbatch", "muon", "zero1", "7 steps"):
+    for said in ("pipe 4", "32 sequences", "2 of a microbatch", "muon", "optimizer sharded", "7 steps"):
         assert said in text
     assert spec.optimizer.reads_matrices
     assert spec.layers_per_stage == layers_per_stage(config)

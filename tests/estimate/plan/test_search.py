@@ -118,20 +118,25 @@ def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
 
 
 @pytest.mark.parametrize(
-    ("topology", "sizes", "batch_size", "zero1"),
+    ("topology", "sizes", "batch_size", "shard"),
     [
         # Without flush, of which the fill is no part; and a head that is split, whose update is, too.
-        ("a100-80g:3x1", {"num_layers": 3, "hidden": 2048, "vocab_size": 2048, "tie_embeddings": False}, 8, True),
-        ("a100-80g:2x1", {"num_layers": 4, "hidden": 2048, "vocab_size": 50257}, 4, False),
+        (
+            "a100-80g:3x1",
+            {"num_layers": 3, "hidden": 2048, "vocab_size": 2048, "tie_embeddings": False},
+            8,
+            "optimizer",
+        ),
+        ("a100-80g:2x1", {"num_layers": 4, "hidden": 2048, "vocab_size": 50257}, 4, "none"),
     ],
 )
-def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topology, sizes, batch_size, zero1):
+def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topology, sizes, batch_size, shard):
     for name, method in DELAYED.items():
         monkeypatch.setitem(REGISTRY, name, method)
     config, topology = base_config(), parse_topology(topology)
     config.model.update(num_heads=8, attention="chunked", dtype="bfloat16", **sizes)
     config.data.update(batch_size=batch_size, seq_len=512)
-    config.optimizer.zero1 = zero1
+    config.mesh.shard = shard
     space, source = space_of(config, topology), Roofline(topology.hardware)
     steps = sorted(
         estimate(setting, source).step_s

@@ -1,0 +1,37 @@
+"""What devices that compute with equal copies of a layer's parameters share among themselves: the stages of ZeRO.
+
+Source: ZeRO, Rajbhandari et al., SC 2020, section 5; PyTorch FSDP, Zhao et al., VLDB 2023.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Shard(enum.StrEnum):
+    """A value of `mesh.shard`; each shares what the one before shares, and more.
+
+    Example:
+        >>> Shard("gradients").splits_masters, Shard("gradients").splits_weights
+        (True, False)
+    """
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"  # masters and optimizer state: ZeRO stage 1
+    GRADIENTS = "gradients"  # running sums of gradients, too: stage 2
+    WEIGHTS = "weights"  # compute copies, too: stage 3, FSDP
+
+    @property
+    def splits_masters(self) -> bool:
+        """Whether a device has its part of masters and optimizer state alone."""
+        return self is not Shard.NONE
+
+    @property
+    def splits_gradients(self) -> bool:
+        """Whether a device has its part of the running sums of a layer's gradients alone."""
+        return self in (Shard.GRADIENTS, Shard.WEIGHTS)
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether a device gathers the compute copies of a layer for every action, and keeps its part alone."""
+        return self is Shard.WEIGHTS
