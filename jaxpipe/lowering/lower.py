@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
@@ -33,12 +34,13 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
+from jaxpipe.lowering.transfers.gradient_shards import GRADIENT_SHARDS
 from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
 from jaxpipe.lowering.transfers.sums_over_data import SUMS_BEHIND_LAYERS, SUMS_OVER_DATA
-from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
+from jaxpipe.lowering.transfers.weight_gathers import GATHERS_BY_ACTION, WEIGHT_GATHERS
 from jaxpipe.lowering.turns import period_of
 from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
@@ -75,6 +77,7 @@ def lower(
     costs: Costs | None = None,
     blocking: bool = False,
     behind_layers: bool = False,
+    shard: Shard = Shard.OPTIMIZER,
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
 
@@ -90,6 +93,8 @@ def lower(
             permute travels while both compute.
         behind_layers: whether gathers of weights and sums of gradients over `data` travel behind layers of the first F
             and of the last B or W of each chunk, else before and after actions; with a flush alone.
+        shard: what devices with equal copies share; those that share more than the optimizer's state gather and sum
+            behind the layers of every action.
 
     Example:
         1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F three times, B twice.
@@ -103,17 +108,24 @@ def lower(
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
     if rolled:
-        return folding.best_table(costs or Costs(), blocking=blocking, behind_layers=behind_layers)
+        return folding.best_table(costs or Costs(), blocking=blocking, behind_layers=shard if behind_layers else None)
     rounds = earliest_rounds(folding.compute)
     table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
-    return with_hidden_data(table) if behind_layers else table
+    return with_hidden_data(table, shard) if behind_layers else table
 
 
-def with_hidden_data(table: RoundTable) -> RoundTable:
-    """`table` with what travels over `data` behind layers; two replicas exchange compute copies before any action."""
-    traffic = [SUMS_BEHIND_LAYERS if transfer is SUMS_OVER_DATA else transfer for transfer in table.kinds_of_traffic]
-    gathers = (WEIGHT_GATHERS,) if table.schedule.num_replicas == 1 else ()
-    return replace(table, kinds_of_traffic=(*traffic, *gathers))
+def with_hidden_data(table: RoundTable, shard: Shard) -> RoundTable:
+    """`table` with what travels over `data` behind layers, if devices with equal copies share what `shard` says."""
+    traffic = list(table.kinds_of_traffic)
+    if SUMS_OVER_DATA in traffic and shard.splits_gradients:
+        traffic.append(GRADIENT_SHARDS)
+    elif SUMS_OVER_DATA in traffic:  # forwards alone have none
+        traffic[traffic.index(SUMS_OVER_DATA)] = SUMS_BEHIND_LAYERS
+    if shard.splits_weights:
+        traffic.append(GATHERS_BY_ACTION)
+    elif table.schedule.num_replicas == 1:  # two replicas exchange compute copies before any action
+        traffic.append(WEIGHT_GATHERS)
+    return replace(table, kinds_of_traffic=tuple(traffic))
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
@@ -164,7 +176,7 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    def best_table(self, costs: Costs, *, blocking: bool, behind_layers: bool = False) -> RoundTable:
+    def best_table(self, costs: Costs, *, blocking: bool, behind_layers: Shard | None = None) -> RoundTable:
         """The table of the candidate that comes first in this order; one that passes 1 to 5 ends the search.
 
         1. within `FAST` of the asynchronous clock at `costs` without transfers,
@@ -223,10 +235,10 @@ class Folding:
                 least = key
         assert best is not None
         table, timed = best
-        if not behind_layers:
+        if behind_layers is None:
             return timed if is_timed_whole else divided(with_exchange(table, self.schedule))
         # What hangs on layers changes no round, so that it is left out of the choice; it may double what is traced.
-        table = with_hidden_data(with_exchange(table, self.schedule))
+        table = with_hidden_data(with_exchange(table, self.schedule), behind_layers)
         return refine(table, max_traced_actions=2 * timed.num_traced_actions) if divided is refine else divided(table)
 
     def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:

@@ -20,7 +20,7 @@ from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer, add_of_layer
+from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
@@ -129,7 +129,7 @@ def backward(step: DeviceStep, row: Row, state: State) -> State:
         # factor.
         result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
         d_params, dx = vjp.backward(params, residuals, result, *given)
-        return walk._replace(passed=dx, sums=add_layer(walk.sums, row.chunk, i, jax.tree.leaves(d_params)))
+        return step.with_gradients(walk._replace(passed=dx), row, i, jax.tree.leaves(d_params))
 
     # The sums pass through the loop, where XLA adds in place; the pools, which are only read, stay outside.
     walk = Walk(boundary.output_gradient(step, row, state), state.grads["layers"])

@@ -14,6 +14,7 @@ knows none of them; what a table has not is not traced.
 | shared_sums | gradients of embedding and head, without flush | running sums | masters, compute copies |
 | sums_over_data | gradients of layers, over `data` and other axes | running sums | the same, of all devices |
 | weight_gathers | compute copies of layers, over `data` | masters | compute copies |
+| gradient_shards | gradients of layers, over `data`, of each action | its layers | running sums |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
 sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a round with
@@ -80,6 +81,11 @@ class Channel:
     def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:
         """What the channel keeps that actions change in place, before the first round."""
         return None
+
+    @classmethod
+    def prepared(cls, shapes: StepShapes, copies: PyTree, state: State) -> State:
+        """The state with what it does before any round; `copies` are what `weight_copies.compute_copies` returns."""
+        return state
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> PyTree:
         """Starts what travels in a round of the type; returns what will have arrived."""

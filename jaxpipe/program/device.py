@@ -31,6 +31,7 @@ class Walk(NamedTuple):
     deferred: Any = None  # inputs that I leaves for W, before they are in their page
     num_done: Any = None  # accesses to storage, where reads and writes alternate
     copy: PyTree = None  # compute copies of the turn's layer, if the turn before has gathered them
+    grads: Any = None  # gradients of the turn's layer that a channel sums over devices; it takes them
 
 
 class LayerChannel(Protocol):
@@ -184,6 +185,24 @@ class DeviceStep:
             of_channels = [state.of[channel.name] for channel in self.hanging]
             walk = _waiting(walk, after(state.num_done, (carried, of_channels)))
         return walk, state
+
+    def with_gradients(
+        self, walk: Walk, row: Row, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
+    ) -> Walk:
+        """The walk with the gradients of a layer in its sums; those that the action sums over devices are left apart.
+
+        Args:
+            grads: [leaf] gradients of the layer; None adds nothing.
+        """
+        leaves = zip(grads, jax.tree.leaves(self.shapes.parts["layers"]), jax.tree.leaves(walk.sums), strict=True)
+        sent = [
+            (d.value if isinstance(d, Summand) else d).astype(total.dtype)
+            for d, part, total in leaves
+            if part.splits_sum and d is not None
+        ]
+        parts = jax.tree.leaves(self.shapes.parts["layers"])
+        added = [None if part.splits_sum else d for d, part in zip(grads, parts, strict=True)]
+        return walk._replace(sums=add_layer(walk.sums, row.chunk, layer, added), grads=sent or None)
 
     def last_first(
         self, row: Row, turn: jax.Array, walk: Walk, state: State

@@ -52,15 +52,23 @@ def reduced_layer(sums: PyTree, parts: PyTree, *, deterministic: bool) -> PyTree
     # By this name reports find the collectives in the compiled program.
     with jax.named_scope("sum_over_data"):
         return jax.tree.map(
-            lambda leaf, part: part.reduce(leaf, deterministic=deterministic) if part.is_summed else leaf, sums, parts
+            lambda leaf, part: part.reduce(leaf, deterministic=deterministic) if part.is_summed_once else leaf,
+            sums,
+            parts,
         )
+
+
+def scattered(grads: Sequence[jax.Array], parts: Sequence[Part], *, deterministic: bool) -> list[jax.Array]:
+    """This device's parts of gradients of one layer, summed over all devices that have terms."""
+    with jax.named_scope("sum_over_data"):
+        return [part.reduce(leaf, deterministic=deterministic) for leaf, part in zip(grads, parts, strict=True)]
 
 
 def with_reduced(grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:
     """Running sums with the reduced gradients of a layer."""
 
     def written(leaf: jax.Array, value: jax.Array, part: Part) -> jax.Array:
-        return with_slice(leaf, value[None, None], chunk, layer) if part.is_summed else leaf
+        return with_slice(leaf, value[None, None], chunk, layer) if part.is_summed_once else leaf
 
     return jax.tree.map(written, grads, reduced, parts)
 

@@ -114,13 +114,18 @@ class Summand:
     equation: core.JaxprEqn  # that makes it alone
     operands: list[jax.Array]
 
+    @property
+    def value(self) -> jax.Array:
+        """The gradient alone."""
+        return self.equation.primitive.bind(*self.operands, **self.equation.params)
+
     def added_to(self, leaf: jax.Array, chunk: Index, layer: Index) -> jax.Array:
         """Returns the sums `leaf` [chunk, layer, ...] with the gradient added."""
         made = self.equation.primitive
         params = self.equation.params
         # Sums that are split over devices may be padded; then the layer's part is no part of a stack of kernels.
         if leaf.shape[2:] != self.equation.outvars[0].aval.shape:  # pyright: ignore[reportAttributeAccessIssue]
-            return with_added(leaf, made.bind(*self.operands, **params), chunk, layer)
+            return with_added(leaf, self.value, chunk, layer)
         first = jnp.asarray(first_of(leaf, chunk, layer), jnp.int32)
         return ADDED_IN_STACK[made].bind(stack_of(leaf), *self.operands, first, **params).reshape(leaf.shape)
 

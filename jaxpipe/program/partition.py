@@ -2,9 +2,10 @@
 
 A model says which dims of a parameter are split over which axes of the mesh (`PARAMETER_AXES`). Devices that compute
 with equal copies also hold one part each of the master copy, of its optimizer state and of its reduced gradient, along
-the first dim that divides: of a layer those along `MASTER_AXES`, of a shared parameter those along `pipe` too.
+the first dim that divides: of a layer those along `MASTER_AXES`, of a shared parameter those along `pipe` too. Of
+matrices of layers they may hold one part each of running sums and compute copies, too: see `Shard`.
 `weight_copies` gathers copies from the parts, `device_sums` reduces gradients to them.
-Source: ZeRO stage 1, Rajbhandari et al., SC 2020, section 5.1.
+Source: ZeRO, Rajbhandari et al., SC 2020, section 5.
 """
 
 from __future__ import annotations
@@ -42,11 +43,30 @@ class Part:
     num_copies: int  # devices along `copy_axes`
     compute_shape: tuple[int, ...]  # shape of the compute copy
     stacked: bool  # whether the parameter belongs to layers, with [device, chunk, layer] before these dims
+    # Whether devices keep their part of the running sum of its gradient alone, and of the compute copy: then each
+    # action sums, and gathers, what it needs of a layer.
+    splits_sum: bool = False
+    splits_copy: bool = False
 
     @property
     def is_summed(self) -> bool:
         """Whether several devices have terms of the parameter's gradient."""
         return bool(self.copy_axes or self.partial_axes)
+
+    @property
+    def is_summed_once(self) -> bool:
+        """Whether the terms are summed once a step, when the gradient of this device's microbatches is complete."""
+        return self.is_summed and not self.splits_sum
+
+    @property
+    def sum_shape(self) -> tuple[int, ...]:
+        """Shape of the running sum of a device's gradients, of one layer's parameter or of a shared one."""
+        return self.master_shape if self.splits_sum else self.compute_shape
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Shape of what a device keeps to compute with in a step, of one layer's parameter or of a shared one."""
+        return self.master_shape if self.splits_copy else self.compute_shape
 
     @property
     def master_shape(self) -> tuple[int, ...]:
@@ -182,6 +202,16 @@ def _part(
     # An empty one is not: no collective cuts a dim of size zero.
     is_split = bool(copies) and shard.splits_masters and math.prod(shape) > 0
     divides = [dim for dim, size in enumerate(shape) if is_split and size % num_copies == 0]
+    # Vectors are left whole: they are small, and each collective takes its time.
+    travels = stacked and len(shape) > 1 and is_split
+    if travels and shard.splits_gradients and not divides:
+        raise CompileError(
+            f"{name} has on each device the shape {shape}, of which no dim divides by {num_copies}.",
+            rule=f"shard-divides: with mesh.shard={str(shard)!r} devices that compute with equal copies of a matrix of"
+            " a layer share it along one of its dims",
+            picture=f"{' x '.join(f'{axis}={mesh.shape[axis]}' for axis in copies)} share it",
+            repair=f"choose sizes or a mesh that divide, or mesh.shard={str(Shard.OPTIMIZER)!r}",
+        )
     return Part(
         split_dims=split_dims,
         master_dim=divides[0] if divides else None,
@@ -190,6 +220,8 @@ def _part(
         num_copies=num_copies,
         compute_shape=shape,
         stacked=stacked,
+        splits_sum=travels and shard.splits_gradients,
+        splits_copy=travels and shard.splits_weights,
     )
 
 

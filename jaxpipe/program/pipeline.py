@@ -8,7 +8,6 @@ actions compute and whose channels send; finally the devices' sums are summed ov
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +21,6 @@ from jaxpipe.cluster.axes import MASTER_AXES
 from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
-from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import (
     BATCH_AXES,
     PyTree,
@@ -33,7 +31,7 @@ from jaxpipe.mesh import (
     slices_in_place,
 )
 from jaxpipe.program.carry import Row
-from jaxpipe.program.channels import measured_by, needed
+from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
 from jaxpipe.program.contract import (
     Losses,
@@ -53,7 +51,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.program.start import initial_carry, table_operands
-from jaxpipe.program.weight_copies import Gathered, compute_copies
+from jaxpipe.program.weight_copies import compute_copies, gathered_later
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -186,6 +184,7 @@ class Pipeline:
             costs=costs,
             blocking=self.blocking,
             behind_layers=self.behind_layers,
+            shard=self.shard,
         )
 
     def to_stages(self, params: PyTree) -> PyTree:
@@ -296,15 +295,11 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
-            gathered = None
-            if WEIGHT_GATHERS.name in needed(shapes):
-                before = astuple(WEIGHT_GATHERS.before(table))
-                gathered = Gathered(*(jnp.asarray(of_device)[lax.axis_index("pipe")] for of_device in before))
+            later = gathered_later(table, shapes.parts["layers"])
             copies, num_done = compute_copies(
-                params, shapes.parts, self.dtype, before=scale, pairs=self.layout.pairs, gathered=gathered
+                params, shapes.parts, self.dtype, later=later, before=scale, pairs=self.layout.pairs
             )
             on_device = self.on_this_device(shapes, params=copies, batch=batch, scale=scale, key=key)
-            on_device = replace(on_device, of={WEIGHT_GATHERS.name: layers})
             state = run_rounds(table, on_device, rows, initial_carry(shapes, copies, num_done)).state
             return sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),

@@ -8,7 +8,7 @@ computed or compiled: the functions are traced with shapes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -132,6 +132,8 @@ def step_shapes(
             split_backward=by_parts,
             wide=wide,
         )
+    if split:
+        parts = {**parts, "layers": _with_split_backward(parts["layers"], split)}
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -148,6 +150,16 @@ def step_shapes(
         kept=kept if table.has_backward else (),
         statistics=statistics,
     )
+
+
+def _with_split_backward(parts: PyTree, split: SplitBackward) -> PyTree:
+    """`parts` where I makes no gradient that is summed by each action, and W reads no copy that each gathers."""
+
+    def part(part: Part, is_of_w: bool, is_read_by_w: bool) -> Part:
+        return replace(part, splits_sum=part.splits_sum and is_of_w, splits_copy=part.splits_copy and not is_read_by_w)
+
+    leaves, structure = jax.tree.flatten(parts)
+    return structure.unflatten(map(part, leaves, split.is_of_w, split.is_read_by_w))
 
 
 def residual_shapes(
@@ -188,7 +200,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
 
     Returns:
         pages: residuals and inputs deferred to W, those of the partner included; left: inputs of one layer that I
-            leaves for W, before they are copied to their page; transit: pages and gradients on their way between two
+            leaves for W, before they are copied to their page, and the copies and gradients of a layer that an action
+            leaves for the next one; transit: pages and gradients on their way between two
             devices, each held twice; weights: compute copies of the parameters, if they are not the masters
             themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and
             one for each permute in flight; head: entries and slots of one that is split over `pipe`.
@@ -196,26 +209,31 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     table = shapes.table
     storage = shapes.storage
     num_replicas = shapes.table.schedule.num_replicas
-    kinds = {"weights": 0, "gradients": 0}
+    kinds = {"weights": 0, "gradients": 0, "left": sum(map(_num_bytes, storage.saved.deferred))}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
         # With two replicas a device computes with its partner's layers, too, of which it has no masters.
         num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
-        size = num_rows * math.prod(part.compute_shape)
-        is_copied = part.master_dim is not None or copy.dtype != master.dtype or (part.stacked and num_replicas > 1)
+        size = num_rows * math.prod(part.kept_shape)
+        is_split = part.master_dim is not None and not part.splits_copy
+        is_cast = copy.dtype != master.dtype and not part.splits_copy
+        is_copied = is_split or is_cast or (part.stacked and num_replicas > 1)
         copies = sum(table.copies_of_chunk)
         kept = bool(table.schedule.delays)
         # Masters have one version of a chunk; copies have as many as delays ask for.
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
-        kinds["gradients"] += jnp.dtype(sum_dtype(copy.dtype)).itemsize * size
+        of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize
+        kinds["gradients"] += of_sum * num_rows * math.prod(part.sum_shape)
+        # Of one layer, between two actions.
+        layer = math.prod(part.compute_shape)
+        kinds["left"] += copy.dtype.itemsize * layer * part.splits_copy + of_sum * layer * part.splits_sum
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
     if shapes.shared_use:  # copies for the next batch
         kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.with_delay(shapes.copies["shared"]))))
     return {
         "pages": storage.num_bytes,
-        "left": sum(map(_num_bytes, storage.saved.deferred)),
         "transit": 0,
         **kinds,
         **buffer_bytes(shapes),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 
 from jaxpipe.program.carry import Row, State
-from jaxpipe.program.device import Action, DeviceStep, Walk, add_layer
+from jaxpipe.program.device import Action, DeviceStep, Walk
 from jaxpipe.program.in_place import guarded_index, once
 from jaxpipe.schedules.schedule import Kind
 
@@ -29,8 +29,8 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             # Else XLA moves the reads out of the loop, away from what could read the pool itself.
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
-            sums = add_layer(read.sums, row.chunk, i, grads)
-            return read._replace(passed=dx, sums=sums, deferred=deferred, num_done=read.num_done + 1)
+            read = step.with_gradients(read, row, i, grads)
+            return read._replace(passed=dx, deferred=deferred, num_done=read.num_done + 1)
 
         # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
         # which it would hand on as if it had changed them.
@@ -63,7 +63,7 @@ def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
         shared = storage.read_shared_with_w(state.pools, pages)
         deferred = storage.read_deferred(state.pools, pages)
         grads = split.weight_gradient(params, shared, deferred, step.layer_scale, *given)
-        return walk._replace(sums=add_layer(walk.sums, row.chunk, i, grads))
+        return step.with_gradients(walk, row, i, grads)
 
     walk, state = step.over_layers(row, layer, Walk(sums=state.grads["layers"]), state)
     return state._replace(grads={**state.grads, "layers": walk.sums})

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
 from jaxpipe.program.dtypes import sum_dtype
+from jaxpipe.program.partition import Part
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import empty
 from jaxpipe.program.storage import empty_pages
@@ -39,21 +39,33 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     """The carry of a device before the first round.
 
     Args:
-        params: the device's compute copies; gradient sums have their shapes.
+        params: the device's compute copies, or parts of those that are gathered later.
         num_done: int32, which waits for what made `params`.
     """
     table = shapes.table
     names = needed(shapes)
     # Forwards alone sum no gradients: an empty tree traces nothing.
-    sums = params if table.has_backward else {"shared": (), "layers": ()}
+    sums = _sum_shapes(shapes, params) if table.has_backward else {"shared": (), "layers": ()}
     state = State(
         message=empty(shapes.message.shape, shapes.message.dtype),
         pools=[empty_pages(pool, pool.num_pages, empty) for pool in shapes.storage.pools],
-        grads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, sum_dtype(leaf.dtype)), sums),
+        grads=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,
-        copies=params["layers"] if WEIGHT_GATHERS.name in names else None,
         # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )
+    for name in names:
+        state = CHANNELS[name].prepared(shapes, params, state)
     return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names})
+
+
+def _sum_shapes(shapes: StepShapes, params: PyTree) -> PyTree:
+    """Shapes and dtypes of the running sums of gradients, given the device's compute copies."""
+
+    def like(copy: jax.ShapeDtypeStruct, part: Part, leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        num_leading = leaf.ndim - len(part.compute_shape)  # [chunk, layer], of both replicas
+        return jax.ShapeDtypeStruct((*leaf.shape[:num_leading], *part.sum_shape), sum_dtype(copy.dtype))
+
+    copies = {"shared": shapes.copies["shared"], "layers": shapes.copies["layer"]}
+    return jax.tree.map(like, copies, shapes.parts, params)

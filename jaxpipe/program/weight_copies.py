@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS, WeightGathers
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
-from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import Part
 from jaxpipe.program.stacked import Index, empty, slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 
-class Gathered(NamedTuple):
-    """What a device gathers before any action, as in `jaxpipe.lowering.transfers.weight_gathers`."""
+def gathered_later(table: RoundTable, parts: PyTree) -> PyTree:
+    """Whether actions gather each parameter of a layer; the others are gathered before them. Bools, like `parts`."""
+    gathers = table.transfers.get(WEIGHT_GATHERS.name)
+    by_action = isinstance(gathers, WeightGathers) and gathers.by_action
 
-    chunk: jax.Array
-    num_layers: jax.Array
-    next_chunk: jax.Array
-    num_turns: jax.Array
+    def is_later(part: Part) -> bool:
+        return part.splits_copy if by_action else gathers is not None and part.master_dim is not None
+
+    return jax.tree.map(is_later, parts)
 
 
 def compute_copies(
@@ -31,19 +35,20 @@ def compute_copies(
     parts: PyTree,
     dtype: Any,
     *,
+    later: PyTree = None,
     before: PyTree = (),
     pairs: Sequence[tuple[int, int]] = (),
-    gathered: Gathered | None = None,
 ) -> tuple[PyTree, jax.Array]:
     """The parameters that a device computes with, in `dtype`, made once a step from the parts on all devices.
 
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
         dtype: dtype of the copies of floating-point numbers; None keeps that of the masters.
+        later: as `gathered_later`: parameters of layers of which this device's parts are returned; None: there are
+            none.
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
             copies are then [own chunk and, after them, the partner's, layer, ...].
-        gathered: what is gathered before any action, if actions gather the other layers; None gathers all.
 
     Returns:
         The copies, and `num_done` for the first access to storage, which waits for them.
@@ -53,65 +58,59 @@ def compute_copies(
         return cast_copy(leaf, dtype)  # before it travels
 
     shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
+    later = jax.tree.map(lambda _: False, parts["layers"]) if later is None else later
     # Layers are gathered in a loop, and on CPUs a collective in a loop must wait for all before it.
     num_done = after(jnp.int32(0), (before, shared))
-    if pairs:
-        layers, num_done = _gather_both(held["layers"], parts["layers"], cast, pairs, num_done)
-    elif gathered is not None:
-        layers, num_done = _gather_first(held["layers"], parts["layers"], cast, gathered, num_done)
-    else:
-        layers, num_done = _gather_layers(jax.tree.map(cast, held["layers"]), parts["layers"], num_done)
+    gather = _gather_both if pairs else _gather_layers
+    layers, num_done = gather(held["layers"], parts["layers"], later, cast, pairs, num_done)
     return {"shared": shared, "layers": layers}, num_done
 
 
-def gathered_layer(held: PyTree, parts: PyTree, like: PyTree, chunk: Index, layer: Index) -> PyTree:
-    """The compute copy of a layer, in the dtypes of `like`, gathered from the devices' parts."""
+def gathered_layer(held: PyTree, later: PyTree, parts: PyTree, like: PyTree, chunk: Index, layer: Index) -> PyTree:
+    """The compute copy of a layer, in the dtypes of `like`; those of `later` gathered from the devices' parts."""
 
-    def gathered(leaf: jax.Array, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def gathered(leaf: jax.Array, is_later: bool, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
         own = slice_at(leaf, chunk, layer)[0, 0]
-        return part.gather(own if own.dtype == like.dtype else own.astype(like.dtype))
+        own = own if own.dtype == like.dtype else own.astype(like.dtype)
+        return part.gather(own) if is_later else own
 
     # By this name reports find the collectives in the compiled program.
     with jax.named_scope("gather_over_data"):
-        return jax.tree.map(gathered, held, parts, like)
+        return jax.tree.map(gathered, held, later, parts, like)
 
 
-def _gather_first(
-    layers: PyTree, parts: PyTree, cast: Callable[[jax.Array], jax.Array], gathered: Gathered, num_done: jax.Array
+def room_for_copies(held: PyTree, later: PyTree, like: PyTree) -> PyTree:
+    """Room for the compute copies of all layers; those that are not of `later` are there."""
+
+    def room(leaf: jax.Array, is_later: bool, like: jax.ShapeDtypeStruct) -> jax.Array:
+        return empty((*leaf.shape[:2], *like.shape), like.dtype) if is_later else leaf
+
+    return jax.tree.map(room, held, later, like)
+
+
+def with_gathered(stacks: PyTree, copy: PyTree, later: PyTree, chunk: Index, layer: Index) -> PyTree:
+    """Compute copies with those of a layer; those that are not of `later` are there already."""
+
+    def kept(stack: jax.Array, leaf: jax.Array, is_later: bool) -> jax.Array:
+        return with_slice(stack, leaf[None, None], chunk, layer) if is_later else stack
+
+    return jax.tree.map(kept, stacks, copy, later)
+
+
+def _gather_layers(
+    layers: PyTree,
+    parts: PyTree,
+    later: PyTree,
+    cast: Callable[[jax.Array], jax.Array],
+    _: Sequence[tuple[int, int]],
+    num_done: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """Room for the compute copies of all layers, with those `gathered`; what is not split is whole."""
-    like = jax.tree.map(
-        lambda leaf, part: jax.ShapeDtypeStruct(part.compute_shape, jax.eval_shape(cast, leaf).dtype), layers, parts
-    )
-
-    def room(leaf: jax.Array, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
-        return cast(leaf) if part.master_dim is None else empty((*leaf.shape[:2], *like.shape), like.dtype)
-
-    def layer(i: jax.Array, walk: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
-        stacks, num_done = walk
-        is_first = i < gathered.num_layers
-        chunk = jnp.where(is_first, gathered.chunk, gathered.next_chunk)
-        # A gather waits for the one before, as all collectives in loops do.
-        row = guarded_index(jnp.where(is_first, i, 0), num_done)
-        copy = gathered_layer(layers, parts, like, chunk, row)
-        return with_gathered(stacks, copy, parts, chunk, row), after(num_done, copy)
-
-    return lax.fori_loop(0, gathered.num_turns, layer, (jax.tree.map(room, layers, parts, like), num_done))
-
-
-def with_gathered(stacks: PyTree, copy: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:
-    """Compute copies with those of a layer; what is not split is there already."""
-
-    def kept(stack: jax.Array, leaf: jax.Array, part: Part) -> jax.Array:
-        return stack if part.master_dim is None else with_slice(stack, leaf[None, None], chunk, layer)
-
-    return jax.tree.map(kept, stacks, copy, parts)
-
-
-def _gather_layers(layers: PyTree, parts: PyTree, num_done: jax.Array) -> tuple[PyTree, jax.Array]:
+    # What is gathered later is cast then, layer by layer.
+    layers = jax.tree.map(lambda leaf, is_later: leaf if is_later else cast(leaf), layers, later)
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
-    split = [k for k, part in enumerate(parts) if part.master_dim is not None]
+    is_later = jax.tree.leaves(later)
+    split = [k for k, part in enumerate(parts) if part.master_dim is not None and not is_later[k]]
     if split:
         # Layer by layer: gathering all layers at once would give pieces that a copy of everything must reorder.
         # [chunk, layer] become one axis, along which the scan walks.
@@ -130,11 +129,13 @@ def _gather_layers(layers: PyTree, parts: PyTree, num_done: jax.Array) -> tuple[
 def _gather_both(
     layers: PyTree,
     parts: PyTree,
+    later: PyTree,
     cast: Callable[[jax.Array], jax.Array],
     pairs: Sequence[tuple[int, int]],
     num_done: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
     """Compute copies of a device's own layers and of its partner's; the parts of a layer travel as one page."""
+    is_later = jax.tree.leaves(later)
     leaves, structure = jax.tree.flatten(layers)
     if not leaves:  # layers that compute without parameters
         return layers, num_done
@@ -155,14 +156,15 @@ def _gather_both(
         # The partner's chunks stand behind the own ones, as `StagedLayout` counts them.
         for first, held in ((0, own), (num_chunks, partners)):
             for k, part in enumerate(parts):
-                copies[k] = with_slice(copies[k], part.gather(held[k])[None, None], first + chunk, row)
+                copy = held[k] if is_later[k] else part.gather(held[k])
+                copies[k] = with_slice(copies[k], copy[None, None], first + chunk, row)
         return page, copies, after(num_done, partners)
 
     # Room for the page in all turns: in the carry, so that it is written in place.
     page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
     copies = [
-        jnp.zeros((2 * num_chunks, num_layers, *part.compute_shape), dtype)
-        for part, dtype in zip(parts, dtypes, strict=True)
+        jnp.zeros((2 * num_chunks, num_layers, *(part.master_shape if later else part.compute_shape)), dtype)
+        for part, dtype, later in zip(parts, dtypes, is_later, strict=True)
     ]
     _, copies, num_done = lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies, num_done))
     return jax.tree.unflatten(structure, copies), num_done

@@ -8,6 +8,7 @@ import jax
 
 from jaxpipe.program.carry import State
 from jaxpipe.program.channel import Channel
+from jaxpipe.program.channels.gradient_shards import GradientShards
 from jaxpipe.program.channels.messages import Messages
 from jaxpipe.program.channels.parked_pages import ParkedPages
 from jaxpipe.program.channels.replica_gradients import ReplicaGradients
@@ -31,6 +32,7 @@ CHANNELS: dict[str, type[Channel]] = {
         SharedSums,
         SumsOverData,
         WeightGathers,
+        GradientShards,
     )
 }
 

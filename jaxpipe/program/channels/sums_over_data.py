@@ -92,7 +92,7 @@ class SumsOverData(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether gradients of layers have terms on several devices."""
-        return any(part.is_summed for part in jax.tree.leaves(shapes.parts["layers"]))
+        return any(part.is_summed_once for part in jax.tree.leaves(shapes.parts["layers"]))
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Any) -> Layers:

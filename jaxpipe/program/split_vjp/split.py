@@ -190,6 +190,17 @@ class SplitBackward:
         return [v for v in self.cut.saved if v not in self._residuals]
 
     @property
+    def is_of_w(self) -> list[bool]:
+        """[leaf of params] whether W makes its gradient."""
+        return [not is_early for is_early in self.cut.is_early[:-1]]
+
+    @property
+    def is_read_by_w(self) -> list[bool]:
+        """[leaf of params] whether W reads it."""
+        read_there = {v for equation in self.cut.later for v in equation.invars if isinstance(v, core.Var)}
+        return [v in read_there for v in self.backward.jaxpr.invars[: self.num_params]]
+
+    @property
     def deferred(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of each array that I defers to W."""
         return tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self._deferred)  # pyright: ignore
