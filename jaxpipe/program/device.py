@@ -44,12 +44,23 @@ class LayerChannel(Protocol):
 
     name: str  # of the channel, and of its transfer, which says on which actions it hangs
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether two turns are traced together, as is worth it where layers are handed on in every action.
+
+        XLA copies what a turn hands on if the turn reads what was handed to it; a pair uses two buffers in turn.
+        """
+        return False
+
     def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
         """What the first turn sends, before any layer; and the walk with which it begins."""
         ...
 
     def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
-        """Starts what travels behind the layer of this turn; returns what will have arrived."""
+        """Starts what travels behind the layer of this turn; returns what will have arrived.
+
+        On CPUs `turn` waits for what the channels before it have begun: one that follows others must read it.
+        """
         ...
 
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
@@ -160,12 +171,15 @@ class DeviceStep:
 
         def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
             walk, carried = carry
-            arrived = {channel.name: channel.begin(turn, row, carried[channel.name]) for channel in self.hanging}
-            if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
-                num_done = after(state.num_done, arrived)
-                # What indexes by the turn waits, too: parameters, residuals and random numbers of the layer.
-                turn = guarded_index(turn, num_done)
-                walk = _waiting(walk, num_done)
+            arrived = {}
+            num_done = state.num_done
+            for channel in self.hanging:
+                arrived[channel.name] = channel.begin(turn, row, carried[channel.name])
+                if self.in_turn:  # on CPUs the layer, which may have collectives of its own, waits for these
+                    num_done = after(num_done, arrived[channel.name])
+                    # What indexes by the turn waits, too: parameters, residuals and random numbers of the layer.
+                    turn = guarded_index(turn, num_done)
+            walk = _waiting(walk, num_done) if self.in_turn else walk
             walk = layer(turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
@@ -178,13 +192,28 @@ class DeviceStep:
         carried = {}
         for channel in self.hanging:
             carried[channel.name], walk = channel.first(row, walk, state)
-        walk, carried = lax.fori_loop(0, self.num_layers_of(row), body, (walk, carried))
+        walk, carried = self._turns(row, body, (walk, carried), state.num_done)
         for channel in self.hanging:
             state = channel.last(row, carried[channel.name], walk, state)
         if self.in_turn:  # as what follows, the head of the last stage
             of_channels = [state.of[channel.name] for channel in self.hanging]
             walk = _waiting(walk, after(state.num_done, (carried, of_channels)))
         return walk, state
+
+    def _turns(self, row: Row, body: Callable[[jax.Array, Any], Any], carry: Any, num_done: jax.Array) -> Any:
+        """The carry after the turns of a loop with channels."""
+        num_layers = self.num_layers_of(row)
+        if not (isinstance(num_layers, int) and any(channel.is_paired for channel in self.hanging)):
+            return lax.fori_loop(0, num_layers, body, carry)
+
+        def pair(turn: jax.Array, carry: Any) -> Any:
+            walk, carried = body(2 * turn, carry)
+            # XLA would gather both layers at once, into a buffer of its own, if the second did not wait.
+            waiting = guarded_index(2 * turn + 1, after(num_done, walk.passed))
+            return body(waiting, (walk, carried))
+
+        carry = lax.fori_loop(0, num_layers // 2, pair, carry)
+        return body(jnp.int32(num_layers - 1), carry) if num_layers % 2 else carry
 
     def with_gradients(
         self, walk: Walk, row: Row, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]

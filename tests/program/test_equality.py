@@ -30,6 +30,7 @@ from jaxpipe.schedules import build
 LARGEST_ERROR, LARGEST_ERROR_LATER = 1e-5, 1e-4
 NUM_LAYERS, NUM_MICROBATCHES = 6, 5
 EVEN = None
+SHARDS = ("none", "optimizer", "gradients", "weights")
 WHOLE_BIASES = ("['output']['bias']", "['down']['bias']")  # added after the sum over `tensor`
 
 
@@ -57,6 +58,7 @@ THREE_STEPS = tiers(
     ci=[
         GPT,
         Case("llama", "v_min", 1, 2, 2, "full", layers_per_stage=(1, 2, 1, 2)),
+        Case("llama", "zb_h1", 2, 2, 2, "attention", shard="weights"),
     ],
     slow=[
         LLAMA,
@@ -69,6 +71,9 @@ THREE_STEPS = tiers(
         Case("gpt", "1f1b", 2, 1, 2, "full", tied=True, shard="none"),
         Case("bert", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True),
         Case("gpt", "zb_h1", 2, 2, 2, "none", dropout=0.3, tied=True),
+        Case("gpt", "1f1b", 2, 1, 2, "full", dropout=0.3, tied=True, shard="weights"),
+        Case("bert", "chimera", 2, 4, 1, "none", tied=True, shard="weights"),
+        Case("gpt", "bpipe", 2, 4, 1, "none", layers_per_stage=(1, 2, 1, 2), shard="gradients"),
     ],
 )
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
@@ -86,7 +91,8 @@ ALL = [
         attention="chunked" if recompute == "none" and data == tensor else "xla",
         dropout=0.3 if family != "llama" and (schedule == "1f1b") == (recompute != "full") else 0.0,
         tied=pipe != 2,
-        shard="optimizer" if tensor == 2 or recompute == "none" else "none",
+        # Of two devices along `data` in turn, so that each value meets each of the other fields.
+        shard=SHARDS[(pipe + tensor + len(recompute) + (family == "llama") + (schedule == "gpipe")) % len(SHARDS)],
     )
     for family, schedule, data, pipe, tensor, recompute in product(
         ("gpt", "llama", "bert"), ("1f1b", "gpipe"), (1, 2), (1, 2, 4), (1, 2), ("none", "attention", "full")

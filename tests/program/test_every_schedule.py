@@ -19,6 +19,7 @@ from legal_devices import OPTIONS, TWO_REPLICAS, takes
 from tiers import tiers
 
 from jaxpipe.program import Pipeline
+from jaxpipe.program.channels import gradient_shards, weight_gathers
 from jaxpipe.schedules import REGISTRY, Kind, Schedule, balance, build, split_backward
 
 
@@ -33,11 +34,12 @@ class Case(NamedTuple):
     split: bool = False  # every B into I and W
     balanced: bool = False
     one_layer: bool = False  # a stage has one; else some have two
-    whole_masters: bool = False  # each device has them whole
+    shard: str = "optimizer"  # what devices along `data` share
 
     def __str__(self) -> str:
         options = [f"{name}={value}" for name, value in self.options.items()]
-        chosen = [name for name in ("split", "balanced", "one_layer", "whole_masters") if getattr(self, name)]
+        chosen = [name for name in ("split", "balanced", "one_layer") if getattr(self, name)]
+        chosen += [self.shard] if self.shard != "optimizer" else []
         return "-".join(map(str, (*self[:2], *options, *self[3:7], *chosen)))
 
 
@@ -51,13 +53,16 @@ def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int,
 FEW = tiers(
     [
         Case("mlp", "dualpipe", {}, 4, 8, data=2),
-        Case("mlp", "zb_h1", {}, 4, 8, data=2, whole_masters=True),  # messages wait at their senders
+        Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
+        Case("mlp", "zb_h1", {}, 4, 8, data=2, shard="none"),  # messages wait at their senders
     ],
     ci=[
         Case("mlp", "interleaved_1f1b", {"extra_warm_up": True}, 4, 7, data=2),
         Case("mlp", "v_half", {}, 2, 5),
         Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
-        Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2),
+        Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
+        Case("gpt", "zb_v", {}, 2, 5, data=2, shard="weights"),
+        Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2, shard="gradients"),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
         Case("mlp", "gems", {}, 4, 3, data=2),
         Case("mlp", "gpipe", {}, 4, 6),
@@ -88,6 +93,7 @@ FEW = tiers(
 _IN_FEW = {case.name for case in (getattr(each, "values", (each,))[0] for each in FEW)}
 FEW += [Case("mlp", name, {}, 4, 6) for name in REGISTRY if name not in _IN_FEW]
 
+SHARDS = ("optimizer", "gradients", "weights")
 MODELS = [("mlp", True), ("gpt", True), ("gpt", False), ("bert", True), ("bert", False)]
 
 
@@ -116,6 +122,7 @@ def covering() -> list[Case]:
                     tied=tied,
                     split=(each // 3 + turn) % 3 == 0 and has_whole_backwards(name, options, d, n),
                     one_layer=(each // 4 + turn) % 2 == 0,
+                    shard=SHARDS[(each // 2 + turn) % 3],
                 )
             )
     return cases
@@ -139,14 +146,13 @@ def num_layers_of(case: Case, schedule: Schedule) -> int:
 def assert_equivalent(case: Case) -> None:
     schedule = schedule_of(case)
     num_layers = num_layers_of(case, schedule)
+    options = {"num_layers": num_layers, "data": case.data, "shard": case.shard}
     if case.model == "mlp":
-        options = {"data": case.data, "shard": "none" if case.whole_masters else "optimizer"}
-        tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, num_layers=num_layers, **options))
+        tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, **options))
     elif case.model == "bert":
-        options = {"data": case.data, "tie_embeddings": case.tied}
-        tiny_bert.assert_equivalent(schedule, num_layers=num_layers, **options)
+        tiny_bert.assert_equivalent(schedule, tie_embeddings=case.tied, **options)
     else:
-        pipeline = tiny_gpt.make_pipeline(schedule, num_layers=num_layers, data=case.data, tie_embeddings=case.tied)
+        pipeline = tiny_gpt.make_pipeline(schedule, tie_embeddings=case.tied, **options)
         tiny_gpt.assert_equivalent(pipeline, tie_embeddings=case.tied)
 
 
@@ -166,7 +172,8 @@ def test_the_covering_cases_have_each_pair_of_values():
         d = case.num_devices
         times = (1, d, d + 1, 2 * d, 4 * d).index(case.num_microbatches)
         method, model = f"{case.name} {case.options}", f"{case.model} {case.tied}"
-        return {"method": method, "d": d, "times": times, "model": model, "data": case.data, "split": case.split}
+        shared = {"data": case.data, "shard": case.shard}
+        return {"method": method, "d": d, "times": times, "model": model, "split": case.split, **shared}
 
     found = [fields(case) for case in ALL[:-2]]  # without those that are balanced
     pairs = {pair for each in found for pair in combinations(each.items(), 2)}
@@ -208,6 +215,44 @@ def exchange_another_layer(pipeline: Pipeline) -> None:
 def test_the_bound_would_show_gradients_that_are_not_exchanged(spoil):
     pipeline = two_replicas()
     spoil(pipeline)
+    with pytest.raises(AssertionError):
+        tiny_mlp.assert_equivalent(pipeline)
+
+
+def split_weights() -> Pipeline:
+    schedule = build("interleaved_1f1b", num_devices=2, num_microbatches=4)
+    return tiny_mlp.make_pipeline(schedule, num_layers=8, data=2, shard="weights")
+
+
+def gather_another_layer(monkeypatch, pipeline: Pipeline) -> None:
+    """The last layer of an action gathers the first one of its own chunk."""
+    grids = pipeline.table.grids["weight_gathers"]
+    pipeline.table.grids["weight_gathers"] = dataclasses.replace(grids, next_chunk=pipeline.table.chunk)
+
+
+def gather_a_layer_too_late(monkeypatch, pipeline: Pipeline) -> None:
+    """The first layer of an action computes with the copy of the action before."""
+    monkeypatch.setattr(weight_gathers.OnLayers, "last", lambda self, row, carried, walk, state: state)
+
+
+def sum_a_layer_twice(monkeypatch, pipeline: Pipeline) -> None:
+    end = gradient_shards.OnLayers.end
+
+    def twice(self, turn, row, arrived, carried, walk):
+        _, again = end(self, turn, row, arrived, carried, walk)
+        return end(self, turn, row, arrived, carried, again._replace(grads=walk.grads))
+
+    monkeypatch.setattr(gradient_shards.OnLayers, "end", twice)
+
+
+def lose_what_is_left(monkeypatch, pipeline: Pipeline) -> None:
+    monkeypatch.setattr(gradient_shards.GradientShards, "end", lambda self, carry: carry)
+
+
+@pytest.mark.parametrize("spoil", [gather_another_layer, gather_a_layer_too_late, sum_a_layer_twice, lose_what_is_left])
+def test_the_bound_would_show_weights_and_gradients_that_are_not_brought_together(monkeypatch, spoil):
+    pipeline = split_weights()
+    spoil(monkeypatch, pipeline)
     with pytest.raises(AssertionError):
         tiny_mlp.assert_equivalent(pipeline)
 

@@ -41,6 +41,7 @@ class Case(NamedTuple):
     split: bool = False
     bias_rate: float = 0.0
     padding: int = 0  # columns at the end of each row
+    shard: str = "optimizer"
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -66,6 +67,7 @@ def covering() -> list[Case]:
                     num_microbatches=2 * d + turn,
                     split=(each + turn) % 4 == 0 and not REGISTRY[name].has_split_backward,
                     bias_rate=0.1 * (each % 2),
+                    shard=("weights", "optimizer", "gradients")[(each // 3 + turn) % 3],
                 )
             )
     return cases
@@ -79,8 +81,9 @@ CASES = tiers(
         Case("mixtral", "1f1b", data=2),
         Case("qwen3_moe", "1f1b", expert=2, tensor=2, bias_rate=0.1, padding=5),
         Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
-        Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
-        Case("mixtral", "zb_h1", recompute="full", data=2, padding=3),
+        Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity", shard="weights"),
+        Case("mixtral", "zb_h1", recompute="full", data=2, padding=3, shard="gradients"),
+        Case("qwen3_moe", "1f1b", data=2, tensor=2, shard="weights"),
     ],
     slow=[
         *covering(),
@@ -173,7 +176,7 @@ def found(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
     schedule = build(case.schedule, num_devices=case.num_devices, num_microbatches=case.num_microbatches)
     schedule = split_backward(schedule) if case.split else schedule
     mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
-    pipeline = pipeline_of(schedule, config, **mesh)
+    pipeline = pipeline_of(schedule, config, shard=case.shard, **mesh)
     losses, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale_of(case))
     return losses, pipeline.from_stages(grads)
 

@@ -1,5 +1,7 @@
 """A tiny BERT in a pipeline has the losses and gradients of plain `jax.grad`; the bound is that of `tiny_gpt`."""
 
+from typing import Any
+
 import jax
 import pytest
 from tiny_gpt import LARGEST_ERROR
@@ -11,9 +13,9 @@ from jaxpipe.schedules import Schedule
 from jaxpipe.training.step import mean_factors
 
 
-def assert_equivalent(schedule: Schedule, *, num_layers: int, data: int, tie_embeddings: bool) -> None:
+def assert_equivalent(schedule: Schedule, *, num_layers: int, tie_embeddings: bool, **options: Any) -> None:
     config = config_of("bert", num_layers=num_layers, tie_embeddings=tie_embeddings)
-    pipeline = pipeline_of(schedule, config, data=data)
+    pipeline = pipeline_of(schedule, config, **options)
     params, batch = random_params(config), random_batch(schedule.num_microbatches, seed=0, family="bert")
     scale = mean_factors(LanguageModel(config).num_losses(batch))
     losses, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch, scale)

@@ -42,6 +42,11 @@ class OnLayers(LayerChannel):
 
     name = "gradient_shards"
 
+    @property
+    def is_paired(self) -> bool:
+        """In all of its actions."""
+        return True
+
     def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
         """What has been left."""
         return state.of[self.name], walk

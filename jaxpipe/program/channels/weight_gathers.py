@@ -42,6 +42,11 @@ class OnLayers(LayerChannel):
 
     name = "weight_gathers"
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether it hands layers on in all actions."""
+        return self.by_action
+
     def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
         """The first layer has been gathered before."""
         if self.by_action:
