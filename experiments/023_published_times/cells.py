@@ -14,11 +14,11 @@ from typing import Any
 from their_step import A100, TheirStep
 
 from jaxpipe.cluster.assignment import ORDERS
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.estimate import Estimate, Setting, estimate
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.models import GPTConfig
+from jaxpipe.sharding import Shard
 
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published.json").read_text())
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")  # named ZB-1p and ZB-2p there

@@ -16,13 +16,13 @@ from ml_collections import ConfigDict
 
 from jaxpipe.cluster.assignment import ORDERS
 from jaxpipe.cluster.axes import AXES, ROWS, MeshSizes
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.config.legal import MOST_DEVICES, OF_MODEL, UINT32, Legal, at_least, one_of, positive
 from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.config.other_names import closest_field, elsewhere
 from jaxpipe.data.packing import PACKING, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import FAMILIES, Family, family_named
+from jaxpipe.sharding import Shard
 
 AUTO = "auto"  # value of a field that is derived from others
 

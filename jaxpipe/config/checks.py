@@ -27,6 +27,7 @@ from jaxpipe.config.model import (
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.files import local_path
+from jaxpipe.sharding import Shard
 
 Checks = Iterator[Callable[[], object]]
 
@@ -127,6 +128,7 @@ def _given_relations(config: RunConfig) -> Checks:
     yield lambda: layers_per_stage(config)
     yield lambda: check_vocab_over_pipe(config)
     yield lambda: check_error_feedback(config)
+    yield lambda: check_shard(config)
     yield lambda: check_batch(config)
     yield lambda: check_kept_steps(config)
     yield lambda: check_best(config)
@@ -140,6 +142,17 @@ def check_error_feedback(config: RunConfig) -> None:
             f"optimizer.error_feedback=True with pipeline.schedule={config.pipeline.schedule!r}",
             rule="feedback-needs-delay: error feedback corrects gradients of older weights; a flush leaves none",
             repair="set optimizer.error_feedback=False, or pipeline.schedule='pipedream_2bw'",
+        )
+
+
+def check_shard(config: RunConfig) -> None:
+    """Raises ConfigError for parts of gradients or weights without a flush."""
+    if Shard(config.mesh.shard).splits_gradients and outline(config).delays:
+        raise ConfigError(
+            f"mesh.shard={config.mesh.shard!r} with pipeline.schedule={config.pipeline.schedule!r}",
+            rule="shard-has-flush: without flush devices share no more than masters and optimizer state; each keeps the"
+            " versions of the weights, and the sums, that its updates read",
+            repair=f"set mesh.shard={Shard.OPTIMIZER.value!r}, or pipeline.schedule='1f1b'",
         )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxpipe.cluster.assignment import Assignment, assign
 from jaxpipe.cluster.axes import AXES, MASTER_AXES, MASTERS_OF_EXPERTS, STAGE_AXIS, SUM_AXES, MeshSizes
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config import layers_per_stage, model_config
 from jaxpipe.config.base import AUTO, RunConfig
@@ -29,6 +28,7 @@ from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
+from jaxpipe.sharding import Shard
 
 
 @dataclass(frozen=True)

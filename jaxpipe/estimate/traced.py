@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.cluster.axes import LAYER_AXES
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.estimate.products import Matmul, matmuls_of
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import PyTree, Randomness, TensorAxis
@@ -33,6 +32,7 @@ from jaxpipe.program.shapes import residual_shapes
 from jaxpipe.program.split_vjp import SplitBackward
 from jaxpipe.program.storage import SavedResiduals, fitting_deferred
 from jaxpipe.program.vjp import LayerVjp
+from jaxpipe.sharding import Shard
 
 Axes = tuple[tuple[str, int], ...]  # (axis, devices along it)
 

@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
+from jaxpipe.lowering.hidden_data import with_hidden_data
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
@@ -34,19 +34,18 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
-from jaxpipe.lowering.transfers.gradient_shards import GRADIENT_SHARDS
 from jaxpipe.lowering.transfers.messages import MESSAGES
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
-from jaxpipe.lowering.transfers.sums_over_data import SUMS_BEHIND_LAYERS, SUMS_OVER_DATA
-from jaxpipe.lowering.transfers.weight_gathers import GATHERS_BY_ACTION, WEIGHT_GATHERS
+from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.turns import period_of
 from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, COMPUTE_KINDS, Schedule, kinds_that_leave
+from jaxpipe.sharding import Shard
 
 # Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
 LEFT_BY_ACTIONS: tuple[Transfer[RoundTable], ...] = (MESSAGES,)
@@ -112,20 +111,6 @@ def lower(
     rounds = earliest_rounds(folding.compute)
     table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
     return with_hidden_data(table, shard) if behind_layers else table
-
-
-def with_hidden_data(table: RoundTable, shard: Shard) -> RoundTable:
-    """`table` with what travels over `data` behind layers, if devices with equal copies share what `shard` says."""
-    traffic = list(table.kinds_of_traffic)
-    if SUMS_OVER_DATA in traffic and shard.splits_gradients:
-        traffic.append(GRADIENT_SHARDS)
-    elif SUMS_OVER_DATA in traffic:  # forwards alone have none
-        traffic[traffic.index(SUMS_OVER_DATA)] = SUMS_BEHIND_LAYERS
-    if shard.splits_weights:
-        traffic.append(GATHERS_BY_ACTION)
-    elif table.schedule.num_replicas == 1:  # two replicas exchange compute copies before any action
-        traffic.append(WEIGHT_GATHERS)
-    return replace(table, kinds_of_traffic=tuple(traffic))
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:

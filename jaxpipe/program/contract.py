@@ -19,6 +19,7 @@ from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import AXES, MEASURED, PyTree, Randomness
 from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.sharding import Shard
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,22 @@ def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunc
                 repair="make the functions for this mesh, for example StageFunctions.of(LanguageModel(config, "
                 f"TensorAxis.of({axis}={mesh.shape[axis]}))), or use {axis}=1",
             )
+
+
+def check_shard(shard: str, behind_layers: bool | None) -> None:
+    """Raises CompileError unless `shard` is a `Shard` that a program can gather and sum for."""
+    if shard not in tuple(Shard):
+        raise CompileError(
+            f"shard={shard!r}.",
+            rule=f"shard-choice: what devices share is one of {', '.join(Shard)}",
+            repair=f"give shard={str(Shard.OPTIMIZER)!r}, or another of these",
+        )
+    if behind_layers is False and Shard(shard).splits_gradients:
+        raise CompileError(
+            f"shard={str(shard)!r} with behind_layers=False.",
+            rule="shard-behind-layers: gradients and weights of which devices keep parts travel behind layers alone",
+            repair=f"leave behind_layers out, or give shard={str(Shard.OPTIMIZER)!r}",
+        )
 
 
 @jax.custom_jvp

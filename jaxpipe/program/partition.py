@@ -21,10 +21,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
+from jaxpipe.sharding import Shard
 
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
 

@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import MASTER_AXES
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import (
@@ -40,6 +39,7 @@ from jaxpipe.program.contract import (
     check_dtype,
     check_jax,
     check_mesh,
+    check_shard,
     without_derivative,
 )
 from jaxpipe.program.device import DeviceStep
@@ -56,6 +56,7 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.sharding import Shard
 
 MOST_ACTIONS = 32  # in a program, if each chunk has its own: ZB-V of two chunks has 26, and compiles in twice the time
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
@@ -111,7 +112,7 @@ class Pipeline:
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             shard: what devices that compute with equal copies of a parameter share, those of `MASTER_AXES`, of shared
-                ones of `pipe` too: a value of `jaxpipe.cluster.sharding.Shard`.
+                ones of `pipe` too: a value of `jaxpipe.sharding.Shard`.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
@@ -133,6 +134,7 @@ class Pipeline:
         check_dtype(dtype)
         check(schedule)
         check_actions(schedule, functions)
+        check_shard(shard, behind_layers)
         check_mesh(schedule, mesh, functions)
         self.schedule = schedule
         self.mesh = mesh

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.lowering import RoundTable
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions
@@ -29,6 +28,7 @@ from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.program.weight_copies import layer_form
+from jaxpipe.sharding import Shard
 
 
 @dataclass(frozen=True, eq=False)

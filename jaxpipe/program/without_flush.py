@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.errors import CompileError
 from jaxpipe.lowering import lower
 from jaxpipe.lowering.table import FILL
 from jaxpipe.mesh import AXES, BATCH_AXES, PyTree, on_devices
@@ -39,6 +40,7 @@ from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.sharding import Shard
 
 
 class Flight(NamedTuple):
@@ -94,6 +96,13 @@ class Stream:
         check(schedule)
         check_delays(schedule)
         assert pipeline.schedule == one_batch(schedule)
+        if pipeline.shard.splits_gradients:
+            raise CompileError(
+                f"shard={str(pipeline.shard)!r} with schedule {schedule.name!r}, which has no flush.",
+                rule="shard-has-flush: without flush devices share no more than masters and optimizer state; each keeps"
+                " the versions of the weights, and the sums, that its updates read",
+                repair=f"give shard={str(Shard.OPTIMIZER)!r}, or a schedule with a flush, for example '1f1b'",
+            )
         self.schedule = schedule
         self.pipeline = pipeline
         self.table = lower(

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate import Setting
 from jaxpipe.models import GPTConfig
 from jaxpipe.schedules.spec import ScheduleSpec
+from jaxpipe.sharding import Shard
 
 SMALL = {"num_layers": 24, "hidden": 1024, "num_heads": 16, "vocab_size": 51200, "num_positions": 1024}
 

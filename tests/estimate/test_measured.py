@@ -5,12 +5,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Times, estimate, setting_of
 from jaxpipe.estimate.measured import Measurement, read_costs, subject_of
+from jaxpipe.sharding import Shard
 
 LINK = Link(latency_s=1e-4, bytes_per_s=1e9)
 

@@ -10,7 +10,6 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
@@ -26,6 +25,7 @@ from jaxpipe.mesh.abstract import abstract_mesh
 from jaxpipe.models.dispatch import Dropless
 from jaxpipe.models.grouped import grouped
 from jaxpipe.program.jaxprs import without_calls
+from jaxpipe.sharding import Shard
 
 A100 = HARDWARE["a100-80g"]
 # Only what is counted takes time.

@@ -7,7 +7,6 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate, memory
 from jaxpipe.estimate.communication import message_bytes
@@ -19,6 +18,7 @@ from jaxpipe.estimate.times import ring_s
 from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules import Costs, simulate
 from jaxpipe.schedules.schedule import Kind
+from jaxpipe.sharding import Shard
 
 LAYER = Times(
     layer_forward_s=1.0,

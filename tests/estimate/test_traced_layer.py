@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.traced import Subject, trace_layer, traced_layer
@@ -16,6 +15,7 @@ from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, Mi
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules import build
+from jaxpipe.sharding import Shard
 
 # No two of them are equal, nor twice another: a wrong name shows.
 HIDDEN, WIDTH, SEQ_LEN, MICROBATCH_SIZE, NUM_MICROBATCHES, NUM_PREDICTED = 24, 56, 136, 3, 2, 5

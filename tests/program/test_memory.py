@@ -148,27 +148,37 @@ def test_pages_messages_and_slots_have_the_sizes_of_the_model():
 def test_held_bytes_are_pages_copies_gradients_and_messages():
     schedule = build("1f1b", num_devices=2, num_microbatches=3)
     found = {}
-    for data, dtype in ((2, None), (1, None), (1, "bfloat16")):
-        mesh = make_mesh(data=data, pipe=2)
-        options = {
-            "num_layers": 4,
-            "layers_per_stage": (1, 3),
-            "dtype": dtype,
-            "shard": "optimizer" if data > 1 else "none",
-        }
+    for shard, dtype in (
+        ("optimizer", None),
+        ("gradients", None),
+        ("weights", None),
+        ("none", None),
+        ("none", "bfloat16"),
+    ):
+        mesh = make_mesh(data=1 if shard == "none" else 2, pipe=2)
+        options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "shard": shard}
         pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options)
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
-        found[data, dtype] = held_bytes(pipeline.shapes(params, batch))
+        found[shard, dtype] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
-    num_params = 3 * (h * h + h) + tiny_mlp.NUM_INPUTS * h + h  # layers of the longest stage, and the ends
+    kernels, others = 3 * h * h, 3 * h + tiny_mlp.NUM_INPUTS * h + h  # of the longest stage; biases, and the ends
+    num_params = kernels + others
     # A layer keeps its input. 1F1B has two microbatches in flight on the first of two devices, of 1 layer each, and
     # one on the last, of 3. A message is at work, one is sent, one is nobody's, and one travels:
     # both devices send at once, in one permute.
     num_pages, num_messages = 3, 4
     assert found == {
-        (2, None): held(4, num_pages * x // 2, num_params, num_params, num_messages * x // 2),
-        (1, None): held(4, num_pages * x, 0, num_params, num_messages * x),
-        (1, "bfloat16"): held(2, num_pages * x, num_params, 2 * num_params, num_messages * x),
+        ("optimizer", None): held(4, num_pages * x // 2, num_params, num_params, num_messages * x // 2),
+        # Half of the kernels' sums, and of one layer the gradient that the next action sums.
+        ("gradients", None): held(
+            4, num_pages * x // 2, num_params, kernels // 2 + others, num_messages * x // 2, left=h * h
+        ),
+        # No copies of kernels, but that of the layer with which the next action begins.
+        ("weights", None): held(
+            4, num_pages * x // 2, others, kernels // 2 + others, num_messages * x // 2, left=2 * h * h
+        ),
+        ("none", None): held(4, num_pages * x, 0, num_params, num_messages * x),
+        ("none", "bfloat16"): held(2, num_pages * x, num_params, 2 * num_params, num_messages * x),
     }
 
 

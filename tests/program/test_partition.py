@@ -11,11 +11,11 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_params
 from tiny_training import ADAMW
 
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import key_of, make_mesh
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.schedules import build
+from jaxpipe.sharding import Shard
 from jaxpipe.training.step import init_state
 
 MESH: Any = {"data": 2, "pipe": 2, "tensor": 2}

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.rows import Plan
 from jaxpipe.estimate.plan.search import may_fit
 from jaxpipe.estimate.plan.space import describe_setting, on_nodes
+from jaxpipe.sharding import Shard
 from jaxpipe.units import GIB, gib
 
 # The kinds of `Bytes` by the names that users know.

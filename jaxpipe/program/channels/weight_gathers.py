@@ -99,6 +99,7 @@ class WeightGathers(Channel):
         )
         layers = copies["layers"]
         if transfer.by_action:
+            # After all that has been gathered before.
             copy = _gathered(shapes, layers, next_chunk, guarded_index(jnp.int32(0), state.num_done))
             return state._replace(of={**state.of, cls.name: copy}, num_done=after(state.num_done, copy))
 
