@@ -27,6 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "bpipe, data": {"schedule": "bpipe", "pipe": 4, "data": 2},
     "interleaved, all axes": {"schedule": "interleaved_1f1b", "pipe": 2, "data": 2, "tensor": 2, "num_chunks": 2},
     "whole masters": {"schedule": "chimera", "pipe": 4, "data": 2, "shard": "none"},
+    "parts of weights": {"schedule": "dualpipe", "pipe": 2, "data": 4, "shard": "weights"},
 }
 
 

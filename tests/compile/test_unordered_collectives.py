@@ -28,6 +28,7 @@ FAMILIES = {
     "mixtral": LLAMA | {"num_experts": 4, "experts_per_token": 2},
 }
 PLAIN, WHOLE = {"mesh.deterministic": False}, {"mesh.shard": "none"}
+WEIGHTS = {"mesh.shard": "weights"}
 # family; pipe, data, expert, tensor; schedule; fields
 DIED = ("gpt", (1, 2, 1, 1), "1f1b", PLAIN | WHOLE)  # on pipe=1, data=2 after a step, ten times of ten
 STOOD_STILL = ("gpt", (2, 4, 1, 1), "zb_v", {})
@@ -40,6 +41,10 @@ STEPS = [
     ("mixtral", (1, 2, 2, 1), "zb_h1", PLAIN | WHOLE | {"model.dispatch": "capacity"}),
     ("gpt", (2, 2, 1, 2), "pipedream_2bw", {"optimizer.name": "muon"}),
     ("gpt", (4, 2, 1, 1), "bpipe", PLAIN | {"optimizer.name": "muon"}),
+    ("llama", (2, 2, 1, 2), "zb_h1", PLAIN | WEIGHTS),
+    ("gpt", (2, 4, 1, 1), "dualpipe", PLAIN | WEIGHTS),
+    ("mixtral", (1, 2, 2, 2), "1f1b", WEIGHTS),
+    ("bert", (4, 2, 1, 1), "bpipe", PLAIN | {"mesh.shard": "gradients"}),
 ]
 
 
