@@ -182,7 +182,7 @@ def _run(
     log_file: ExitStack,
     optimizer: optax.GradientTransformation | None,
     on_step: OnStep | None,
-    traced_steps: profiler.ProfileSteps | None,
+    traced_steps: range,
     dry_run: bool,
 ) -> Run:
     """Trains in one of the processes of a run, from top to bottom."""

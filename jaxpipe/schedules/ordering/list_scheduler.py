@@ -1,8 +1,8 @@
 """List scheduling under a memory bound: a free device starts the ready action with the least key that fits.
 
-Goes in: a flow shop, and a `Guide` with keys, quotas, a cap and waits. Comes out: an order for each device. Left to others:
-good keys (`pattern`, the search). List scheduling is the inner loop of the search, some microseconds an action, hence
-plain lists.
+Goes in: a flow shop, and a `Guide` with keys, quotas, a cap and waits. Comes out: an order for each device. Left to
+others: good keys (`pattern`, the search). List scheduling is the inner loop of the search, some microseconds an action,
+hence plain lists.
 
 Memory never stops all devices, since each starts only safe actions: after an F or I starts, every earlier microbatch
 can still get the memory it lacks on its device, from free memory and from the microbatches before it when they

@@ -18,7 +18,7 @@ from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.methods.option import check_count, check_sizes
-from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
+from jaxpipe.schedules.placement import PLACEMENTS, Placement
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 
@@ -183,15 +183,10 @@ def usual_placements(num_devices: int) -> tuple[Placement, ...]:
         >>> len(usual_placements(8)), len(usual_placements(3)), len(usual_placements(1))
         (7, 5, 3)
     """
-    one_way = [
-        linear(num_devices),
-        zig_zag(num_devices, 2),
-        looped(num_devices, 2),
-        zig_zag(num_devices, 4),
-        looped(num_devices, 4),
-    ]
-    both_ways = [] if num_devices % 2 else [bidirectional(linear(num_devices)), bidirectional(zig_zag(num_devices, 2))]
-    return tuple(dict.fromkeys([*one_way, *both_ways]))  # on one device, a loop and a zig-zag are the same
+    # The mirrored two last: an odd middle device has no partner.
+    names = ("linear", "v", "looped", "w", "looped_4", "bidirectional", "bidirectional_v")
+    placements = (PLACEMENTS[name](num_devices) for name in (names[:-2] if num_devices % 2 else names))
+    return tuple(dict.fromkeys(placements))  # on one device, a loop and a zig-zag are the same
 
 
 def problem_of(problem: Problem | Schedule) -> Problem:
