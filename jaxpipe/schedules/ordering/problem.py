@@ -17,7 +17,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.methods.option import check_count, check_sizes
+from jaxpipe.schedules.methods.option import at_least, check_sizes
 from jaxpipe.schedules.placement import PLACEMENTS, Placement
 from jaxpipe.schedules.schedule import Kind, Schedule
 
@@ -205,8 +205,8 @@ def problem_of(problem: Problem | Schedule) -> Problem:
             )
         has_head = problem.has_head_actions
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,), has_head=has_head)
-    check_count("optimize", "num_devices", problem.num_devices)
-    check_count("optimize", "num_microbatches", problem.num_microbatches)
+    at_least(1)("optimize", "num_devices", problem.num_devices)
+    at_least(1)("optimize", "num_microbatches", problem.num_microbatches)
     check_sizes("optimize", num_devices=problem.num_devices, num_microbatches=problem.num_microbatches)
     if problem.num_layers is not None:
         _check_layers(problem, problem.num_layers)
@@ -223,7 +223,7 @@ def problem_of(problem: Problem | Schedule) -> Problem:
 
 
 def _check_layers(problem: Problem, num_layers: int) -> None:
-    check_count("optimize", "num_layers", num_layers)
+    at_least(1)("optimize", "num_layers", num_layers)
     stages = [placement.num_stages for placement in problem.placements] or [problem.num_devices]
     if max(stages) > num_layers:
         raise ScheduleError(

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import peak_activations
-from jaxpipe.schedules.methods.option import check_choice, check_count
+from jaxpipe.schedules.methods.option import at_least, one_of
 from jaxpipe.schedules.passes.eviction_plans import (
     EvictionPlan,
     activation_lifetimes,
@@ -88,7 +88,7 @@ def balance(
     """
     check_options(schedule.name, unit=unit, policy=policy, overlapped=overlapped)
     if bound is not None:
-        check_count(schedule.name, "bound", bound, least=0)
+        at_least(0)(schedule.name, "bound", bound)
     if check(schedule).parks_pages:
         raise ScheduleError(
             f"{schedule.name!r} has EVICT and LOAD actions already.",
@@ -143,8 +143,8 @@ def bound_kept(schedule: Schedule) -> int | None:
 
 def check_options(name: str, *, unit: str, policy: str, overlapped: bool) -> None:
     """Raises ScheduleError for options of `balance` for the schedule `name` that are unknown or have no effect."""
-    check_choice(name, "unit", unit, UNITS)
-    check_choice(name, "policy", policy, POLICIES)
+    one_of(UNITS)(name, "unit", unit)
+    one_of(POLICIES)(name, "policy", policy)
     for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
         if unit == "page" and used:
             raise ScheduleError(
