@@ -27,7 +27,7 @@ from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.errors import ConfigError
-from jaxpipe.huggingface import check_vocabulary, copied_path, copy_source_model
+from jaxpipe.huggingface.source_model import check_vocabulary, copied_path, copy_source_model
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.mesh.xla_flags import flags_of
 from jaxpipe.program import Pipeline
