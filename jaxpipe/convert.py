@@ -32,7 +32,7 @@ from jaxpipe.config.data import tokenizer_of
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.special_tokens import FILE
-from jaxpipe.data.tokenizer import identity_of
+from jaxpipe.data.tokenizer_file import identity_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs, source_model
 from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, TensorFiles, entries

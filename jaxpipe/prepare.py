@@ -19,12 +19,13 @@ from absl.flags import FlagValues
 
 from jaxpipe.command_line import main_of
 from jaxpipe.config.command_line import run
+from jaxpipe.data.byte_tokenizer import BYTE
+from jaxpipe.data.huggingface_tokenizer import format_characters
 from jaxpipe.data.indexed import LOSS, TOKENIZER
 from jaxpipe.data.prepare.encoding import Tally
 from jaxpipe.data.prepare.preparation import Prepared, prepare
 from jaxpipe.data.prepare.reading import FORMATS
 from jaxpipe.data.special_tokens import FILE, TOKENIZER_CONFIG
-from jaxpipe.data.tokenizer import BYTE, format_characters
 
 _MOST_WORKERS = 1024  # the tokenizer's library starts all of them, however few texts there are
 

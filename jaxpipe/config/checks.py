@@ -6,7 +6,8 @@ ranges, schedule, relations), each of which relies on the earlier ones, and repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 
 from ml_collections import ConfigDict
@@ -29,53 +30,7 @@ from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.files import local_path
 from jaxpipe.sharding import Shard
 
-Checks = Iterator[Callable[[], object]]
-
-
-def check(config: ConfigDict | RunConfig, *, name: str = "the config") -> None:
-    """Raises ConfigError with every rule that `config` breaks.
-
-    Args:
-        config: a config with the fields of `base_config`.
-        name: source of the config, for the message.
-    """
-    _check(config, (_family, _types, _ranges, _schedule, _relations), name=name)
-
-
-def check_model(config: ConfigDict | RunConfig, *, name: str) -> None:
-    """Raises ConfigError with every rule that the model of `config` breaks by itself, whatever it is trained on."""
-    _check(config, (_family, _types, _ranges, _model), name=name)
-
-
-def check_given(config: RunConfig) -> None:
-    """Raises ConfigError with every rule that `config` breaks whose model and batches are given in Python."""
-    _check(config, (_types, _ranges, _schedule, _given_relations), name="the config")
-
-
-def _check(config: ConfigDict | RunConfig, rounds: Sequence[Callable[[RunConfig], Checks]], *, name: str) -> None:
-    config = RunConfig.of(config)
-    # In rounds, since later checks read what earlier ones have made sure: ranges before relations.
-    for checks in rounds:
-        errors = []
-        for check_rule in checks(config):
-            try:
-                check_rule()
-            except JaxpipeError as error:  # collected, so that a user sees all mistakes of a round at once
-                errors.append(f"  {error}")
-        if errors:
-            rules = "1 rule" if len(errors) == 1 else f"{len(errors)} rules"
-            raise ConfigError("\n".join([f"{rules} broken in {name}", *errors]))
-
-
-def _family(config: RunConfig) -> Checks:
-    yield lambda: check_family(config)
-
-
-def _types(config: RunConfig) -> Checks:
-    values = config.by_path
-    for path, default in RunConfig.of(base_config(config.model.family)).by_path.items():
-        # Defaults bind the loop's values now; the lambdas run later.
-        yield lambda path=path, default=default: _check_type(path, values[path], default)
+Check = Callable[[RunConfig], object]
 
 
 def _check_type(path: str, value: object, default: object) -> None:
@@ -86,53 +41,6 @@ def _check_type(path: str, value: object, default: object) -> None:
             rule=f"field-type: {path} is of type {type(default).__name__}",
             repair=f"set {path} to such a value; its default is {default!r}",
         )
-
-
-def _ranges(config: RunConfig) -> Checks:
-    values = config.by_path
-    for path, value in values.items():
-        yield lambda path=path, value=value: legal_of(path).check(path, value)
-    for paths in TOGETHER:
-        # A field that is too large by itself has its own error.
-        if all(path in values and values[path] <= (legal_of(path).most_of(values[path]) or inf) for path in paths):
-            yield lambda paths=paths: check_together(paths, values)
-    yield lambda: check_words_and_numbers(config)
-    yield lambda: check_schedule_name(config)
-    yield lambda: check_costs(config)
-
-
-def _schedule(config: RunConfig) -> Checks:
-    yield lambda: outline(config)
-
-
-def _relations(config: RunConfig) -> Checks:
-    yield lambda: check_vocabulary(config)
-    yield lambda: check_blend(config)
-    yield lambda: check_prepared_tokenizer(config)
-    yield lambda: local_path(config.checkpoint.init_from)
-    yield lambda: check_masked_sequence(config)
-    yield from _model(config)
-    yield lambda: check_attention_kernel(config)
-    for row in ROWS:
-        yield lambda row=row: check_divides(config, row)
-    yield from _given_relations(config)
-
-
-def _model(config: RunConfig) -> Checks:
-    yield lambda: model_config(config)
-    yield lambda: check_fields(config)
-
-
-def _given_relations(config: RunConfig) -> Checks:
-    """The relations that do not depend on what a model is made of."""
-    yield lambda: layers_per_stage(config)
-    yield lambda: check_vocab_over_pipe(config)
-    yield lambda: check_error_feedback(config)
-    yield lambda: check_shard(config)
-    yield lambda: check_batch(config)
-    yield lambda: check_kept_steps(config)
-    yield lambda: check_best(config)
-    yield lambda: check_warm_up(config)
 
 
 def check_error_feedback(config: RunConfig) -> None:
@@ -199,3 +107,86 @@ def check_best(config: RunConfig) -> None:
             picture=f"checkpoint.save_every={every}, train.eval_every={measured}",
             repair=f"set checkpoint.save_every={nearest}",
         )
+
+
+# ---- Which checks are made, and in which order
+
+
+def _types(config: RunConfig) -> Iterator[Check]:
+    values = config.by_path
+    for path, default in RunConfig.of(base_config(config.model.family)).by_path.items():
+        # Defaults bind the loop's values now; the lambdas run later.
+        yield lambda _, path=path, default=default: _check_type(path, values[path], default)
+
+
+def _ranges(config: RunConfig) -> Iterator[Check]:
+    values = config.by_path
+    for path, value in values.items():
+        yield lambda _, path=path, value=value: legal_of(path).check(path, value)
+    for paths in TOGETHER:
+        # A field that is too large by itself has its own error.
+        if all(path in values and values[path] <= (legal_of(path).most_of(values[path]) or inf) for path in paths):
+            yield lambda _, paths=paths: check_together(paths, values)
+    yield from (check_words_and_numbers, check_schedule_name, check_costs)
+
+
+_OF_MODEL: tuple[Check, ...] = (model_config, check_fields)
+# The relations that do not depend on what a model is made of.
+_OF_GIVEN: tuple[Check, ...] = (
+    layers_per_stage,
+    check_vocab_over_pipe,
+    check_error_feedback,
+    check_shard,
+    check_batch,
+    check_kept_steps,
+    check_best,
+    check_warm_up,
+)
+_RELATIONS: tuple[Check, ...] = (
+    check_vocabulary,
+    check_blend,
+    check_prepared_tokenizer,
+    lambda config: local_path(config.checkpoint.init_from),
+    check_masked_sequence,
+    *_OF_MODEL,
+    check_attention_kernel,
+    *(partial(check_divides, row=row) for row in ROWS),
+    *_OF_GIVEN,
+)
+# A round is its checks, or finds them in the config.
+Round = Sequence[Check] | Callable[[RunConfig], Iterable[Check]]
+
+
+def check(config: ConfigDict | RunConfig, *, name: str = "the config") -> None:
+    """Raises ConfigError with every rule that `config` breaks.
+
+    Args:
+        config: a config with the fields of `base_config`.
+        name: source of the config, for the message.
+    """
+    _check(config, ((check_family,), _types, _ranges, (outline,), _RELATIONS), name=name)
+
+
+def check_model(config: ConfigDict | RunConfig, *, name: str) -> None:
+    """Raises ConfigError with every rule that the model of `config` breaks by itself, whatever it is trained on."""
+    _check(config, ((check_family,), _types, _ranges, _OF_MODEL), name=name)
+
+
+def check_given(config: RunConfig) -> None:
+    """Raises ConfigError with every rule that `config` breaks whose model and batches are given in Python."""
+    _check(config, (_types, _ranges, (outline,), _OF_GIVEN), name="the config")
+
+
+def _check(config: ConfigDict | RunConfig, rounds: Sequence[Round], *, name: str) -> None:
+    config = RunConfig.of(config)
+    # In rounds, since later checks read what earlier ones have made sure: ranges before relations.
+    for checks in rounds:
+        errors = []
+        for check_rule in checks(config) if callable(checks) else checks:
+            try:
+                check_rule(config)
+            except JaxpipeError as error:  # collected, so that a user sees all mistakes of a round at once
+                errors.append(f"  {error}")
+        if errors:
+            rules = "1 rule" if len(errors) == 1 else f"{len(errors)} rules"
+            raise ConfigError("\n".join([f"{rules} broken in {name}", *errors]))

@@ -12,7 +12,7 @@ from jaxpipe.data.files import INDEXED, parse_blend
 from jaxpipe.data.indexed import tokenizer_path, tokens_path
 from jaxpipe.data.masked import MIN_SEQ_LEN, NUM_SPECIAL, num_predicted
 from jaxpipe.data.special_tokens import TOKENIZER_CONFIG, beside
-from jaxpipe.data.tokenizer import identity_of
+from jaxpipe.data.tokenizer_file import identity_of
 from jaxpipe.errors import ConfigError
 
 MOST_SHOWN = 5

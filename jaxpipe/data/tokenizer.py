@@ -10,21 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpipe.data.byte_tokenizer import BYTE, ByteTokenizer
-from jaxpipe.data.huggingface_tokenizer import HuggingFaceTokenizer, format_characters
+from jaxpipe.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxpipe.data.protocols import Tokenizer
-from jaxpipe.data.tokenizer_file import file_of, identity_of, read_tokenizer
-
-__all__ = [
-    "BYTE",
-    "ByteTokenizer",
-    "HuggingFaceTokenizer",
-    "file_of",
-    "format_characters",
-    "identity_of",
-    "load_tokenizer",
-    "read_tokenizer",
-    "with_beginning",
-]
+from jaxpipe.data.tokenizer_file import read_tokenizer
 
 
 def load_tokenizer(name: str, *, is_masked: bool, drops: bool = False) -> ByteTokenizer | HuggingFaceTokenizer:

@@ -161,12 +161,11 @@ def _draw_devices(axes: Axes, scale: _Scale) -> None:
 def _draw_areas(axes: Axes, column: Sequence[Stored], scale: _Scale, *, least_time: float) -> None:
     """Draws what each device stores over time, one part upon the other, and the bound."""
     for floor, values in zip(scale.floors, column, strict=True):
-        lasts = np.append(np.diff(values.time) > least_time, True)[: len(values.time)]
-        time = values.time[lasts]
-        base = np.full(len(time), floor)
+        shown = values.lasting(least_time)
+        base = np.full(len(shown.time), floor)
         for part, (colour, _) in STORED.items():
-            upper = base - getattr(values, part)[lasts]
-            axes.fill_between(time, base, upper, step="post", color=colour, linewidth=0)
+            upper = base - getattr(shown, part)
+            axes.fill_between(shown.time, base, upper, step="post", color=colour, linewidth=0)
             base = upper
     if scale.bound is not None:
         axes.hlines(scale.floors - scale.bound, *axes.get_xlim(), **_DASHED)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxpipe.cluster.assignment import ORDERS, Assignment, assign
 from jaxpipe.cluster.axes import OUTER_AXES, MeshSizes, describe_mesh, told
 from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.errors import ConfigError
+from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.schedules import Schedule
 
 
@@ -172,8 +172,6 @@ def _of_copies(crossing: Sequence[tuple[int, str]], data: int) -> list[str]:
 
 def _counted(names: Sequence[str]) -> str:
     """The number of names, and the first of them."""
-    if not names:
-        return "0"
     # Large clusters have thousands of hops.
-    more = f", and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return f"{len(names)} ({', '.join(names[:_MOST_LISTED])}{more})"
+    listed = first_of(names, joined_by=", ", most=_MOST_LISTED)
+    return f"{len(names)} ({listed})" if names else "0"

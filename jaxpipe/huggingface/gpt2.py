@@ -62,8 +62,6 @@ GPT2 = Architecture(
     PARAMETERS,
     FIELDS,
     SUPPORTED,
-    read=lambda theirs, where: {},
-    write=lambda config: {},
     longest=Field("seq_len", "n_positions", 1024, alias="max_position_embeddings"),
     buffers=(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),
     prefix="transformer.",

@@ -87,54 +87,8 @@ def _fields(
     )
 
 
-def _write_common(config: LlamaConfig) -> dict[str, Any]:
-    return {"hidden_act": "silu", **write_rope(config.rope_theta, config.rope_scaling)}
-
-
-def _read_llama(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    # One flag of theirs for both; ours are two, since Qwen2 has biases on queries, keys and values alone.
-    has_bias = theirs.get("attention_bias", False)
-    return {
-        "query_key_value_bias": has_bias,
-        "output_bias": has_bias,
-        "feed_forward_bias": theirs.get("mlp_bias", False),
-        **read_rope(theirs, where=where),
-    }
-
-
-def _write_llama(config: LlamaConfig) -> dict[str, Any]:
-    return {
-        "attention_bias": config.query_key_value_bias,
-        "mlp_bias": config.feed_forward_bias,
-        **_write_common(config),
-    }
-
-
-def _read_mistral(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    # A missing field is Mistral's first window; null is none.
-    return {"sliding_window": theirs.get("sliding_window", 4096), **read_rope(theirs, where=where)}
-
-
-def _write_mistral(config: LlamaConfig) -> dict[str, Any]:
-    return {"sliding_window": config.sliding_window, **_write_common(config)}
-
-
-def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {
-        "query_key_value_bias": True,
-        "sliding_window": _qwen_window(theirs, where),
-        **read_rope(theirs, where=where),
-    }
-
-
-def _read_qwen3(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    has_bias = theirs.get("attention_bias", False)
-    return {
-        **_read_qwen2(theirs, where),
-        "query_key_norm": True,
-        "query_key_value_bias": has_bias,
-        "output_bias": has_bias,
-    }
+# One flag of theirs for two of ours, since Qwen2 has biases on queries, keys and values alone; the last one is written.
+_BIASES = (Field("output_bias", "attention_bias", False), Field("query_key_value_bias", "attention_bias", False))
 
 
 def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
@@ -157,6 +111,10 @@ def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
     return window
 
 
+def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {"sliding_window": _qwen_window(theirs, where), **read_rope(theirs, where)}
+
+
 def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
     has_window = config.sliding_window is not None
     return {
@@ -164,15 +122,11 @@ def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
         "sliding_window": config.sliding_window,
         # So many first layers have no window: 0 gives it to all.
         "max_window_layers": 0 if has_window else config.num_layers,
-        **_write_common(config),
+        **write_rope(config),
     }
 
 
-def _write_qwen3(config: LlamaConfig) -> dict[str, Any]:
-    return {"attention_bias": config.query_key_value_bias, **_write_qwen2(config)}
-
-
-def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = DEFAULT_THETA) -> dict[str, Any]:
+def read_rope(theirs: Mapping[str, Any], where: str, *, default_theta: float = DEFAULT_THETA) -> dict[str, Any]:
     """Returns our rope_theta and rope_scaling, from a config.json of transformers 4 or 5.
 
     Version 4 has `rope_theta` and `rope_scaling`, with the kind under "type" or "rope_type"; version 5 has all of it in
@@ -214,14 +168,15 @@ def read_rope(theirs: Mapping[str, Any], *, where: str, default_theta: float = D
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
-def write_rope(rope_theta: float, scaling: RotaryScaling | None) -> dict[str, Any]:
-    """Returns their rope_theta and rope_scaling, as version 4 writes them; version 5 reads these too."""
-    if scaling is None:
-        return {"rope_theta": rope_theta, "rope_scaling": None}
-    # "linear" has a factor alone: the fields that follow have no effect and are left out.
-    numbers = zip(ROPE_FIELDS[scaling.kind], astuple(scaling)[1:], strict=False)
-    rope = {"rope_type": scaling.kind, **dict(numbers)}
-    return {"rope_theta": rope_theta, "rope_scaling": rope}
+def write_rope(config: LlamaConfig) -> dict[str, Any]:
+    """Returns their rope_theta and rope_scaling, as version 4 writes and 5 reads them, too, and the activation."""
+    scaling = config.rope_scaling
+    rope = None
+    if scaling is not None:
+        # "linear" has a factor alone: the fields that follow have no effect and are left out.
+        numbers = zip(ROPE_FIELDS[scaling.kind], astuple(scaling)[1:], strict=False)
+        rope = {"rope_type": scaling.kind, **dict(numbers)}
+    return {"hidden_act": "silu", "rope_theta": config.rope_theta, "rope_scaling": rope}
 
 
 LLAMA = Architecture(
@@ -229,11 +184,11 @@ LLAMA = Architecture(
     "llama",
     "llama",
     PARAMETERS,
-    _fields(32000, 11008, None),
+    (*_fields(32000, 11008, None), *_BIASES, Field("feed_forward_bias", "mlp_bias", False)),
     SUPPORTED,
-    read=_read_llama,
-    write=_write_llama,
     longest=Field("seq_len", "max_position_embeddings", 2048),
+    read=read_rope,
+    write=write_rope,
     buffers=BUFFERS,
     heads_divide_hidden=True,
 )
@@ -242,9 +197,8 @@ MISTRAL = replace(
     LLAMA,
     name="MistralForCausalLM",
     model_type="mistral",
-    fields=_fields(32000, 14336, 8),
-    read=_read_mistral,
-    write=_write_mistral,
+    # A missing window is Mistral's first one; null is none.
+    fields=(*_fields(32000, 14336, 8), Field("sliding_window", "sliding_window", 4096)),
     longest=Field("seq_len", "max_position_embeddings", 4096 * 32),
     heads_divide_hidden=False,
 )
@@ -253,7 +207,7 @@ QWEN2 = replace(
     MISTRAL,
     name="Qwen2ForCausalLM",
     model_type="qwen2",
-    fields=_fields(151936, 22016, 32),
+    fields=(*_fields(151936, 22016, 32), Field("query_key_value_bias", "", True)),
     read=_read_qwen2,
     write=_write_qwen2,
     longest=Field("seq_len", "max_position_embeddings", 32768),
@@ -263,7 +217,5 @@ QWEN3 = replace(
     QWEN2,
     name="Qwen3ForCausalLM",
     model_type="qwen3",
-    fields=_fields(151936, 22016, 32, 128),
-    read=_read_qwen3,
-    write=_write_qwen3,
+    fields=(*_fields(151936, 22016, 32, 128), *_BIASES, Field("query_key_norm", "", True)),
 )

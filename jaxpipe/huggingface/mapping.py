@@ -18,10 +18,10 @@ from jaxpipe.models import Anatomy
 
 @dataclass(frozen=True)
 class Field:
-    """A field of our model's config that is one of theirs."""
+    """A field of our model's config that is one of theirs, or that their class fixes."""
 
     ours: str  # name in our model's config
-    theirs: str  # name in config.json
+    theirs: str  # name in config.json; empty for a field that their class fixes
     default: Any  # the value that transformers uses if config.json does not have the field
     # Their values to ours, if these are names; of several names with one meaning, the first is written.
     choices: Mapping[str, str] | None = None
@@ -59,7 +59,8 @@ def read_fields(theirs: Mapping[str, Any], fields: Sequence[Field], *, where: st
     ours = {}
     for field in fields:
         # The alias only where the name itself is missing, as in transformers.
-        value = theirs.get(field.theirs, theirs.get(field.alias, field.default))
+        names = [name for name in (field.theirs, field.alias) if name and name in theirs]
+        value = theirs[names[0]] if names else field.default
         if field.choices is not None:
             if value not in field.choices:
                 raise not_supported(where, field.theirs, value, tuple(field.choices))
@@ -76,7 +77,7 @@ def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
         # The first of several names for one meaning.
         return value if field.choices is None else next(name for name, known in field.choices.items() if known == value)
 
-    return {field.theirs: theirs(field) for field in fields}
+    return {field.theirs: theirs(field) for field in fields if field.theirs}
 
 
 def check_supported(theirs: Mapping[str, Any], supported: Supported, *, where: str) -> None:
@@ -146,11 +147,11 @@ class Architecture:
     parameters: tuple[Parameter, ...]
     fields: tuple[Field, ...]  # fields of its config that are fields of ours under another name
     supported: Supported  # fields of its config of which jaxpipe supports only some values
-    # (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
-    read: Callable[[Mapping[str, Any], str], dict[str, Any]]
-    # Our config -> the fields of theirs that `fields` cannot express, and those that never vary.
-    write: Callable[[Any], dict[str, Any]]
     longest: Field  # the field for the longest sequence, in tokens
+    # (their config, where) -> the fields of ours that `fields` cannot express; may raise ConfigError.
+    read: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda theirs, where: {}
+    # Our config -> the fields of theirs that `fields` cannot express, and those that never vary.
+    write: Callable[[Any], dict[str, Any]] = lambda config: {}
     buffers: tuple[str, ...] = ()  # patterns for names of tensors that are no parameters; they are left out
     prefix: str = ""  # prefix of tensor names, which some files omit
     heads_divide_hidden: bool = False  # whether transformers refuses another number of heads

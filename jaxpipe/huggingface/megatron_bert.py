@@ -81,12 +81,10 @@ PRETRAINING = Architecture(
     "megatron-bert",
     "bert",
     PARAMETERS,
-    FIELDS,
+    (*FIELDS, Field("sentence_order", "", True)),
     SUPPORTED,
-    read=lambda theirs, where: {"sentence_order": True},
-    write=lambda config: {},
     longest=Field("seq_len", "max_position_embeddings", 512),
     buffers=(r"bert\.embeddings\.position_ids",),
 )
 
-MASKED = replace(PRETRAINING, name="MegatronBertForMaskedLM", read=lambda theirs, where: {"sentence_order": False})
+MASKED = replace(PRETRAINING, name="MegatronBertForMaskedLM", fields=(*FIELDS, Field("sentence_order", "", False)))

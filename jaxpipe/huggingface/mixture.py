@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxpipe.huggingface.llama import LAYER, LLAMA, MISTRAL, QWEN3, read_rope
@@ -36,49 +37,29 @@ def _parameters(block: str, gate: str, up: str, down: str) -> tuple[Parameter, .
     )
 
 
-def _fields(fields: tuple[Field, ...], *, num_chosen: int, **changed: Field) -> tuple[Field, ...]:
-    """`fields` with some of ours read from other ones of theirs, and those of routers."""
+def _fields(fields: tuple[Field, ...], *more: Field, num_chosen: int, **changed: Field) -> tuple[Field, ...]:
+    """`fields` with some of ours read from other ones of theirs, those of routers, and `more`."""
     return (
         *(changed.get(field.ours, field) for field in fields),
         Field("experts_per_token", "num_experts_per_tok", num_chosen),
         Field("balance_loss", "router_aux_loss_coef", 0.001),
+        *more,
     )
-
-
-def _read_mixtral(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {
-        # transformers 5 reads both names.
-        "num_experts": theirs.get("num_local_experts", theirs.get("num_experts", 8)),
-        "normalize_weights": True,
-        # Null or missing is none, unlike Mistral's default.
-        "sliding_window": theirs.get("sliding_window"),
-        **read_rope(theirs, where=where, default_theta=1e6),
-    }
 
 
 def _write_mixtral(config: MixtureConfig) -> dict[str, Any]:
     # Jitter is noise of training alone; ours has none.
-    return {"num_local_experts": config.num_experts, "router_jitter_noise": 0.0, **MISTRAL.write(config)}
+    return {"router_jitter_noise": 0.0, **MISTRAL.write(config)}
 
 
 def _read_qwen3_moe(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    has_bias = theirs.get("attention_bias", False)
-    return {
-        "num_experts": theirs.get("num_experts", theirs.get("num_local_experts", 128)),
-        "normalize_weights": theirs.get("norm_topk_prob", False),
-        "query_key_norm": True,
-        "query_key_value_bias": has_bias,
-        "output_bias": has_bias,
-        "sliding_window": theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None,
-        **read_rope(theirs, where=where),
-    }
+    window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
+    return {"sliding_window": window, **read_rope(theirs, where)}
 
 
 def _write_qwen3_moe(config: MixtureConfig) -> dict[str, Any]:
     return {
         **QWEN3.write(config),
-        "num_experts": config.num_experts,
-        "norm_topk_prob": config.normalize_weights,
         "intermediate_size": config.feed_forward,  # of dense layers, of which there are none
         # Every layer has experts: a step of 1, and no layer that is an exception.
         "decoder_sparse_step": 1,
@@ -92,9 +73,17 @@ MIXTRAL = replace(
     model_type="mixtral",
     family="mixtral",
     parameters=_parameters("block_sparse_moe", "w1", "w3", "w2"),
-    fields=_fields(MISTRAL.fields, num_chosen=2, norm_epsilon=Field("norm_epsilon", "rms_norm_eps", 1e-5)),
+    fields=_fields(
+        MISTRAL.fields,
+        Field("num_experts", "num_local_experts", 8, alias="num_experts"),
+        Field("normalize_weights", "", True),
+        num_chosen=2,
+        norm_epsilon=Field("norm_epsilon", "rms_norm_eps", 1e-5),
+        # Null or missing is none, unlike Mistral's default.
+        sliding_window=Field("sliding_window", "sliding_window", None),
+    ),
     supported={**MISTRAL.supported, "router_jitter_noise": (0.0,), "num_shared_experts": (None, 0)},
-    read=_read_mixtral,
+    read=partial(read_rope, default_theta=1e6),
     write=_write_mixtral,
 )
 
@@ -106,6 +95,8 @@ QWEN3_MOE = replace(
     parameters=_parameters("mlp", "gate_proj", "up_proj", "down_proj"),
     fields=_fields(
         QWEN3.fields,
+        Field("num_experts", "num_experts", 128, alias="num_local_experts"),
+        Field("normalize_weights", "norm_topk_prob", False),
         num_chosen=8,
         hidden=Field("hidden", "hidden_size", 2048),
         num_layers=Field("num_layers", "num_hidden_layers", 24),

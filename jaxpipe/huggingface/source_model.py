@@ -14,10 +14,11 @@ from typing import Any
 
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.data import grow_or, tokenizer_of
+from jaxpipe.data.byte_tokenizer import BYTE
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.special_tokens import END, END_ID, FILE, TOKENIZER_CONFIG
-from jaxpipe.data.tokenizer import BYTE, file_of, identity_of
+from jaxpipe.data.tokenizer_file import file_of, identity_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path, read_whole
 from jaxpipe.huggingface.configs import CONFIG, load_config, save_config

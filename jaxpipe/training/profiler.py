@@ -6,7 +6,6 @@ TensorBoard's profile plugin (XProf) and Perfetto show the traces.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,16 +17,8 @@ from jaxpipe.errors import ConfigError
 PROFILE = "profile"  # folder of the traces, in the run's folder
 
 
-@dataclass(frozen=True)
-class ProfileSteps:
-    """The steps to trace, both ends included, counted from 1 as in the metrics."""
-
-    first: int
-    last: int
-
-
-def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
-    """The steps that `--profile_steps` names; None if it is empty.
+def profile_steps(text: str, *, num_steps: int) -> range:
+    """The steps that `--profile_steps` names, counted from 1 as in the metrics; none if it is empty.
 
     Args:
         text: "FIRST:LAST", or one number.
@@ -37,15 +28,14 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
 
     Example:
         >>> profile_steps("10:12", num_steps=300)
-        ProfileSteps(first=10, last=12)
-        >>> profile_steps("", num_steps=300)
+        range(10, 13)
     """
     if not text:
-        return None
+        return range(0)
     # At most nine digits: Python refuses to read numbers of thousands of digits.
     form = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text)
-    steps = ProfileSteps(int(form[1]), int(form[2] or form[1])) if form else None
-    if steps is None or not 0 < steps.first <= steps.last <= num_steps:
+    steps = range(int(form[1]), int(form[2] or form[1]) + 1) if form else range(0)
+    if not steps or steps[0] < 1 or steps[-1] > num_steps:
         example = f"{min(10, num_steps)}:{min(12, num_steps)}"
         raise ConfigError(
             f"--profile_steps={text} cannot be traced",
@@ -56,29 +46,29 @@ def profile_steps(text: str, *, num_steps: int) -> ProfileSteps | None:
     return steps
 
 
-def format_done(steps: ProfileSteps | None, num_done: int) -> str | None:
+def format_done(steps: range, num_done: int) -> str | None:
     """The message of a resumed run if some of the steps to trace are already done; else None.
 
     Example:
-        >>> format_done(ProfileSteps(2, 3), 12)
+        >>> format_done(range(2, 4), 12)
         'steps 2 to 3 are done: nothing is traced'
-        >>> format_done(ProfileSteps(10, 14), 12)
+        >>> format_done(range(10, 15), 12)
         'steps 10 to 12 are done: steps 13 to 14 are traced'
     """
-    if steps is None or steps.first > num_done:
+    if not steps or steps[0] > num_done:
         return None
-    rest = f"steps {num_done + 1} to {steps.last} are traced" if steps.last > num_done else "nothing is traced"
-    return f"steps {steps.first} to {min(steps.last, num_done)} are done: {rest}"
+    rest = f"steps {num_done + 1} to {steps[-1]} are traced" if steps[-1] > num_done else "nothing is traced"
+    return f"steps {steps[0]} to {min(steps[-1], num_done)} are done: {rest}"
 
 
 class Profiler:
     """Traces steps of the training loop; a context manager, so that a run that ends early keeps its trace."""
 
-    def __init__(self, path: Path, steps: ProfileSteps | None):
+    def __init__(self, path: Path, steps: range):
         """Prepares the profiler; it starts at the first step to trace.
 
         Args:
-            steps: steps to trace, as far as the run still executes them; None traces nothing.
+            steps: steps to trace, as far as the run still executes them.
         """
         # A folder for each process: each traces its own devices.
         self._folder = path / PROFILE / f"process_{jax.process_index():04d}"
@@ -88,9 +78,9 @@ class Profiler:
 
     def before(self, step: int) -> None:
         """Starts the trace at the first step to trace, and marks the step with its number."""
-        if self._steps is None or not self._steps.first <= step <= self._steps.last:
+        if step not in self._steps:
             return
-        # A resumed run may begin between `first` and `last`, so the first step seen starts the trace.
+        # A resumed run may begin within them, so the first step seen starts the trace.
         if self._first_traced is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(self._folder)
@@ -105,13 +95,13 @@ class Profiler:
         The metrics of `step` must have arrived on the host.
         """
         first = self._first_traced
-        if first is None or self._steps is None:
+        if first is None:
             return None
         self._end_annotation()
-        if step < self._steps.last:
+        if step < self._steps[-1]:
             return None
         self._stop()
-        return f"step {step}: trace of steps {first} to {self._steps.last} in {self._folder}"
+        return f"step {step}: trace of steps {first} to {self._steps[-1]} in {self._folder}"
 
     def __enter__(self) -> Profiler:
         """Returns itself."""

@@ -19,7 +19,7 @@ from jaxpipe.config import base_config
 from jaxpipe.config.base import RunConfig, unknown_field
 from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.files import local_path, read_whole, write_whole
-from jaxpipe.huggingface import copied_path, own_path
+from jaxpipe.huggingface.source_model import copied_path, own_path
 from jaxpipe.python_file import is_python_file
 
 CONFIG = "config.json"

@@ -24,7 +24,7 @@ from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weights", "norm"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Older:
     """The part of a state that a schedule without flush needs of the step before.
@@ -39,11 +39,7 @@ class Older:
     norm: Any
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "optimizer", "step", "num_skipped", "num_skipped_in_row", "older"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
     """The train state: everything that a step updates.

@@ -27,7 +27,7 @@ from jaxpipe.distributed.log import logging_to, say
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.drawing import svg
 from jaxpipe.errors import ConfigError
-from jaxpipe.huggingface import check_vocabulary, copied_path, copy_source_model
+from jaxpipe.huggingface.source_model import check_vocabulary, copied_path, copy_source_model
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.mesh.xla_flags import flags_of
 from jaxpipe.program import Pipeline
@@ -43,7 +43,6 @@ from jaxpipe.training.report import check_memory, report, write_timeline
 from jaxpipe.training.same_data import check_same_as_first, check_same_data, write_fingerprint
 from jaxpipe.training.setup import Setup, devices_of, first_state, optimizer_and_step, set_up
 from jaxpipe.training.step import TrainState, make_eval_step, state_like
-from jaxpipe.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,7 @@ def fit(
         default_rules() if model is None else jax.transfer_guard("allow"),
         ExitStack() as log_file,  # still open when the processes say why they end
         ProcessGroup(coordinator_address, num_processes, process_id, lost_after_s=told.train.lost_after_s) as processes,
+        ExitStack() as stack,
     ):
         path = run_folder.check(str(workdir))
         task = None
@@ -160,33 +160,7 @@ def fit(
             told, task = given_task(
                 told, model=model, params=params, train_batches=train_batches, heldout_batches=heldout_batches
             )
-        return _run(
-            told,
-            path,
-            processes,
-            task,
-            log_file=log_file,
-            optimizer=optimizer,
-            on_step=on_step,
-            traced_steps=traced_steps,
-            dry_run=dry_run,
-        )
 
-
-def _run(
-    told: RunConfig,
-    path: Path,
-    processes: ProcessGroup,
-    task: Task | None,
-    *,
-    log_file: ExitStack,
-    optimizer: optax.GradientTransformation | None,
-    on_step: OnStep | None,
-    traced_steps: profiler.ProfileSteps | None,
-    dry_run: bool,
-) -> Run:
-    """Trains in one of the processes of a run, from top to bottom."""
-    with ExitStack() as stack:
         # ---- The folder of the run: a new one, or one to resume
         resume.check_same_config(processes, told)
         is_resumed = processes.agree("is_resumed", str(run_folder.holds_run(path))) == str(True)

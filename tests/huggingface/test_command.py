@@ -17,7 +17,8 @@ from jaxpipe.config import check
 from jaxpipe.config.command_line import read_config_file
 from jaxpipe.convert import convert, main
 from jaxpipe.errors import ConfigError
-from jaxpipe.huggingface import configs, copied_path, copy_source_model, source_model
+from jaxpipe.huggingface import configs, source_model
+from jaxpipe.huggingface.source_model import copied_path, copy_source_model
 from jaxpipe.training import fit
 from jaxpipe.training.run_folder import read_config
 

@@ -25,7 +25,8 @@ from their_models import (
 from jaxpipe.checkpoints import restore_canonical, save_canonical
 from jaxpipe.config import base_config, model_config
 from jaxpipe.convert import export_model, import_model
-from jaxpipe.huggingface import copy_source_model, writing
+from jaxpipe.huggingface import writing
+from jaxpipe.huggingface.source_model import copy_source_model
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.run_folder import read_config, write_config
 

@@ -9,7 +9,9 @@ import numpy as np
 from jaxpipe.checkpoints import restore_canonical
 from jaxpipe.config import model_config
 from jaxpipe.convert import import_model
-from jaxpipe.huggingface import TensorFiles, TensorMap, configs
+from jaxpipe.huggingface import configs
+from jaxpipe.huggingface.tensor_files import TensorFiles
+from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.run_folder import read_config
 

@@ -22,7 +22,8 @@ from jaxpipe.data.prepare.reading import find_files, read_blocks
 from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.prepare.vocabulary import sample_texts, train_vocabulary, vocab_size_of
 from jaxpipe.data.special_tokens import END_ID, FILE, TOKENIZER_CONFIG, beside
-from jaxpipe.data.tokenizer import BYTE, file_of, load_tokenizer
+from jaxpipe.data.tokenizer import BYTE, load_tokenizer
+from jaxpipe.data.tokenizer_file import file_of
 from jaxpipe.errors import ConfigError, DataError
 from jaxpipe.files import local_path
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jaxpipe.data.byte_tokenizer import BYTE
 from jaxpipe.data.prepare import sandbox
 from jaxpipe.data.prepare.sandbox import BEGIN, END
 from jaxpipe.data.special_tokens import read_special_tokens
-from jaxpipe.data.tokenizer import BYTE, file_of
+from jaxpipe.data.tokenizer_file import file_of
 from jaxpipe.errors import ConfigError
 
 Span = tuple[int, int]

@@ -224,23 +224,14 @@ def _round_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
 
 def _stored_values(panel: Panel, arrays: _Arrays) -> dict[str, object]:
     """The arrays of stored activations, in Ma, device by device."""
-    lasting = [_lasts(panel, device) for device in range(len(panel.stored))]
+    lasting = [stored.lasting(panel.timeline.makespan * ROUNDING) for stored in panel.stored]
     ma_per_slot = 1 / panel.timeline.schedule.placement.num_chunks
 
     def every(name: str) -> np.ndarray:
-        values = (getattr(stored, name) for stored in panel.stored)
-        return np.concatenate([steps[lasts] for steps, lasts in zip(values, lasting, strict=True)])
+        return np.concatenate([getattr(stored, name) for stored in lasting])
 
     return {
-        "storedFirst": arrays.add(np.cumsum(np.array([0, *map(np.count_nonzero, lasting)]))),
+        "storedFirst": arrays.add(np.cumsum([0, *(len(stored.time) for stored in lasting)])),
         "storedTime": arrays.add(every("time"), "float32"),
         **{f"stored_{part}": arrays.add(every(part) * ma_per_slot, "float32") for part in STORED},
     }
-
-
-def _lasts(panel: Panel, device: int) -> np.ndarray:
-    """[T] whether each step of what a device stores lasts longer than rounding explains, "T"."""
-    time = panel.stored[device].time
-    least = panel.timeline.makespan * ROUNDING
-    # The last step has no end; it is drawn to the edge, so it lasts. A device without steps has none to add.
-    return np.append(np.diff(time) > least, True)[: len(time)]

@@ -16,11 +16,10 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
-from jaxpipe.schedules import Action, Costs, Kind, Schedule, Stored, Timeline, simulate, stored
+from jaxpipe.schedules import Action, Costs, Schedule, Stored, Timeline, simulate, stored
 from jaxpipe.schedules.analysis.activations import OWN, PARKED, Changes
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
-from jaxpipe.schedules.schedule import GRADIENT_KINDS
 
 ASYNCHRONOUS = "asynchronous"
 PROGRAM = "program"
@@ -161,10 +160,7 @@ def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stor
     moves = table.page_moves
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    changes = Changes()
-    for kinds, time, slots in (((Kind.F,), start, 1.0), (GRADIENT_KINDS, end, -1.0)):
-        chosen = columns.is_kind(*kinds)
-        changes.add(columns.device[chosen], time[chosen], OWN, slots)
+    changes = Changes(columns, start, end)
     page = 1 / np.array(table.layers_per_stage)[columns.stage[moves.backward]]
     for rounds, source, target, parts in (
         (moves.leaves, moves.home, moves.host, (OWN, PARKED)),

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import Timeline
-from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, Columns, Kind, Schedule
 
 OWN, PARKED, IN_TRANSIT = range(3)  # parts of what a device stores, as in `Stored`
 
@@ -42,6 +42,12 @@ class Stored:
         """[T] own, parked and in transit together."""
         return self.own + self.parked + self.in_transit
 
+    def lasting(self, least_time: float) -> Stored:
+        """The steps that last longer than `least_time`, which may be rounding, and the last one, which has no end."""
+        # A device without steps has no last one either.
+        lasts = np.append(np.diff(self.time) > least_time, True)[: len(self.time)]
+        return Stored(self.time[lasts], self.own[lasts], self.parked[lasts], self.in_transit[lasts])
+
 
 def stored(timeline: Timeline) -> tuple[Stored, ...]:
     """The activations that each device stores over the step of `timeline`, [device]; the schedule is legal.
@@ -58,10 +64,7 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
     schedule = timeline.schedule
     columns = schedule.columns
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
-    changes = Changes()
-    for kinds, time, slots in (((Kind.F,), timeline.start, 1.0), (GRADIENT_KINDS, timeline.end, -1.0)):
-        chosen = columns.is_kind(*kinds)
-        changes.add(columns.device[chosen], time[chosen], OWN, slots)
+    changes = Changes(columns, timeline.start, timeline.end)
     home = columns.device
     partner = schedule.placement.partner_of(columns.device)
     for kind, source, target, parts in (
@@ -83,8 +86,12 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
 class Changes:
     """Changes of what devices store, each of so many slots of a part: OWN, PARKED or IN_TRANSIT."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Columns, start: np.ndarray, end: np.ndarray) -> None:
+        """Begins with what the actions `columns` fill and give back, given their `start` and `end`, [A]."""
         self._changes: list[np.ndarray] = []  # [change, (device, time, part, slots)]
+        for kinds, time, slots in (((Kind.F,), start, 1.0), (GRADIENT_KINDS, end, -1.0)):
+            chosen = columns.is_kind(*kinds)
+            self.add(columns.device[chosen], time[chosen], OWN, slots)
 
     def add(self, device: np.ndarray, time: np.ndarray, part: int, slots: np.ndarray | float) -> None:
         """Changes of one part, on each device at its time."""

@@ -1,4 +1,4 @@
-"""The generator that ZB-H1, ZB-H2, ZB-V, V-Half and V-Min share: split backwards on one replica under a memory bound.
+"""What ZB-H1, ZB-H2, ZB-V, V-Half and V-Min share: split backwards on one replica under a memory bound.
 
 How an order is found: a free device takes an F or I that is ready, by preference, and a W where none is, and never
 stores more than the bound; the block of one microbatch, repeated, is another start. Then all actions move as late as
@@ -9,13 +9,16 @@ given (`ordering.memory_bounded`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxpipe.schedules.analysis.costs import split_costs
-from jaxpipe.schedules.methods.option import Options
+from jaxpipe.schedules.methods.method import Method
+from jaxpipe.schedules.methods.option import TIMES
 from jaxpipe.schedules.ordering.memory_bounded import memory_bounded
-from jaxpipe.schedules.placement import Placement, zig_zag
+from jaxpipe.schedules.placement import PLACEMENTS, Placement
 from jaxpipe.schedules.schedule import Schedule
 
+v_shape = PLACEMENTS["v"]  # two chunks on each device, down the devices and back up
 ZERO_BUBBLE = (
     "zero bubble, arXiv 2401.10241, and github.com/sail-sg/zero-bubble; 0 is of a device from its first action on"
 )
@@ -29,13 +32,15 @@ def zero_bubble(
     bound: Callable[[int], int],
     block: Callable[[int], Sequence[int]] = lambda num_devices: (),
     staggered: bool = False,
-) -> Callable[..., Schedule]:
-    """Returns a generator of F, I and W on a placement, with at most `bound` Ma on any device.
+    **known: Any,
+) -> Method:
+    """Returns the method of F, I and W on a placement, with at most `bound` Ma on any device.
 
     Args:
         bound: D -> Ma, what any device may store from the start of an F to the end of its W.
         block: D -> [operation] -> time slot of F and I of one microbatch; none by default.
         staggered: devices that start first also end first, so that none has a gap, where no step is longer for it.
+        known: fields of `Method`: summary, paper and formulas.
     """
 
     def generator(
@@ -55,14 +60,12 @@ def zero_bubble(
 
     # `Method` and messages print it; all five would be called `generator`.
     generator.__name__ = generator.__qualname__ = name
-    return generator
-
-
-def v_shape(num_devices: int) -> Placement:
-    """Two chunks on each device, down the devices and back up."""
-    return zig_zag(num_devices, 2)
-
-
-def every_devices(num_devices: int, options: Options) -> int:
-    """The period, D microbatches: orders found by search repeat only nearly, and steps are on a line to 2 %."""
-    return num_devices
+    return Method(
+        name=name,
+        generator=generator,
+        options=TIMES,
+        # Orders found by search repeat only nearly, and steps are on a line to 2 %.
+        period=lambda num_devices, options: num_devices,
+        has_split_backward=True,
+        **known,
+    )

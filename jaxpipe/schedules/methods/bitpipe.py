@@ -235,11 +235,7 @@ METHOD = Method(
         # The planner leaves early forwarding, which takes a search of seconds, and the figure's order, whose rounds do
         # not repeat unit by unit, so that permutes are three times as many.
         Option(
-            "scaling",
-            one_of(SCALINGS),
-            values=SCALINGS,
-            planned=SCALINGS[:1],
-            note=", ".join(["or `figure`", "`early_forwarding`"]),
+            "scaling", one_of(SCALINGS), values=SCALINGS, planned=SCALINGS[:1], note="or `figure`, `early_forwarding`"
         ),
     ),
     even_devices=True,

@@ -52,7 +52,7 @@ def bpipe(
 
 
 def _check(num_devices: int, options: Options) -> None:
-    check_options(**{name: options[name] for name in ("unit", "policy", "overlapped")})
+    check_options("bpipe", **{name: options[name] for name in ("unit", "policy", "overlapped")})
     if num_devices < LEAST_DEVICES:
         raise ScheduleError(
             f"num_devices={num_devices} for schedule 'bpipe'.",

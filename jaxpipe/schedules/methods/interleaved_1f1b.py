@@ -6,7 +6,7 @@ from functools import partial
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import TABLE_2, TABLE_6, Formula, Method
-from jaxpipe.schedules.methods.option import Option, Options, at_least, check_count, check_sizes, check_truth
+from jaxpipe.schedules.methods.option import Option, Options, at_least, check_sizes, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple
 from jaxpipe.schedules.placement import looped
 from jaxpipe.schedules.schedule import Action, Kind, Schedule
@@ -108,7 +108,7 @@ def _check(num_devices: int, options: Options) -> None:
     num_chunks = options["num_chunks"]
     if group_size is None:
         return
-    check_count("interleaved_1f1b", "group_size", group_size, least=num_devices, why=_WHY)
+    at_least(num_devices, why=_WHY)("interleaved_1f1b", "group_size", group_size)
     # A group is built whole, of however few microbatches.
     sizes = {"num_chunks": num_chunks, "group_size": group_size}
     check_sizes("interleaved_1f1b", num_devices=num_devices, num_microbatches=1, **sizes)

@@ -64,11 +64,11 @@ class Method:
 
         Method(
             name="zb_h1",                               build("zb_h1", num_devices=4, num_microbatches=8)
-            generator=zero_bubble("zb_h1", ...),        makes the rows, as 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 ...
+            generator=generator,                        makes the rows, as 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 ...
             summary="1F1B in two parts: ...",           the line of `show --list`
             paper="Qi et al., ICLR 2024",
             options=TIMES,                              forward, input_gradient, weight_gradient, each 1.0
-            period=every_devices,                       rows repeat every D microbatches
+            period=lambda d, options: d,                rows repeat every D microbatches
             has_split_backward=True,                    I and W in place of B
             bubble=(Formula("(D-1)/(3N+D-1)", ...),),   3/27 of a step at D=4, N=8
             peak=(Formula("min(D, N)", ...),),          least and most of any device: 4 and 4 Ma

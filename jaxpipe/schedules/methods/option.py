@@ -30,7 +30,7 @@ def check_sizes(name: str, *, num_devices: int, num_microbatches: int, **factors
     """
     for field, value in (("num_devices", num_devices), ("num_microbatches", num_microbatches)):
         if isinstance(value, bool) or not isinstance(value, Integral):
-            check_count(name, field, value)
+            at_least(1)(name, field, value)
         if value < 1:
             raise ScheduleError(
                 f"{field}={value} for schedule {name!r}.",
@@ -68,33 +68,44 @@ def check_even(name: str, num_devices: int) -> None:
         )
 
 
-def check_count(name: str, option: str, value: object, *, least: int = 1, why: str = "") -> None:
-    """Raises ScheduleError unless `value` is a whole number, `least` or more.
+# (name of the schedule, name of the option, its value) -> raises ScheduleError unless the value is legal. A function,
+# not a table of ranges, since it may be any function of a method's file.
+Check = Callable[[str, str, object], None]
+Options = Mapping[str, Any]
 
-    Args:
-        name: name of the schedule.
-        option: name of the option.
-        value: value of the option.
-        least: the smallest legal value.
-        why: the reason for `least`, for the message.
-    """
-    # True is an int for Python, but `bound=true` is a mistake.
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ScheduleError(
-            f"{option}={value!r} for schedule {name!r}.",
-            rule=f"option-count: {option} is a whole number, {least} or more{f'; {why}' if why else ''}",
-            repair=f"set {option}={_nearest(value, least)}",
-        )
+
+def at_least(least: int, *, why: str = "") -> Check:
+    """Returns the check of a whole number, `least` or more; `why` is the reason, for the message."""
+
+    def check_count(name: str, option: str, value: object) -> None:
+        # True is an int for Python, but `bound=true` is a mistake.
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            nearest = max(round(value), least) if isinstance(value, float) and math.isfinite(value) else least
+            raise ScheduleError(
+                f"{option}={value!r} for schedule {name!r}.",
+                rule=f"option-count: {option} is a whole number, {least} or more{f'; {why}' if why else ''}",
+                repair=f"set {option}={nearest}",
+            )
+
+    return check_count
+
+
+def one_of(choices: Sequence[str]) -> Check:
+    """Returns the check of one of `choices`."""
+
+    def check_choice(name: str, option: str, value: object) -> None:
+        if value not in choices:
+            raise ScheduleError(
+                f"{option}={value!r} for schedule {name!r}.{closest(str(value), list(choices))}",
+                rule=f"option-choice: {option} is one of {', '.join(choices)}",
+                repair=f"set {option} to one of these",
+            )
+
+    return check_choice
 
 
 def check_truth(name: str, option: str, value: object) -> None:
-    """Raises ScheduleError unless `value` is True or False.
-
-    Args:
-        name: name of the schedule.
-        option: name of the option.
-        value: value of the option.
-    """
+    """The `Check` of True and False."""
     if not isinstance(value, bool):
         raise ScheduleError(
             f"{option}={value!r} for schedule {name!r}.",
@@ -103,31 +114,8 @@ def check_truth(name: str, option: str, value: object) -> None:
         )
 
 
-def check_choice(name: str, option: str, value: object, choices: Sequence[str]) -> None:
-    """Raises ScheduleError unless `value` is one of `choices`.
-
-    Args:
-        name: name of the schedule.
-        option: name of the option.
-        value: value of the option.
-        choices: the legal values.
-    """
-    if value not in choices:
-        raise ScheduleError(
-            f"{option}={value!r} for schedule {name!r}.{closest(str(value), list(choices))}",
-            rule=f"option-choice: {option} is one of {', '.join(choices)}",
-            repair=f"set {option} to one of these",
-        )
-
-
 def check_time(name: str, option: str, value: object) -> None:
-    """Raises ScheduleError unless `value` is a time: a finite number above 0.
-
-    Args:
-        name: name of the schedule.
-        option: name of the option.
-        value: value of the option, in any one unit.
-    """
+    """The `Check` of a time: a finite number above 0, in any one unit."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST <= value <= MOST:
         raise ScheduleError(
             f"{option}={value!r} for schedule {name!r}.",
@@ -137,12 +125,8 @@ def check_time(name: str, option: str, value: object) -> None:
         )
 
 
-def _nearest(value: object, least: int) -> int:
-    return max(round(value), least) if isinstance(value, float) and math.isfinite(value) else least
-
-
-Check = Callable[[str, str, object], None]
-Options = Mapping[str, Any]
+def left_to_the_method(name: str, option: str, value: object) -> None:
+    """The `Check` of what depends on the devices or other options: it checks nothing, and `Method.check` does."""
 
 
 @dataclass(frozen=True)
@@ -182,21 +166,6 @@ class Option:
         # A truth value has no `values`, and tests sweep both all the same.
         both = (False, True) if self.check is check_truth else ()
         return tuple(dict.fromkeys((*self.values, *both, *self.others)))
-
-
-def at_least(least: int, *, why: str = "") -> Check:
-    """Returns the check of a whole number, `least` or more; `why` is the reason, for the message."""
-    # A function and no table of ranges, since `check` may be any function of a method's file.
-    return lambda method, option, value: check_count(method, option, value, least=least, why=why)
-
-
-def one_of(choices: Sequence[str]) -> Check:
-    """Returns the check of one of `choices`."""
-    return lambda method, option, value: check_choice(method, option, value, choices)
-
-
-def left_to_the_method(method: str, option: str, value: object) -> None:
-    """Checks nothing: what is legal depends on the devices or other options, and `Method.check` knows them."""
 
 
 TIMES = tuple(Option(name, check_time) for name in ("forward", "input_gradient", "weight_gradient"))

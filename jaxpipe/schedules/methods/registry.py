@@ -7,60 +7,32 @@ where it holds several.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.python_file import is_python_file, value_in_file, values_in_file
-from jaxpipe.schedules.methods import (
-    bitpipe,
-    bpipe,
-    breadth_first,
-    chimera,
-    dualpipe,
-    dualpipe_v,
-    gems,
-    gpipe,
-    hanayo,
-    interleaved_1f1b,
-    mixpipe,
-    one_f_one_b,
-    pipedream_2bw,
-    v_half,
-    v_min,
-    wpipe,
-    zb_h1,
-    zb_h2,
-    zb_v,
-)
 from jaxpipe.schedules.methods.method import Method
 from jaxpipe.schedules.schedule import Schedule
 
-_MODULES = (
-    gpipe,
-    one_f_one_b,
-    bpipe,
-    interleaved_1f1b,
-    breadth_first,
-    gems,
-    chimera,
-    mixpipe,
-    hanayo,
-    bitpipe,
-    zb_h1,
-    zb_h2,
-    zb_v,
-    v_half,
-    v_min,
-    dualpipe,
-    dualpipe_v,
+# The files of the methods, in the order of tables.
+_FILES = (
+    "gpipe one_f_one_b bpipe interleaved_1f1b breadth_first gems chimera mixpipe hanayo bitpipe"
+    " zb_h1 zb_h2 zb_v v_half v_min dualpipe dualpipe_v"
 )
 
+
+def _methods_in(files: str) -> dict[str, Method]:
+    methods = (import_module(f"jaxpipe.schedules.methods.{file}").METHOD for file in files.split())
+    return {method.name: method for method in methods}
+
+
 # A method is named here and in its own file alone; all tables, tests and searches read this dictionary.
-REGISTRY: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
+REGISTRY = _methods_in(_FILES)
 """Name -> method, in the order of tables."""
 
 # Apart from the others: searches, planner and sweeps compare methods that compute the same gradients.
-DELAYED: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (pipedream_2bw, wpipe)}
+DELAYED = _methods_in("pipedream_2bw wpipe")
 """Name -> method whose gradients are of older weights: found by its name, and else only where it is asked for."""
 
 METHOD_FILE_HELP = (

@@ -17,19 +17,17 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (
 our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting schedule and its bubble formula are ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import CONTROLLABLE_MEMORY, every_devices, v_shape, zero_bubble
-from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
-from jaxpipe.schedules.methods.option import TIMES
+from jaxpipe.schedules.methods._zero_bubble import CONTROLLABLE_MEMORY, v_shape, zero_bubble
+from jaxpipe.schedules.methods.method import Formula, idle_ratio
 from jaxpipe.schedules.ordering.memory_bounded import v_half_block
 
-METHOD = Method(
-    name="v_half",
-    generator=zero_bubble("v_half", v_shape, bound=lambda d: (d + 2) // 2, block=v_half_block),
+METHOD = zero_bubble(
+    "v_half",
+    v_shape,
+    bound=lambda d: (d + 2) // 2,
+    block=v_half_block,
     summary="ZB-V's V with at most floor((D+2)/2) microbatches stored: BPipe's bound, and nothing is sent for it",
     paper="Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
-    options=TIMES,
-    period=every_devices,
-    has_split_backward=True,
     bubble=(
         Formula("about D/(2N)", lambda d, n, o: d / (2 * n), source=CONTROLLABLE_MEMORY, holds=False),
         Formula(

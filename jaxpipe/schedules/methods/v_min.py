@@ -19,19 +19,17 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (
 our I; block and bound as in github.com/sail-sg/zero-bubble. The resulting schedule and its bubble formula are ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import CONTROLLABLE_MEMORY, every_devices, v_shape, zero_bubble
-from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
-from jaxpipe.schedules.methods.option import TIMES
+from jaxpipe.schedules.methods._zero_bubble import CONTROLLABLE_MEMORY, v_shape, zero_bubble
+from jaxpipe.schedules.methods.method import Formula, idle_ratio
 from jaxpipe.schedules.ordering.memory_bounded import v_min_block
 
-METHOD = Method(
-    name="v_min",
-    generator=zero_bubble("v_min", v_shape, bound=lambda d: (d + 4) // 3, block=v_min_block),
+METHOD = zero_bubble(
+    "v_min",
+    v_shape,
+    bound=lambda d: (d + 4) // 3,
+    block=v_min_block,
     summary="ZB-V's V with at most floor((D+4)/3) microbatches stored",
     paper="Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
-    options=TIMES,
-    period=every_devices,
-    has_split_backward=True,
     bubble=(
         Formula("about 2D/(3N)", lambda d, n, o: 2 * d / (3 * n), source=CONTROLLABLE_MEMORY, holds=False),
         Formula(

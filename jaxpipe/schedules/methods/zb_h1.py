@@ -18,20 +18,18 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241
 formulas as in github.com/sail-sg/zero-bubble.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, every_devices, zero_bubble
-from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
-from jaxpipe.schedules.methods.option import TIMES
+from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, zero_bubble
+from jaxpipe.schedules.methods.method import Formula, idle_ratio
 from jaxpipe.schedules.ordering.memory_bounded import line_block
 from jaxpipe.schedules.placement import linear
 
-METHOD = Method(
-    name="zb_h1",
-    generator=zero_bubble("zb_h1", linear, bound=lambda d: d, block=line_block),
+METHOD = zero_bubble(
+    "zb_h1",
+    linear,
+    bound=lambda d: d,
+    block=line_block,
     summary="1F1B in two parts: weight gradients fill its end, with as much stored",
     paper="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
-    options=TIMES,
-    period=every_devices,
-    has_split_backward=True,
     bubble=(
         Formula(
             "(D-1)/(3N+D-1)",

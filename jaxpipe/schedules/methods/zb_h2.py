@@ -18,19 +18,17 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241
 is ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, every_devices, zero_bubble
-from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
-from jaxpipe.schedules.methods.option import TIMES
+from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, zero_bubble
+from jaxpipe.schedules.methods.method import Formula, idle_ratio
 from jaxpipe.schedules.placement import linear
 
-METHOD = Method(
-    name="zb_h2",
-    generator=zero_bubble("zb_h2", linear, bound=lambda d: 2 * d - 1, staggered=True),
+METHOD = zero_bubble(
+    "zb_h2",
+    linear,
+    bound=lambda d: 2 * d - 1,
+    staggered=True,
     summary="ZB-H1 with up to 2D-1 microbatches stored, and no gap",
     paper="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
-    options=TIMES,
-    period=every_devices,
-    has_split_backward=True,
     bubble=(
         Formula(
             "0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=ZERO_BUBBLE, holds=False

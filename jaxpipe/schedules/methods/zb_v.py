@@ -17,19 +17,18 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024 (
 our I, and github.com/sail-sg/zero-bubble for bound and bubble. Block and order are ours.
 """
 
-from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, every_devices, v_shape, zero_bubble
-from jaxpipe.schedules.methods.method import Formula, Method, idle_ratio
-from jaxpipe.schedules.methods.option import TIMES
+from jaxpipe.schedules.methods._zero_bubble import ZERO_BUBBLE, v_shape, zero_bubble
+from jaxpipe.schedules.methods.method import Formula, idle_ratio
 from jaxpipe.schedules.ordering.memory_bounded import zb_v_block
 
-METHOD = Method(
-    name="zb_v",
-    generator=zero_bubble("zb_v", v_shape, bound=lambda d: d, block=zb_v_block, staggered=True),
+METHOD = zero_bubble(
+    "zb_v",
+    v_shape,
+    bound=lambda d: d,
+    block=zb_v_block,
+    staggered=True,
     summary="two stages on each device, in a V, and no gap, with as much stored as 1F1B",
     paper="Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
-    options=TIMES,
-    period=every_devices,
-    has_split_backward=True,
     bubble=(
         Formula(
             "0", lambda d, n, o: 0.0 if n >= 2 * d - 1 else None, where="N >= 2D-1", source=ZERO_BUBBLE, holds=False

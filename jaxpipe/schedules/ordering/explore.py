@@ -21,12 +21,6 @@ from jaxpipe.schedules.ordering.pattern import Pattern, drawn, plain, varied
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, PARKING_KINDS, Kind, Schedule
 
 
-def guide_of(shop: FlowShop, start: Sequence[int]) -> Guide:
-    """The guide that leads `list_schedule` to the order of `start`, [action] in ticks, or a slightly better one."""
-    # Each microbatch is released at the start of its first F, every K-th entry.
-    return Guide(start, start[:: shop.num_operations])
-
-
 def neighbour(shop: FlowShop, start: Sequence[int], rng: random.Random) -> Guide:
     """A guide to an order near `start`, [action] in ticks: some keys change at random.
 
@@ -148,15 +142,15 @@ def explore(
     *,
     num_trials: int,
     longest: int = sys.maxsize,
-    seed: int = 0,
 ) -> list[tuple[FlowShop, ListSchedule]]:
     """Returns the best order found for each flow shop, the shortest first."""
     # A stream of its own for each shop: what one draws does not depend on how many there are.
-    seekers = [_Seeker(shop, random.Random(seed + number)) for number, shop in enumerate(shops)]
+    seekers = [_Seeker(shop, random.Random(number)) for number, shop in enumerate(shops)]
     for seeker in seekers:
         seeker.try_pattern(plain(seeker.shop))
         for start in known(seeker.shop):
-            seeker.try_guide(guide_of(seeker.shop, start))
+            # Each microbatch is released at the start of its first F, every K-th entry.
+            seeker.try_guide(Guide(start, start[:: seeker.shop.num_operations]))
 
     def search(trial: Callable[[_Seeker], None], most: int, trials: int) -> None:
         """Makes trials with each of the `most` seekers that have the shortest orders and may still win."""

@@ -1,8 +1,8 @@
 """List scheduling under a memory bound: a free device starts the ready action with the least key that fits.
 
-Goes in: a flow shop, and a `Guide` with keys, quotas and waits. Comes out: an order for each device. Left to others:
-good keys (`pattern`, the search). List scheduling is the inner loop of the search, some microseconds an action, hence
-plain lists.
+Goes in: a flow shop, and a `Guide` with keys, quotas, a cap and waits. Comes out: an order for each device. Left to
+others: good keys (`pattern`, the search). List scheduling is the inner loop of the search, some microseconds an action,
+hence plain lists.
 
 Memory never stops all devices, since each starts only safe actions: after an F or I starts, every earlier microbatch
 can still get the memory it lacks on its device, from free memory and from the microbatches before it when they
@@ -12,6 +12,7 @@ microbatches' numbers as the safe order.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -32,6 +33,9 @@ class Guide(NamedTuple):
     # an F waits for an action with a smaller key that will be ready within this fraction of the F's time
     forward_wait: float = 0.0
     weight_wait: float = 0.0  # the same fraction for a W
+    # a device that holds `cap` forwards starts no other one of the first `num_capped` stages, and all may stop so
+    cap: int = sys.maxsize
+    num_capped: int = 0
 
 
 class DeviceState:
@@ -61,6 +65,8 @@ class DeviceState:
         # [replica][operation] -> heap of `ready`; W are pushed by the event loop, when their I has started.
         self._chunk_of = [chunks[:num_stages] + [num_heaps] * num_stages for chunks in shop.chunk_of]
         self._quotas = guide.quotas[number] if guide.quotas else [shop.num_microbatches] * num_heaps
+        stages = shop.placement.stages_of[number]
+        self._caps = [guide.cap if stage < guide.num_capped else sys.maxsize for _, stage in stages]
         # Memory: `_held` is what each microbatch has taken here, `_lacking` what its F still have to take.
         self._capacity, self._size, kept, _ = shop.sizes
         # A whole backward keeps the activations until it ends.
@@ -107,6 +113,7 @@ class DeviceState:
                     heap
                     and (chosen is None or heap[0] < chosen[0])
                     and self._num_held[chunk] < self._quotas[chunk]
+                    and (self._caps[chunk] == sys.maxsize or sum(self._num_held) < self._caps[chunk])
                     and self._is_safe(heap[0], free - size)
                 ):
                     chosen = heap
@@ -282,5 +289,5 @@ def list_schedule(shop: FlowShop, guide: Guide, limit: int) -> ListSchedule | No
         if operation + 1 < last_backward:
             arrive(index + 1, end + travel[replica][operation], device_of[replica][operation + 1])
     rows = [device.row for device in devices]
-    # Quotas may stop all devices; memory alone never does.
+    # Quotas and caps may stop all devices; memory alone never does.
     return None if num_left else ListSchedule(makespan, start, rows)

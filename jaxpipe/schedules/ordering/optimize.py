@@ -15,7 +15,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import STAGE_TIMES, Costs, costs_of_stages, mean_share
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
-from jaxpipe.schedules.methods.option import TIMES, check_count, check_time
+from jaxpipe.schedules.methods.option import TIMES, at_least, check_time
 from jaxpipe.schedules.methods.registry import REGISTRY
 from jaxpipe.schedules.ordering.explore import explore, starts_in
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop, is_whole_shorter
@@ -110,7 +110,7 @@ def search(
     num_trials: int = NUM_TRIALS,
 ) -> Answer:
     """Returns the result of `optimize` and the best registered schedule; takes and raises the same."""
-    check_count("optimize", "num_trials", num_trials, least=0)
+    at_least(0)("optimize", "num_trials", num_trials)
     given = (check(problem),) if isinstance(problem, Schedule) else ()
     if not isinstance(memory_bound, MemoryBound):
         memory_bound = MemoryBound(memory_bound)

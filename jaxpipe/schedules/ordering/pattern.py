@@ -92,14 +92,14 @@ def _quotas(shop: FlowShop, plan: list[int], room: int) -> list[list[int]]:
 # ---- Random patterns for the search: new ones, and variations of a known one
 
 # A value that stands twice is drawn twice as often.
-_DRAWS = {
-    "pause": lambda rng: rng.choice((0.0, 0.0, 0.2, 0.4)),
-    "weight_delay": lambda rng: rng.choice((-1.0, 0.0, 0.5, 1.0, 2.0, NEVER_FIRST)),
-    "spacing": lambda rng: rng.choice((0.0, 0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.1, 1.15)),
-    "burst": lambda rng: rng.choice((0.0, 1.0, 2.0, 3.0, 4.0)),
-    "forward_wait": lambda rng: rng.choice((0.0, 0.0, 0.3, 0.6, 1.0)),
-    "weight_wait": lambda rng: rng.choice((0.0, 0.0, 0.3, 0.6, 1.0)),
-    "room": lambda rng: rng.choice((-1, 0, 1, 2)),
+_DRAWS: dict[str, tuple[float, ...]] = {
+    "pause": (0.0, 0.0, 0.2, 0.4),
+    "weight_delay": (-1.0, 0.0, 0.5, 1.0, 2.0, NEVER_FIRST),
+    "spacing": (0.0, 0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.1, 1.15),
+    "burst": (0.0, 1.0, 2.0, 3.0, 4.0),
+    "forward_wait": (0.0, 0.0, 0.3, 0.6, 1.0),
+    "weight_wait": (0.0, 0.0, 0.3, 0.6, 1.0),
+    "room": (-1, 0, 1, 2),
 }
 _STEPS = {"pause": 0.1, "weight_delay": 0.2, "spacing": 0.05, "burst": 0.4, "forward_wait": 0.2, "weight_wait": 0.2}
 
@@ -108,7 +108,7 @@ def drawn(shop: FlowShop, rng: random.Random) -> Pattern:
     """A random pattern."""
     return Pattern(
         hops=tuple(rng.choice((1.0, 1.0, 1.5, 2.0, 2.5, 3.0)) for _ in range(2 * shop.placement.num_chunks)),
-        **{field: draw(rng) for field, draw in _DRAWS.items()},  # pyright: ignore[reportArgumentType]
+        **{field: rng.choice(values) for field, values in _DRAWS.items()},  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -127,7 +127,7 @@ def varied(pattern: Pattern, shop: FlowShop, rng: random.Random) -> Pattern:
         value = getattr(pattern, field)
         # Small steps have no meaning for a count, for 0, and for a W that never goes first.
         if field == "room" or not value or value == NEVER_FIRST or rng.random() < 0.5:
-            return replace(pattern, **{field: _DRAWS[field](rng)})
+            return replace(pattern, **{field: rng.choice(_DRAWS[field])})
         return replace(pattern, **{field: max(0.0, value + rng.gauss(0.0, _STEPS[field]))})
     shifts = list(pattern.shifts or (0,) * shop.num_operations)
     size = shop.interval * rng.choice((0.05, 0.15, 0.5))

@@ -17,8 +17,8 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import stored
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.methods.option import check_count, check_sizes
-from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
+from jaxpipe.schedules.methods.option import at_least, check_sizes
+from jaxpipe.schedules.placement import PLACEMENTS, Placement
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 
@@ -183,15 +183,10 @@ def usual_placements(num_devices: int) -> tuple[Placement, ...]:
         >>> len(usual_placements(8)), len(usual_placements(3)), len(usual_placements(1))
         (7, 5, 3)
     """
-    one_way = [
-        linear(num_devices),
-        zig_zag(num_devices, 2),
-        looped(num_devices, 2),
-        zig_zag(num_devices, 4),
-        looped(num_devices, 4),
-    ]
-    both_ways = [] if num_devices % 2 else [bidirectional(linear(num_devices)), bidirectional(zig_zag(num_devices, 2))]
-    return tuple(dict.fromkeys([*one_way, *both_ways]))  # on one device, a loop and a zig-zag are the same
+    # The mirrored two last: an odd middle device has no partner.
+    names = ("linear", "v", "looped", "w", "looped_4", "bidirectional", "bidirectional_v")
+    placements = (PLACEMENTS[name](num_devices) for name in (names[:-2] if num_devices % 2 else names))
+    return tuple(dict.fromkeys(placements))  # on one device, a loop and a zig-zag are the same
 
 
 def problem_of(problem: Problem | Schedule) -> Problem:
@@ -210,8 +205,8 @@ def problem_of(problem: Problem | Schedule) -> Problem:
             )
         has_head = problem.has_head_actions
         problem = Problem(problem.num_devices, problem.num_microbatches, (problem.placement,), has_head=has_head)
-    check_count("optimize", "num_devices", problem.num_devices)
-    check_count("optimize", "num_microbatches", problem.num_microbatches)
+    at_least(1)("optimize", "num_devices", problem.num_devices)
+    at_least(1)("optimize", "num_microbatches", problem.num_microbatches)
     check_sizes("optimize", num_devices=problem.num_devices, num_microbatches=problem.num_microbatches)
     if problem.num_layers is not None:
         _check_layers(problem, problem.num_layers)
@@ -228,7 +223,7 @@ def problem_of(problem: Problem | Schedule) -> Problem:
 
 
 def _check_layers(problem: Problem, num_layers: int) -> None:
-    check_count("optimize", "num_layers", num_layers)
+    at_least(1)("optimize", "num_layers", num_layers)
     stages = [placement.num_stages for placement in problem.placements] or [problem.num_devices]
     if max(stages) > num_layers:
         raise ScheduleError(

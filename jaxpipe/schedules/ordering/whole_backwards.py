@@ -6,27 +6,28 @@ microbatch of each. Goes in: the machine of each stage, and the preferences of m
 machine, and from it the rows of devices. Left to the methods: good preferences. A forward takes 1, a backward 2, a
 message nothing.
 
-`list_scheduler` instead keeps a memory bound by looking ahead and takes any times. Here a cap is one of the
-preferences, counts on the first operations of a job only, and may stop all machines; the orders of Hanayo, MixPipe and
-BitPipe's early forwarding depend on that.
+A cap is one of the preferences, in place of the memory bound for which `list_scheduler` looks ahead: it counts on the
+first operations of a job only, and may stop all machines; the orders of Hanayo, MixPipe and BitPipe's early forwarding
+depend on that.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
-from jaxpipe.schedules.ordering.flow_shop import operations_of
+from jaxpipe.schedules.analysis.costs import Costs
+from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop, operations_of
+from jaxpipe.schedules.ordering.list_scheduler import Guide, list_schedule
+from jaxpipe.schedules.ordering.problem import StorageSizes
 from jaxpipe.schedules.passes.rows import drop_padding
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Action, Kind, Rows
 
-FORWARD = 1  # duration, the unit of time here
-BACKWARD = 2  # duration
 UNLIMITED = sys.maxsize
-_SHIFT = 40  # bits for job * K + operation below a key, so that a heap compares single integers
 
 
 class Preference(NamedTuple):
@@ -88,90 +89,36 @@ def job_order(
         >>> order.rows, order.idle  # 1F1B
         ([[0, 4, 3, 7], [1, 2, 5, 6]], 3)
     """
-    num_capped = preference.num_capped
-    cap = preference.cap
+    num_stages = len(machine_of)
     starts = [
         preference.spacing * (job % preference.group) + preference.group_spacing * (job // preference.group)
         for job in range(num_jobs)
     ]
-    num_stages = len(machine_of)
-    num_operations = 2 * len(machine_of)
-    runs_on = (*machine_of, *reversed(machine_of))  # [operation] -> machine
     planned = (  # [operation] -> time after the start of its job
         *range(num_stages),
         *(num_stages + preference.pace * stage + preference.delay for stage in range(num_stages)),
     )
-    machines = range(max(machine_of) + 1)
-    rows: list[list[int]] = [[] for _ in machines]
-    # Heaps of (key, index) of ready operations; those under the cap have their own heap, which the cap may hold back.
-    ready: list[list[int]] = [[] for _ in machines]
-    ready_capped: list[list[int]] = [[] for _ in machines]
-    held = [0 for _ in machines]
-    worked = [0 for _ in machines]
-    free_at = [0 for _ in machines]
-    # Three lists do: what starts now ends in one step or in two.
-    ending: tuple[list[int], ...] = ([], [], [])  # by time, modulo one more than the longest operation
-    mask = (1 << _SHIFT) - 1
-
-    def make_ready(index: int) -> None:
-        job, operation = divmod(index, num_operations)
-        heap = (ready_capped if operation < num_capped else ready)[runs_on[operation]]
-        heappush(heap, (starts[job] + planned[operation] << _SHIFT) + index)
-
-    make_ready(0)
-    num_left = num_operations * num_jobs
-    num_running = 0
-    time = 0
-    peak = 0
-    while num_left:
-        # Operations that end now: backwards free a forward, and the next operation of the job becomes ready.
-        ended = ending[time % 3]
-        for index in ended:
-            operation = index % num_operations
-            # Backwards are the second half of a job's operations.
-            if operation >= num_stages:
-                held[runs_on[operation]] -= 1
-            if operation + 1 < num_operations:
-                make_ready(index + 1)
-        num_running -= len(ended)
-        ended.clear()
-        # Operations that start now: the least key of each free machine.
-        for machine in machines:
-            if free_at[machine] > time:
-                continue
-            heap = ready[machine]
-            capped = ready_capped[machine]
-            if capped and held[machine] < cap and (not heap or capped[0] < heap[0]):
-                heap = capped
-            if not heap:
-                continue
-            # Idle time only grows, so an order that has too much of it is given up at once.
-            if time - worked[machine] > most_idle:
-                return None
-            index = heappop(heap) & mask
-            job, operation = divmod(index, num_operations)
-            if operation < num_stages:
-                duration = FORWARD
-                held[machine] += 1
-                peak = max(peak, held[machine])
-                # Jobs start in order, each when the one before it has begun.
-                if operation == 0 and job + 1 < num_jobs:
-                    make_ready(index + num_operations)
-            else:
-                duration = BACKWARD
-            rows[machine].append(index)
-            worked[machine] += duration
-            free_at[machine] = time + duration
-            ending[free_at[machine] % 3].append(index)
-            num_left -= 1
-            num_running += 1
-        # Nothing runs and nothing has started, so nothing ever will: caps hold up all machines.
-        if not num_running or peak > most_held:
-            return None
-        time += 1
+    keys = [start + at for start in starts for at in planned]
+    shop = _shop(tuple(machine_of), num_jobs)
     # All machines have the same work, so the first one's idle time is that of each.
-    idle = max(free_at) - worked[0]
-    return JobOrder(idle, peak, rows, preference) if idle <= most_idle else None
+    work = shop.work[0]
+    guide = Guide(keys, [0] * num_jobs, cap=preference.cap, num_capped=preference.num_capped)
+    # + 1: the scheduler gives up an order that is as long as its limit.
+    order = list_schedule(shop, guide, work + most_idle + 1)
+    if order is None:
+        return None
+    # A backward frees a forward on its machine, which does nothing else until then.
+    takes = [1] * num_stages + [-1] * num_stages
+    held = max(max(accumulate(takes[index % len(takes)] for index in row)) for row in order.rows)
+    return JobOrder(order.makespan - work, held, order.rows, preference) if held <= most_held else None
+
+
+@lru_cache(maxsize=8)  # preferences are compared on the same jobs
+def _shop(machine_of: tuple[int, ...], num_jobs: int) -> FlowShop:
+    """The jobs as a flow shop of whole backwards, in which memory holds up nothing."""
+    placement = Placement(max(machine_of) + 1, (machine_of,))
+    room = StorageSizes(len(machine_of) * num_jobs)
+    return flow_shop(placement, num_jobs, Costs(backward=2.0), room, is_split=False, ticks_per_unit=1.0)
 
 
 def best_job_order(

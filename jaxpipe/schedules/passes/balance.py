@@ -13,9 +13,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxpipe.errors import ScheduleError, closest
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import peak_activations
-from jaxpipe.schedules.methods.option import check_count
+from jaxpipe.schedules.methods.option import at_least, one_of
 from jaxpipe.schedules.passes.eviction_plans import (
     EvictionPlan,
     activation_lifetimes,
@@ -86,9 +86,9 @@ def balance(
 
     Source: Kim et al., BPipe, ICML 2023 (whole microbatches, evict the latest); the page form is ours.
     """
-    check_options(unit=unit, policy=policy, overlapped=overlapped)
+    check_options(schedule.name, unit=unit, policy=policy, overlapped=overlapped)
     if bound is not None:
-        check_count(schedule.name, "bound", bound, least=0)
+        at_least(0)(schedule.name, "bound", bound)
     if check(schedule).parks_pages:
         raise ScheduleError(
             f"{schedule.name!r} has EVICT and LOAD actions already.",
@@ -141,15 +141,10 @@ def bound_kept(schedule: Schedule) -> int | None:
     return max(least_bound(row_peaks(schedule)), math.ceil(most - 1e-9))
 
 
-def check_options(*, unit: str, policy: str, overlapped: bool) -> None:
-    """Raises ScheduleError for options of `balance` that are unknown or have no effect."""
-    for field, value, known in (("unit", unit, UNITS), ("policy", policy, POLICIES)):
-        if value not in known:
-            raise ScheduleError(
-                f"unknown {field}={value!r}.{closest(str(value), list(known))}",
-                rule=f"balance-{field}: one of {', '.join(known)}",
-                repair="use one of these",
-            )
+def check_options(name: str, *, unit: str, policy: str, overlapped: bool) -> None:
+    """Raises ScheduleError for options of `balance` for the schedule `name` that are unknown or have no effect."""
+    one_of(UNITS)(name, "unit", unit)
+    one_of(POLICIES)(name, "policy", policy)
     for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
         if unit == "page" and used:
             raise ScheduleError(

@@ -14,7 +14,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import Costs, split_costs
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
-from jaxpipe.schedules.methods.option import check_count, check_time
+from jaxpipe.schedules.methods.option import at_least, check_time
 from jaxpipe.schedules.passes.balance import row_peaks
 from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
 from jaxpipe.schedules.rules import check
@@ -79,7 +79,7 @@ def split_backward(
     _check_effect(schedule, {"bound": bound, **times})
     peaks = row_peaks(schedule)
     if bound is not None:
-        check_count(schedule.name, "bound", bound, least=0)
+        at_least(0)(schedule.name, "bound", bound)
         if bound < max(peaks):
             raise _bound_too_small(schedule, peaks, bound)
     direct = replace(schedule, rows=_split(schedule.rows))

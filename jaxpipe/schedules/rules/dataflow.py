@@ -61,19 +61,14 @@ def _missing(view: View, kind: Kind, stage: int, microbatch: int) -> Breach:
     action = Action(kind, stage, microbatch, replica)
     same = [index for index in of_microbatch if columns.stage[index] == stage and columns.device[index] == device]
     position = int(columns.position[same[0]]) if same else len(view.schedule.rows[device])
-    return Breach(
-        f"device {device}, position {position}: {action} is missing",
-        f"add {action} to the row of device {device}",
-        ((device, position),),
-    )
+    return view.missing(action, device, position=position)
 
 
 def _repeated(view: View, kind: Kind, stage: int, microbatch: int) -> Breach:
     columns = view.columns
     same = (columns.kind == kind) & (columns.stage == stage) & (columns.microbatch == microbatch)
     first, second = np.flatnonzero(view.is_placed & same)[:2]
-    what = f"stands here again, after {view.where(first)}"
-    return view.breach(second, what, f"remove it from {view.where(second)}", first)
+    return view.repeated(first, second)
 
 
 # ---- Order within a row: storage is used after it is filled and before it is given back

@@ -32,18 +32,12 @@ def head_everywhere(view: View) -> Iterator[Breach]:
         # `count[...] += 1` would count a repeated action once.
         np.add.at(count, (columns.device[actions], columns.microbatch[actions]), 1)
         for device, microbatch in np.argwhere(count != 1).tolist():
-            action = Action(kind, last, microbatch, int(schedule.replica_of_microbatch[microbatch]))
-            if count[device, microbatch]:
-                is_repeated = (columns.device[actions] == device) & (columns.microbatch[actions] == microbatch)
-                index = actions[is_repeated][1]
-                what = f"{view.where(index)}: {action} stands here again"
-                repair = "remove it"
-                place = view.place(int(index))
+            same = actions[(columns.device[actions] == device) & (columns.microbatch[actions] == microbatch)]
+            if len(same):
+                yield view.repeated(*same[:2].tolist())
             else:
-                place = device, len(schedule.rows[device])
-                what = f"device {device}: {action} is missing"
-                repair = f"add {action} to the row of device {device}"
-            yield Breach(what, repair, (place,))
+                replica = int(schedule.replica_of_microbatch[microbatch])
+                yield view.missing(Action(kind, last, microbatch, replica), device)
 
 
 @rule(

@@ -41,15 +41,13 @@ def update_once(view: View) -> Iterator[Breach]:
     count = np.zeros((schedule.num_stages, schedule.num_batches), int)
     np.add.at(count, (columns.stage[updates], columns.microbatch[updates]), 1)  # `count[...] += 1` counts doubles once
     for stage, batch in np.argwhere(count != 1).tolist():
-        action = Action(Kind.UPDATE, stage, batch)
-        device = schedule.placement.device_of(stage, 0)
-        if count[stage, batch]:
-            second = updates[(columns.stage[updates] == stage) & (columns.microbatch[updates] == batch)][1]
-            yield view.breach(int(second), "stands here again", "remove it")
+        same = updates[(columns.stage[updates] == stage) & (columns.microbatch[updates] == batch)]
+        if len(same):
+            yield view.repeated(*same[:2].tolist())
         else:
-            repair = f"add {action} to the row of device {device}, after its last backward of batch {batch}"
-            what = f"device {device}: {action} is missing"
-            yield Breach(what, repair, ((device, len(schedule.rows[device])),))
+            device = schedule.placement.device_of(stage, 0)
+            after = f", after its last backward of batch {batch}"
+            yield view.missing(Action(Kind.UPDATE, stage, batch), device, after=after)
 
 
 @rule(

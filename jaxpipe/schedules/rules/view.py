@@ -208,3 +208,14 @@ class View:
         """The breach by an action, which `what` goes on to tell of, and by `others`."""
         places = tuple(map(self.place, (index, *others)))
         return Breach(f"{self.where(index)}: {self.action(index)} {what}", repair, places)
+
+    def missing(self, action: Action, device: int, *, position: int | None = None, after: str = "") -> Breach:
+        """The breach by an action that a device's row lacks, at `position`, by default its end."""
+        position = len(self.schedule.rows[device]) if position is None else position
+        what = f"device {device}, position {position}: {action} is missing"
+        return Breach(what, f"add {action} to the row of device {device}{after}", ((device, position),))
+
+    def repeated(self, first: int, second: int) -> Breach:
+        """The breach by an action that stands in the rows a second time."""
+        what = f"stands here again, after {self.where(first)}"
+        return self.breach(second, what, f"remove it from {self.where(second)}", first)
