@@ -11,6 +11,7 @@ from jaxpipe.lowering.transfers.sums_over_data import Left
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.schedules import REGISTRY, Kind, build
 from jaxpipe.schedules.passes.rows import forwards_only
+from jaxpipe.sharding import Shard
 
 
 def walk_all(table: RoundTable) -> None:
@@ -101,6 +102,55 @@ def test_what_hangs_changes_neither_rounds_nor_what_is_sent():
     assert (plain.rounds == table.rounds).all()
     assert (table.sent("messages") <= plain.sent("messages")).all()
     assert not lower(forwards_only(schedule), behind_layers=True).completes.any()
+
+
+def walk_by_action(table: RoundTable) -> Counter:
+    """[(chunk, layer)] gradients summed on device 0 by channels that hang on every action, each of which is checked."""
+    device = 0
+    transfer, place = table.transfers["weight_gathers"], {name: 1 << i for i, name in enumerate(table.transfers)}
+    grids, flushes = table.grids["weight_gathers"], table.grids["gradient_shards"].sums
+    copy, left, summed = (int(transfer.before(table).next_chunk[device]), 0), None, Counter()
+    for round_ in range(table.num_rounds):
+        kind, chunk = table.kind[round_, device], int(table.chunk[round_, device])
+        num_layers = table.layers_per_stage[table.stage[round_, device]] if kind != IDLE else 0
+        hanging = table.hanging[round_, device]
+        order = list(range(num_layers)) if kind == Kind.F else list(range(num_layers))[::-1]
+        following = [(chunk, layer) for layer in order[1:]]
+        following.append((int(grids.next_chunk[round_, device]), int(grids.next_layer[round_, device])))
+        for layer, gathered in zip(order, following, strict=False):
+            if kind in (Kind.F, Kind.B, Kind.I):
+                assert copy == (chunk, layer), f"round {round_}: {copy} is there, not {(chunk, layer)}"
+                assert hanging & place["weight_gathers"]
+                copy = gathered
+            if kind in (Kind.B, Kind.W):
+                assert hanging & place["gradient_shards"]
+                summed[left] += 1
+                left = (chunk, layer)
+        if flushes[round_, device]:
+            summed[left] += 1
+            left = None
+    summed[left] += 1
+    return Counter({layer: number for layer, number in summed.items() if layer is not None})
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["equal", "uneven"])
+@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(4)])
+def test_every_action_gathers_its_layers_and_sums_their_gradients(name, uneven):
+    schedule = build(name, num_devices=4, num_microbatches=8)
+    layers = tuple((3, 1, 2)[stage % 3] if uneven else 2 for stage in range(schedule.num_stages))
+    table = lower(schedule, layers_per_stage=layers, behind_layers=True, shard=Shard.WEIGHTS)
+    made = np.isin(table.kind[:, 0], (Kind.B, Kind.W))
+    actions = Counter(zip(table.chunk[made, 0].tolist(), table.stage[made, 0].tolist(), strict=True))
+    expected = {(chunk, layer): number for (chunk, stage), number in actions.items() for layer in range(layers[stage])}
+    assert walk_by_action(table) == expected
+    assert table.num_traced_actions == sum(map(len, table.kinds))  # each hangs, so none is traced twice
+
+
+def test_the_walk_would_see_a_layer_of_another_action():
+    table = lower(build("interleaved_1f1b", num_devices=4, num_microbatches=8), behind_layers=True, shard=Shard.WEIGHTS)
+    table.grids["weight_gathers"].next_chunk[:] = table.chunk
+    with pytest.raises(AssertionError, match="is there, not"):
+        walk_by_action(table)
 
 
 def too_late(table: RoundTable) -> None:
