@@ -20,7 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments.gpu.cells import Size
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.models.rotary import frequencies
 from jaxpipe.program.vjp import trace_vjp
 
 MOST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -61,7 +60,9 @@ class TorchAttention(nn.Module):
         self.rotates = isinstance(model, LlamaConfig)
         if isinstance(model, LlamaConfig):
             position = torch.arange(case.seq_len, dtype=torch.float32)
-            plane = torch.tensor(frequencies(self.head_size, model.rope_theta, model.rope_scaling))
+            assert model.rope_scaling is None  # as in Llama 3, and not in 3.1
+            planes = torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size
+            plane = (model.rope_theta**-planes).float()
             angle = torch.outer(position, plane)
             # No buffers, which would be cast with the weights: positions need more digits than bfloat16 has.
             self.cos, self.sin = angle.cos().to(device_of(case)), angle.sin().to(device_of(case))
