@@ -61,9 +61,7 @@ class TorchAttention(nn.Module):
         if isinstance(model, LlamaConfig):
             position = torch.arange(case.seq_len, dtype=torch.float32)
             assert model.rope_scaling is None  # as in Llama 3, and not in 3.1
-            planes = torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size
-            plane = (model.rope_theta**-planes).float()
-            angle = torch.outer(position, plane)
+            angle = torch.outer(position, frequencies(self.head_size, model.rope_theta))
             # No buffers, which would be cast with the weights: positions need more digits than bfloat16 has.
             self.cos, self.sin = angle.cos().to(device_of(case)), angle.sin().to(device_of(case))
 
@@ -84,6 +82,12 @@ class TorchAttention(nn.Module):
         first, second = x.float().chunk(2, dim=-1)
         rotated = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
         return torch.cat(rotated, dim=-1).to(x.dtype)
+
+
+def frequencies(head_size: int, theta: float) -> torch.Tensor:
+    """By how much each plane of a head turns from one position to the next, in radians."""
+    planes = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    return (theta**-planes).float()
 
 
 class TorchFeedForward(nn.Module):
