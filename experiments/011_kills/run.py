@@ -174,7 +174,8 @@ def arrays(workdir: Path) -> dict[str, bytes]:
     """The arrays of the last checkpoint: parameters, optimizer, counters; read by Orbax alone."""
     folder = workdir / CHECKPOINTS / str(max(complete_steps(workdir / CHECKPOINTS)))
     with ocp.PyTreeCheckpointer() as reader:
-        return {name: np.asarray(array).tobytes() for name, array in reader.restore(folder.absolute()).items()}
+        on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in reader.metadata(folder).item_metadata}
+        return {name: array.tobytes() for name, array in reader.restore(folder, restore_args=on_host).items()}
 
 
 def late(kills: list[Kill], size: Size) -> int:
