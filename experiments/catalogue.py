@@ -39,65 +39,25 @@ class Experiment:
 
 
 CATALOGUE = {
-    "001": Experiment(measured=("compile_s",), compiled=("instructions", "temp_bytes")),
-    "002": Experiment(needs="gpu-aot"),
-    "003": Experiment(needs="gpu-aot"),
-    "005": Experiment(needs="gpu-aot", compiled=("compiled", "predicted / compiled")),
-    "006": Experiment(needs="gpu-aot", compiled=("total GiB", "fewer slots than 1F1B"), writes=True),
     "008": Experiment(writes=True),
-    "009": Experiment(measured=("in place, tokens/s", "read ahead, tokens/s", "x training")),
     "010": Experiment(
         needs="gpu-aot",
         measured=("samples/s", "s a step", "of 1F1B's step: measured", "MFU", "GiB of a GPU: measured"),
         arguments=("--topology=a800-80g:1x8",),
     ),
     "011": Experiment(measured=("kills", "left a half-written checkpoint", "came after the end")),
-    "012": Experiment(
-        measured=("with a checkpoint, s", "without, s", "of medians", "median of pairs", "quartiles of pairs")
-    ),
     "013": Experiment(scripts=("run.py", "slots.py"), writes=True),
-    "014": Experiment(measured=("(I + W) / B",)),
     "015": Experiment(writes=True),
     "017": Experiment(writes=True),
-    "018": Experiment(writes=True),
-    "019": Experiment(writes=True),
     "020": Experiment(writes=True),
     "021": Experiment(writes=True),
-    "022": Experiment(
-        measured=("build s", "simulate s", "lower s", "compile s", "command s", "estimate s"), writes=True
-    ),
     "023": Experiment(writes=True),
-    "024": Experiment(
-        needs="gpu-aot",
-        compiled=(
-            *("all kernels, ms", "all / products", "old: all / products", "bytes an element beside"),
-            *("temporaries, GiB", "old: temporaries, GiB"),
-        ),
-        writes=True,
-    ),
-    "025": Experiment(
-        measured=(
-            *("tokens/s", "first batch, s", "processor s", "of one document's", "processor s: windows"),
-            *("processor s: documents", "ratio", "held-out loss"),
-        ),
-    ),
     "026": Experiment(
         measured=(
             *("step, s", "spread", "unpipelined, s", "two copies, s", "efficiency", "of two copies'"),
             *("clock, 1 2 1 1", "clock, measured"),
         ),
     ),
-    "027": Experiment(
-        needs="gpu-aot",
-        measured=(
-            *(f"held-out loss, step {step}" for step in (100, 200, 300, 400)),
-            *("fullest expert", "emptiest expert", "fullest of any layer", "emptiest of any layer"),
-        ),
-        compiled=("forward: compiled / needed", "backward: compiled / needed"),
-        writes=True,
-    ),
-    "028": Experiment(measured=("seed 0", "seed 1", "mean", "against 1f1b"), writes=True),
-    "029": Experiment(measured=("runs",)),
     "030": Experiment(
         needs="gpu-aot",
         compiled=(

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpipe.estimate import Setting
-from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
-from jaxpipe.estimate.products import flops
-from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.estimate import Setting, traced_layer
+from jaxpipe.models import parameter_shapes
 from jaxpipe.schedules import peak_activations
 
 # bfloat16 weights 2, float32 gradients 4, masters and two moments 12: Megatron-LM's table of its distributed optimizer,
@@ -54,7 +52,9 @@ def kept_bytes(setting: Setting, *, mlp_again: bool = False, sequence_parallel: 
 
 def num_parameters(setting: Setting) -> int:
     """Of the whole model."""
-    return layer_parameters(setting.model).total * setting.model.num_layers + (shared_parameters(setting.model).total)
+    shapes = parameter_shapes(setting.model)
+    of_layer, shared = (sum(shape.size for shape in part) for part in (shapes.layer, shapes.shared))
+    return of_layer * setting.model.num_layers + shared
 
 
 def stage_bytes(setting: Setting, *, mlp_again: bool = False, sequence_parallel: bool = True) -> np.ndarray:
@@ -82,4 +82,5 @@ def mlp_share(setting: Setting, *, with_last: bool) -> float:
     products = traced_layer(setting).forward
     num_inner = setting.model.anatomy.num_up
     inner = products[-1 - num_inner : -1]
-    return flops(inner + products[-1:] if with_last else inner) / flops(products)
+    counted = inner + products[-1:] if with_last else inner
+    return sum(each.flops for each in counted) / sum(each.flops for each in products)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxpipe.estimate import Link, Roofline, Setting, Times
-from jaxpipe.estimate.setting import Group
+from jaxpipe.estimate import Group, Link, Roofline, Setting, Times
 from jaxpipe.models import ModelConfig
 
 # Of one score, read and written. The chain: to float32 (2, 4), scaled (4, 4), masked in place (4, 1 of the mask, 4),

@@ -61,6 +61,13 @@ def page_parser(description: str, *, quick: str) -> argparse.ArgumentParser:
     return made
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes `text`, so that whoever is killed meanwhile leaves the old text or the new one."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
     """Writes pages and pictures, and says on the standard error output which."""
     for path, content in contents.items():

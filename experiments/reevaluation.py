@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate.setting import Setting
-from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.estimate.times import Times, TimeSource
-from jaxpipe.models.flops import model_flops
+from jaxpipe.estimate import Estimate, Setting, Times, TimeSource, estimate
+from jaxpipe.models import model_flops
 
 
 @dataclass(frozen=True)

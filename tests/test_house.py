@@ -2,9 +2,11 @@
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,54 @@ def _imported(text: str, modules: Collection[str]) -> set[str]:
     return imported & set(modules)
 
 
+def scripts_of_experiments() -> dict[str, str]:
+    """The texts of scripts, and the code of notebooks."""
+    folder = ROOT / "experiments"
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(folder.rglob("*.py"))}
+    for path in sorted(folder.rglob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        texts[str(path.relative_to(ROOT))] = re.sub(r"^[%!].*$", "", code, flags=re.MULTILINE)  # commands of IPython
+    return texts
+
+
+@cache
+def exported_names() -> dict[str, set[str]]:
+    """The public API: what packages directly under jaxpipe export, the errors, and the commands' modules."""
+    exported = {}
+    for name, text in FILES.items():
+        module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        if name.count("/") == 1 and (name == "jaxpipe/errors.py" or "__main__" in text):
+            exported[module] = {node.name for node in ast.parse(text).body if hasattr(node, "name")}
+        for node in ast.parse(text).body if name.count("/") == 2 and name.endswith("__init__.py") else []:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                exported[module] = set(ast.literal_eval(node.value))
+    return exported
+
+
+def inner_modules(text: str) -> set[str]:
+    """Modules of jaxpipe that a text takes names from, or names in a string, that are not of the public API."""
+    modules = {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for name in FILES} - {"jaxpipe"}
+    exported, inner = exported_names(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            inner |= {alias.name for alias in node.names} & modules
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if alias.name not in exported.get(node.module, ()):
+                    inner |= {full if full in modules else node.module} & modules
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # As of `patch("jaxpipe.program.start.empty")`; commands are started by name.
+            inner |= {name for name in modules if name.count(".") > 1 and f"{node.value}.".startswith(f"{name}.")}
+    return inner
+
+
+def inner_modules_of_experiments() -> list[str]:
+    """What an experiment names of the package's inside cannot be changed without it."""
+    return sorted({module for text in scripts_of_experiments().values() for module in inner_modules(text)})
+
+
 def comments_of(text: str) -> list[tokenize.TokenInfo]:
     return [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT]
 
@@ -170,6 +220,7 @@ COUNTS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "files of more than 350 lines": (long_files, 0),
     "modules in circles of imports": (modules_in_circles, 0),
     "comments that repeat their line": (repeating_comments, 0),
+    "inner modules that experiments name": (inner_modules_of_experiments, 12),
     "guards and barriers without a reason": (traps_without_reason_in("jaxpipe/program/"), 0),
 }
 
@@ -200,3 +251,20 @@ def test_what_is_there_is_counted():
 )
 def test_a_guard_without_a_reason_would_be_seen(text, bare):
     assert traps_without_reason(text) == bare
+
+
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("from jaxpipe.schedules import build\nfrom jaxpipe.estimate import memory\n", set()),
+        ("from jaxpipe.plan import plan\nfrom jaxpipe.errors import ConfigError\nimport jaxpipe\n", set()),
+        ("from jaxpipe.schedules.csv_format import to_csv\n", {"jaxpipe.schedules.csv_format"}),
+        ("from jaxpipe.program import pipeline\n", {"jaxpipe.program.pipeline"}),
+        ("from jaxpipe.files import write_whole\n", {"jaxpipe.files"}),
+        ("from jaxpipe.estimate import no_such_name\n", {"jaxpipe.estimate"}),
+        ("import jaxpipe.program.start\n", {"jaxpipe.program.start"}),
+        ("command = ['-m', 'jaxpipe.measure']\npatch('jaxpipe.program.start.empty')\n", {"jaxpipe.program.start"}),
+    ],
+)
+def test_an_inner_module_would_be_seen(text, inner):
+    assert inner_modules(text) == inner

@@ -71,9 +71,9 @@ def test_modules_of_a_folder_are_there_for_as_long_as_asked():
     paths = list(sys.path)
     with modules_of("020_reevaluation"):
         outer = sys.modules["picture"]
-        with modules_of("019_bpipe_gpt3") as inner:
+        with modules_of("021_bpipe_elsewhere") as inner:
             assert sys.modules["picture"] is inner["picture"] is not outer
         assert sys.modules["picture"] is outer
-        assert "fits" not in sys.modules
+        assert "shapes" not in sys.modules
     assert not {"picture", "ways"} & set(sys.modules)
     assert sys.path == paths

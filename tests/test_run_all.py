@@ -1,6 +1,9 @@
 """What scripts print is held to their pages, and every experiment of the folder is run."""
 
+import re
+
 import pytest
+from experiment_modules import EXPERIMENTS
 
 from experiments.catalogue import CATALOGUE, Experiment, folder, numbers
 from experiments.markdown_tables import compare, tables
@@ -135,12 +138,24 @@ def test_an_unknown_number_is_an_error(experiments, capsys):
 
 
 def test_every_folder_has_a_page_and_takes_quick():
-    assert len(numbers()) == len(set(numbers())) >= 14
+    assert len(numbers()) == len(set(numbers())) >= 13
     assert set(CATALOGUE) <= set(numbers())
     for number in numbers():
         assert (folder(number) / "README.md").exists(), number
         script = (folder(number) / "run.py").read_text()
         assert "--quick" in script or "page_parser(" in script, number
+
+
+FOLDERS = sorted(path.parent for path in EXPERIMENTS.glob("[0-9][0-9][0-9]_*/README.md"))
+
+
+@pytest.mark.parametrize("place", FOLDERS, ids=lambda place: place.name)
+def test_pages_without_scripts_say_where_these_were_and_all_links_lead_to_files(place):
+    page = (place / "README.md").read_text()
+    said = re.findall(r"^Answered; its scripts are no longer kept \(code: at [0-9a-f]{7}\)\.$", page, re.MULTILINE)
+    assert len(said) == (not list(place.glob("*.py")))
+    links = re.findall(r"\]\((?!http|#)([^)#\s]+)", page)
+    assert [link for link in links if not (place / link).exists()] == []
 
 
 def test_the_catalogues_columns_stand_on_the_pages():

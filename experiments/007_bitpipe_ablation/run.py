@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
 from experiments.bitpipe_table_5 import TABLE_5
-from jaxpipe.cluster.hardware import HARDWARE
+from jaxpipe.cluster import HARDWARE
 from jaxpipe.schedules import Costs, build, simulate
 
 LAYERS, HIDDEN, SEQ_LEN, MICROBATCH_SIZE, NUM_CHUNKS = 64, 2560, 512, 4, 2

@@ -15,13 +15,8 @@ from ml_collections import ConfigDict
 from tables import NUM_DEVICES, NUM_LAYERS, NUMS_MICROBATCHES, UnitBytes
 
 from experiments.pages import markdown
-from jaxpipe.compile import compile_step, predict
+from jaxpipe.compile import compile_step, predict, training_step
 from jaxpipe.config import base_config, check
-from jaxpipe.estimate import resolve
-from jaxpipe.program import Pipeline
-from jaxpipe.training.optimizer import make_optimizer
-from jaxpipe.training.setup import build_pipeline
-from jaxpipe.training.step import state_like
 
 MICROBATCH_SIZE, SEQ_LEN, HIDDEN, NUM_HEADS = 2, 128, 128, 4
 
@@ -39,8 +34,7 @@ def make_config(row: Row, num_microbatches: int) -> ConfigDict:
 
 def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
     """The same for all schedules, but for pages, which are those of whole backwards; from shapes alone."""
-    pipeline, params, batch = _shapes(ROWS[0], devices)
-    shapes = pipeline.shapes(params, batch)
+    shapes = _shapes(ROWS[0], devices)
     message, layer = shapes.message, jax.tree.leaves(shapes.copies["layer"])
     return UnitBytes(
         message=message.size * message.dtype.itemsize,
@@ -51,17 +45,13 @@ def unit_bytes(devices: Sequence[Any]) -> UnitBytes:
 
 def page_bytes(row: Row, devices: Sequence[Any]) -> tuple[int, ...]:
     """Of one schedule's pools, of slots and of what I leaves for W, if anything: bytes of a page."""
-    pipeline, params, batch = _shapes(row, devices)
-    return tuple(pool.page_bytes for pool in pipeline.shapes(params, batch).storage.pools)
+    return tuple(pool.page_bytes for pool in _shapes(row, devices).storage.pools)
 
 
-def _shapes(row: Row, devices: Sequence[Any]) -> tuple[Pipeline, Any, dict[str, jax.ShapeDtypeStruct]]:
-    """The pipeline at N=D, its parameters and a batch."""
-    config = make_config(row, NUM_DEVICES)
-    model, pipeline = build_pipeline(resolve(config), devices)
-    params = state_like(model, pipeline, make_optimizer(config)).params
-    tokens = jax.ShapeDtypeStruct((NUM_DEVICES, MICROBATCH_SIZE, SEQ_LEN), "int32")
-    return pipeline, params, {"tokens": tokens, "targets": tokens}
+def _shapes(row: Row, devices: Sequence[Any]) -> Any:
+    """All shapes of a step at N=D."""
+    of = training_step(make_config(row, NUM_DEVICES), devices)
+    return of.pipeline.shapes(of.state.params, of.batch)
 
 
 def bytes_table(devices: Sequence[Any]) -> str:

@@ -13,8 +13,7 @@ from functools import cached_property
 from string import ascii_lowercase
 from typing import Any
 
-from jaxpipe.schedules import REGISTRY, Formula
-from jaxpipe.schedules.methods.option import parse_options
+from jaxpipe.schedules import REGISTRY, Formula, parse_options
 
 _SIZES = ((8, 8), (8, 32), (6, 12))  # D, N at which a formula says something that is printed
 _MORE = {  # method -> further options that change bubble or memory

@@ -15,7 +15,7 @@ import numpy as np
 from formulas import ROWS, Row, written
 
 from experiments.pages import markdown
-from jaxpipe.drawing.summary import Summary
+from jaxpipe.drawing import Summary
 from jaxpipe.schedules import Costs, Formula, build, peak_activations
 
 NUM_DEVICES, NUMS_MICROBATCHES = 8, (8, 32)

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpipe.training.run_folder import METRICS
+METRICS = "metrics.jsonl"  # of a run
 
 
 @dataclass(frozen=True)

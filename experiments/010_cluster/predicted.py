@@ -6,17 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
-from jaxpipe.compile import predict
-from jaxpipe.config.costs import BACKWARD_COSTS
-from jaxpipe.estimate import resolve
+from jaxpipe.compile import predict, training_step
+from jaxpipe.config import expected_costs
 from jaxpipe.lowering import replay
 from jaxpipe.schedules import Costs, simulate
-from jaxpipe.training.batches import example_batch
-from jaxpipe.training.setup import build_pipeline, dropout_seed, optimizer_and_step
-from jaxpipe.training.step import state_like
 
 
 @dataclass(frozen=True)
@@ -36,16 +31,11 @@ class Predicted:
 
 def predicted(config: ConfigDict, devices: Sequence[Any], *, gpus_per_node: int | None) -> Predicted:
     """What is predicted of a checked config's step on `devices`, which need not be there."""
-    model, pipeline = build_pipeline(resolve(config), devices, gpus_per_node=gpus_per_node)
-    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
+    of = training_step(config, devices, gpus_per_node=gpus_per_node)
+    pipeline = of.pipeline
     forward = config.model.num_layers / pipeline.schedule.num_stages
-    costs = Costs(forward=forward, backward=forward * BACKWARD_COSTS[config.model.recompute])
-    batch = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=pipeline.batch_sharding)
-        for name, leaf in example_batch(config).items()
-    }
-    has_dropout = dropout_seed(config, model) is not None
-    prediction = predict(step, state_like(model, pipeline, optimizer), batch, has_dropout=has_dropout)
+    costs = Costs(forward=forward, backward=forward * expected_costs(config).backward)
+    prediction = predict(of.step, of.state, of.batch, has_dropout=of.has_dropout)
     return Predicted(
         step_layers=float(replay(pipeline.table, costs).makespan),
         bubble_ratio=float(simulate(pipeline.schedule, costs).bubble_ratio),

@@ -27,7 +27,7 @@ from ml_collections import ConfigDict, config_flags
 from predicted import Predicted, predicted
 
 from experiments.pages import put_between, write_files
-from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.cluster import parse_topology
 from jaxpipe.compile import absent_gpus
 from jaxpipe.config import check
 from jaxpipe.mesh import choose_devices

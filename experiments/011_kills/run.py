@@ -24,11 +24,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpipe.checkpoints import CHECKPOINTS
-from jaxpipe.checkpoints.arrays import read_array, shapes
-from jaxpipe.checkpoints.files import complete_steps, unfinished
-from jaxpipe.training.run_folder import METRICS
+import numpy as np
+import orbax.checkpoint as ocp
 
+from jaxpipe.checkpoints import CHECKPOINTS
+
+METRICS = "metrics.jsonl"  # of a run
 ROOT = Path(__file__).parents[2]
 HEADS = (
     *("run", "kills", "left a half-written checkpoint", "came after the end", "starts that lost a complete checkpoint"),
@@ -159,10 +160,22 @@ def rows(workdir: Path) -> list[dict]:
     return [{name: value for name, value in json.loads(line).items() if name not in MEASURED} for line in lines]
 
 
+def complete_steps(folder: Path) -> list[int]:
+    """The steps of complete checkpoints, whose folders are named by them."""
+    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """The folders of half-written and of half-deleted checkpoints."""
+    return [path for path in folder.glob("*") if ".orbax-checkpoint-tmp" in path.name or ".deleted" in path.name]
+
+
 def arrays(workdir: Path) -> dict[str, bytes]:
-    """The arrays of the last checkpoint: parameters, optimizer, counters."""
+    """The arrays of the last checkpoint: parameters, optimizer, counters; read by Orbax alone."""
     folder = workdir / CHECKPOINTS / str(max(complete_steps(workdir / CHECKPOINTS)))
-    return {name: read_array(folder, name).tobytes() for name in shapes(folder)}
+    with ocp.PyTreeCheckpointer() as reader:
+        on_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in reader.metadata(folder).item_metadata}
+        return {name: array.tobytes() for name, array in reader.restore(folder, restore_args=on_host).items()}
 
 
 def late(kills: list[Kill], size: Size) -> int:

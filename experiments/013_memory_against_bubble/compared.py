@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxpipe.drawing.summary import Summary
+from jaxpipe.drawing import Summary
 from jaxpipe.schedules import (
     REGISTRY,
     Costs,
     Method,
     Schedule,
     build,
+    parse_options,
     peak_activations,
     split_backward,
+    written_options,
 )
-from jaxpipe.schedules.methods.option import parse_options, written_options
 
 NUM_DEVICES, NUM_MICROBATCHES = 8, 32
 NUM_LAYERS = 32  # of the model, on all devices together; EVICT and LOAD move pages, one a layer

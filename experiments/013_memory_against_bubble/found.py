@@ -13,8 +13,7 @@ from pathlib import Path
 
 from compared import COSTS, NUM_DEVICES, NUM_MICROBATCHES
 
-from jaxpipe.schedules import Placement, Problem, Schedule, optimize, read_csv, to_csv, to_json, zig_zag
-from jaxpipe.schedules.files import read_json
+from jaxpipe.schedules import Placement, Problem, Schedule, optimize, read_csv, read_json, to_csv, to_json, zig_zag
 
 FOLDER = Path(__file__).parent / "found"
 PLACEMENTS: dict[str, tuple[Placement, ...]] = {"any": (), "V": (zig_zag(NUM_DEVICES, 2),)}

@@ -8,14 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from jaxpipe.compile import training_step
 from jaxpipe.config import base_config, check
-from jaxpipe.estimate import resolve
 from jaxpipe.mesh import choose_devices
-from jaxpipe.training.optimizer import make_optimizer
-from jaxpipe.training.setup import build_pipeline
-from jaxpipe.training.step import state_like
 
 NUM_DEVICES, NUM_MICROBATCHES, MICROBATCH_SIZE, SEQ_LEN, HIDDEN = 8, 32, 2, 128, 128
 SCHEDULES = ("1f1b", "bpipe", "zb_h1", "zb_v", "v_half", "v_min")
@@ -31,11 +26,9 @@ def pools(family: str, recompute: str, schedule: str, devices: Sequence[Any]) ->
     config.pipeline.update(schedule=schedule, num_microbatches=NUM_MICROBATCHES)
     config.mesh.update(pipe=NUM_DEVICES, platform="cpu")
     check(config)
-    model, pipeline = build_pipeline(resolve(config), devices)
-    params = state_like(model, pipeline, make_optimizer(config)).params
-    tokens = jax.ShapeDtypeStruct((NUM_MICROBATCHES, MICROBATCH_SIZE, SEQ_LEN), "int32")
+    of = training_step(config, devices)
     width = MICROBATCH_SIZE * SEQ_LEN * HIDDEN * 4  # bytes of float32
-    found = pipeline.shapes(params, {"tokens": tokens, "targets": tokens}).storage.pools
+    found = of.pipeline.shapes(of.state.params, of.batch).storage.pools
     return [(pool.page_bytes / width, pool.num_pages * NUM_DEVICES / NUM_LAYERS) for pool in found]
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.topology import Topology, parse_topology
-from jaxpipe.config import check
-from jaxpipe.config.pipeline import build_schedule
+from jaxpipe.cluster import Topology, parse_topology
+from jaxpipe.config import build_schedule, check
 from jaxpipe.errors import JaxpipeError
 from jaxpipe.schedules import REGISTRY
 

@@ -16,8 +16,7 @@ from typing import Any
 import jax
 from byte_cells import Cell, cells
 
-from jaxpipe.compile import absent_gpus, compile_step
-from jaxpipe.program.shapes import bytes_per_device, held_bytes
+from jaxpipe.compile import absent_gpus, compile_step, predict
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 
@@ -38,18 +37,14 @@ def compiled(cell: Cell) -> dict[str, Any]:
     step = compile_step(cell.config(), absent_gpus(topology), gpus_per_node=topology.gpus_per_node)
     memory = step.compiled.memory_analysis()
     arguments = memory.argument_size_in_bytes
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), step.batch)
+    known = predict(step.compiled, step.state, step.batch, has_dropout=step.has_dropout)
     return {
         "cell": cell.name,
         "total_bytes": arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
         "argument_bytes": arguments,
         "temp_bytes": memory.temp_size_in_bytes,
         "compile_s": step.compile_s,
-        "held": {
-            "state": bytes_per_device(step.state),
-            "batch": bytes_per_device(step.batch),
-            **held_bytes(step.compiled.shapes(step.state.params, shapes)),
-        },
+        "held": {"state": known.state, "batch": known.batch, **known.held},
     }
 
 

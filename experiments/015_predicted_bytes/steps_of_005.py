@@ -13,7 +13,7 @@ from pathlib import Path
 
 from byte_cells import CONFIGS
 
-from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.cluster import parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Setting, setting_of
 

@@ -1,13 +1,14 @@
 """Predicted step times beside measured ones, of two processes on two cores; and both clocks at measured times.
 
 python experiments/016_predicted_time/run.py --quick           # seconds: from what was timed last; clocks at D=4 alone
-python experiments/016_predicted_time/run.py --measure --write # four minutes on two quiet cores; keeps what was timed
 python experiments/016_predicted_time/run.py --write           # puts the tables into README.md
+
+timed.json was timed by two pinned processes, steps by turns with the layers that they are made of; its "times" are
+solved from the runs beside them, as by `jaxpipe.measure` (code: at 14a03fa).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -17,30 +18,14 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
 import clock_table
-from step_cells import GROUPS, NUM_DEVICES, config_of
+from step_cells import GROUPS, config_of
 from step_predictions import TOPOLOGY, Prediction, measured, predictions
 
 from experiments.pages import markdown, page_parser, put_between, write_files
 from jaxpipe.estimate import setting_of
-from jaxpipe.measure import pinned
 
 FOLDER = Path(__file__).parent
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"
-
-
-def time_all(*, num_repeats: int) -> None:
-    """Times all groups in two processes and keeps what was found."""
-    flags = [f"--num_processes={NUM_DEVICES}", f"--num_repeats={num_repeats}"]
-    found = pinned.launch((__file__,), flags, num_processes=NUM_DEVICES)
-    RAW.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def work(flags: argparse.Namespace) -> None:
-    """Measures in one of the two processes."""
-    pinned.join(flags)
-    from step_times import time_group  # builds arrays at import, which starts jax
-
-    pinned.tell([time_group(cells, num_repeats=flags.num_repeats) for cells in GROUPS])
 
 
 def document(groups: list[dict[str, Any]], *, quick: bool) -> str:
@@ -83,21 +68,11 @@ def _clock_table(group: dict[str, Any], *, quick: bool) -> str:
 
 
 def main() -> None:
-    """Times where asked, predicts, prints."""
+    """Predicts, prints, and writes where asked."""
     parser = page_parser(
         "Predicted beside measured step times.", quick="from what was timed last, and clocks at one size"
     )
-    parser.add_argument("--measure", action="store_true", help="time anew: four minutes, two quiet cores")
-    parser.add_argument("--num_repeats", type=int, default=5)
-    for flag in ("--num_processes", "--process_id"):
-        parser.add_argument(flag, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--coordinator_address", help=argparse.SUPPRESS)
     flags = parser.parse_args()
-    if flags.process_id is not None:
-        work(flags)
-        return
-    if flags.measure and not flags.quick:
-        time_all(num_repeats=flags.num_repeats)
     text = document(json.loads(RAW.read_text()), quick=flags.quick)
     print(text, end="")
     if flags.write and not flags.quick:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from step_cells import MICROBATCH_SIZE, Cell, config_of
 
-from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.cluster import parse_topology
 from jaxpipe.config import build_schedule, expected_costs, layers_per_stage
-from jaxpipe.estimate import Link, Setting, Times, estimate, setting_of, stage_costs
-from jaxpipe.estimate.measured import Measured, Measurement
-from jaxpipe.estimate.times import stage_seconds
+from jaxpipe.estimate import Link, Measured, Measurement, Setting, Times, estimate, setting_of, stage_costs
 from jaxpipe.lowering import lower, replay
-from jaxpipe.measure.actions import times_of
-from jaxpipe.measure.timing import Timing, median, spread_ratio
-from jaxpipe.schedules.schedule import COMPUTE_KINDS
+from jaxpipe.measure import Timing, median, spread_ratio
+from jaxpipe.schedules import Kind
 
 TOPOLOGY = parse_topology("h200:1x2")  # two devices of a node; nothing that is asked for here depends on their kind
 Clock = Literal["wall_s", "cpu_s"]
@@ -49,7 +47,7 @@ class Prediction:
 
 
 def predictions(group: dict[str, Any]) -> list[Prediction]:
-    """Of the cells of a group, as `step_times` left it."""
+    """Of the cells of a group, as it was timed."""
     wall, processor = (measured(group, clock) for clock in ("wall_s", "cpu_s"))
     found = []
     for fields, step, frame in zip(group["cells"], group["steps"], group["frames"], strict=True):
@@ -81,12 +79,10 @@ def _rounds_s(cell: Cell, times: Times) -> float:
 
 def measured(group: dict[str, Any], clock: Clock) -> Measured:
     """The times of a group's model, as wall or as processor seconds."""
-    seconds = [(run["counts"], _median(run["timings"], clock)) for run in group["runs"]]
-    times = times_of(seconds, update_s=_median(group["update"], clock))
     measurement = Measurement(
         identity=group["identity"],
         subject=group["subject"],
-        times={MICROBATCH_SIZE: times},
+        times={MICROBATCH_SIZE: Times(**group["times"][clock])},
         spread_ratio={MICROBATCH_SIZE: max(spread_ratio(_timings(run["timings"])) for run in group["runs"])},
         num_layer_parameters=group["num_layer_parameters"],
         num_shared_parameters=group["num_shared_parameters"],
@@ -98,10 +94,14 @@ def measured(group: dict[str, Any], clock: Clock) -> Measured:
 
 def work_s(setting: Setting, times: Times) -> float:
     """Seconds of all actions and the updates of all devices together."""
+    costs = stage_costs(times, setting.layers_per_stage)
+    of_kind = (costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient)
     columns = setting.schedule.columns
-    is_work = columns.is_kind(*COMPUTE_KINDS)
-    of_kind = stage_seconds(times, setting.layers_per_stage)
-    return float(of_kind[columns.kind[is_work], columns.stage[is_work]].sum()) + setting.pipe * times.update_s
+    seconds = (
+        np.array(of_stage)[columns.stage[columns.is_kind(kind)]].sum()
+        for kind, of_stage in zip((Kind.F, Kind.B, Kind.I, Kind.W), of_kind, strict=True)
+    )
+    return float(sum(seconds)) + setting.pipe * times.update_s
 
 
 def _timings(found: list[dict[str, float]]) -> list[Timing]:

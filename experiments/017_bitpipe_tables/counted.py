@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from published import ROWS
 
-from jaxpipe.drawing.summary import sent_gradients
+from jaxpipe.drawing import Summary
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Costs, Schedule, build, costs_of_stages, peak_activations, simulate
 
@@ -63,7 +63,8 @@ def most_sent(table: RoundTable) -> int:
 def gradients_sent(table: RoundTable) -> float:
     """Of the stages that a device holds, those whose gradients the program carries away from the busiest device."""
     placement = table.schedule.placement
-    return float(sent_gradients(table).max()) / (placement.num_chunks * placement.num_replicas)
+    sent = Summary(table.schedule, Costs(), 1).gradients["sent"]
+    return max(sent) / (placement.num_chunks * placement.num_replicas)
 
 
 def _blocking(schedule: Schedule, message: float) -> float:

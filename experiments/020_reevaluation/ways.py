@@ -13,8 +13,7 @@ from pathlib import Path
 
 from experiments.megatron_bytes import stage_bytes
 from experiments.megatron_kernels import MegatronKernels
-from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.cluster import RESERVE_BYTES, parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Roofline, Setting, TimeSource, memory, setting_of
 

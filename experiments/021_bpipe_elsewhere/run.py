@@ -21,7 +21,7 @@ from shapes import FAMILIES, NVLINK, setting
 
 from experiments.megatron_bytes import mlp_share, num_parameters, stage_bytes
 from experiments.pages import markdown, page_parser, put_between, write_files
-from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.cluster import RESERVE_BYTES
 from jaxpipe.estimate import Roofline, Setting, estimate, memory
 
 FOLDER = Path(__file__).parent

@@ -11,7 +11,7 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-from jaxpipe.cluster.topology import Topology, parse_topology
+from jaxpipe.cluster import Topology, parse_topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Setting, setting_of
 

@@ -13,10 +13,8 @@ from typing import Any
 
 from their_step import A100, TheirStep
 
-from jaxpipe.cluster.assignment import ORDERS
-from jaxpipe.cluster.topology import Topology
-from jaxpipe.estimate import Estimate, Setting, estimate
-from jaxpipe.estimate.costs import costs_of
+from jaxpipe.cluster import ORDERS, Topology
+from jaxpipe.estimate import Estimate, Setting, costs_of, estimate
 from jaxpipe.models import GPTConfig
 from jaxpipe.sharding import Shard
 

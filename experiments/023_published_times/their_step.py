@@ -12,13 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from experiments.megatron_kernels import MegatronKernels
-from jaxpipe.cluster.hardware import HARDWARE
-from jaxpipe.estimate import Link, Program, Roofline, Setting, Times
-from jaxpipe.estimate.products import Matmul
-from jaxpipe.estimate.setting import Group
-from jaxpipe.estimate.sizes import layer_sizes
-from jaxpipe.estimate.traced import traced_layer
-from jaxpipe.estimate.work import predicted_tokens, seen_scores
+from jaxpipe.cluster import HARDWARE
+from jaxpipe.estimate import Group, Link, Matmul, Program, Roofline, Setting, Times, traced_layer
 
 A100 = HARDWARE["a100-80g"]
 ITEM = 2  # bytes of a number in 16 bits
@@ -127,8 +122,9 @@ class TheirStep:
             matmuls = [replace(each, summed=True) for each in traced_layer(setting).weight_gradient]
             weight_s = sum(self.roofline.matmul_s(each, setting.dtype) for each in matmuls)
         if self.keeps_masks and setting.anatomy.attention_dropout:
-            forward_s += memory_s(DROPOUT_BYTES * seen_scores(setting))
-            gradient_s += memory_s(DROPOUT_BYTES * seen_scores(setting))
+            scores = _tokens(setting) * setting.seq_len * setting.anatomy.num_heads
+            forward_s += memory_s(DROPOUT_BYTES * scores)
+            gradient_s += memory_s(DROPOUT_BYTES * scores)
         if self.short_products_wait and setting.model.attention == "xla":
             products = _attention_products(setting)
             forward_s += self._hidden_s(products, setting.dtype)
@@ -136,20 +132,20 @@ class TheirStep:
             gradient_s += self._hidden_s(gradients, setting.dtype)
         head_s = found.head_s
         if self.chain_of_loss:
-            logits = predicted_tokens(setting) * setting.anatomy.num_rows
+            logits = _tokens(setting) * setting.anatomy.num_rows
             head_s += memory_s((LOGIT_BYTES - OUR_LOGIT_BYTES) * logits)
         split = found if self.head_waits else self._without_collectives.times(setting)
         statistics_s, gradients_s = split.statistics_s, split.gradients_s
         assert statistics_s is not None
         assert gradients_s is not None
         if self.chain_of_loss:
-            logits = predicted_tokens(setting) * setting.anatomy.num_rows // setting.pipe
+            logits = _tokens(setting) * setting.anatomy.num_rows // setting.pipe
             statistics_s += memory_s((LOGIT_BYTES_OF_S - OUR_LOGIT_BYTES_OF_S) * logits)
             gradients_s += memory_s((LOGIT_BYTES_OF_T - OUR_LOGIT_BYTES_OF_T) * logits)
         if self.copies_of_head:
             rows = setting.anatomy.num_rows // setting.pipe
-            statistics_s += memory_s(ARRIVAL_BYTES * layer_sizes(setting).stream)
-            gradients_s += memory_s(CORRECTED_BYTES * predicted_tokens(setting) * rows)
+            statistics_s += memory_s(ARRIVAL_BYTES * _tokens(setting) * setting.anatomy.hidden)
+            gradients_s += memory_s(CORRECTED_BYTES * _tokens(setting) * rows)
         slower = self.beside_collectives if setting.vocab_over_pipe else 1.0
         return self._embedded(
             setting,
@@ -174,7 +170,7 @@ class TheirStep:
             return replace(times, embed_backward_s=times.embed_backward_s + memory_s(DENSE_BYTES * numbers))
         assert times.statistics_s is not None
         assert times.gradients_s is not None
-        stream = layer_sizes(setting).stream
+        stream = _tokens(setting) * setting.anatomy.hidden
         backward_s = memory_s(LOOKED_UP_BACKWARD_BYTES * stream + DENSE_BYTES * numbers / setting.pipe)
         return replace(
             times,
@@ -204,11 +200,15 @@ class TheirStep:
         )
 
 
+def _tokens(setting: Setting) -> int:
+    """Tokens of a microbatch, all of which are predicted; every device has them whole."""
+    return setting.microbatch_size * setting.seq_len
+
+
 def _attention_products(setting: Setting) -> tuple[Matmul, Matmul]:
     """The products in forward of queries and keys, and of probabilities and values; every query sees all keys."""
-    sizes = layer_sizes(setting)
     anatomy = setting.anatomy
-    group_size = sizes.queries // sizes.keys
-    num_groups = sizes.keys // (setting.seq_len * anatomy.head_size)
+    group_size = anatomy.num_heads // anatomy.num_kv_heads
+    num_groups = setting.microbatch_size * anatomy.num_kv_heads
     scores = Matmul(group_size * setting.seq_len, setting.seq_len, anatomy.head_size, num_groups)
     return scores, Matmul(scores.rows, scores.depth, scores.columns, scores.num)

@@ -20,8 +20,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
 from jaxpipe.distributed.gloo import tune_gloo
-from jaxpipe.measure import pinned
-from jaxpipe.measure.timing import median, timed
+from jaxpipe.measure import median, pinned, timed
 
 NUM_LAYERS, NUM_HEADS, NUM_WORDS = 8, 8, 256
 MICROBATCH_SIZE = 2

@@ -18,14 +18,11 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
 
-from experiments.pages import markdown, page_parser, put_between, write_files
+from experiments.pages import markdown, page_parser, put_between, write_files, write_whole
 from jaxpipe.bench import clock_efficiency
-from jaxpipe.estimate import stage_costs
-from jaxpipe.estimate.measured import Measurement
-from jaxpipe.files import write_whole
+from jaxpipe.estimate import Measurement, stage_costs
 from jaxpipe.measure import pinned
-from jaxpipe.schedules import Costs, Schedule, build
-from jaxpipe.schedules.csv_format import from_csv
+from jaxpipe.schedules import Costs, Schedule, build, from_csv
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PAGE, RAW = FOLDER / "README.md", FOLDER / "timed.json"

@@ -10,7 +10,7 @@ import kernels
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.cluster import parse_topology
 from jaxpipe.compile import absent_gpus
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import cross_entropy

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import stand_in
 
-from jaxpipe.compile.hlo import Computation, Instruction, computations
+from jaxpipe.compile import Computation, Instruction, computations
 
 MIB = 2**20
 PRODUCTS, ATTENTION = "products", "attention"

@@ -13,7 +13,7 @@ import run
 import stand_in
 from ml_collections import ConfigDict
 
-from jaxpipe.compile.hlo import Computation, Instruction, computations
+from jaxpipe.compile import Computation, Instruction, computations
 from jaxpipe.models.dispatch import Dropless
 
 PRESETS = ("qwen3_30b_a3b", "mixtral_8x7b")

@@ -21,16 +21,15 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from jaxpipe.cluster.topology import parse_topology
-from jaxpipe.compile import absent_gpus, compile_step
-from jaxpipe.compile.hlo import computations
+from jaxpipe.cluster import parse_topology
+from jaxpipe.compile import absent_gpus, compile_step, computations
 from jaxpipe.config import check, model_config
-from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.mesh import with_losses
 from jaxpipe.models import LanguageModel
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_v")
+DTYPES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32"}  # as HLO writes them
 NUM_TOKENS = 8192  # of a microbatch
 NUM_DEVICES, NUM_MICROBATCHES, NUM_LAYERS = 8, 32, 4  # the last: layers of the step without a pipeline
 
@@ -59,7 +58,9 @@ def pipelined(schedule: str, preset: str = "llama3_8b") -> tuple[str, int]:
     config = config_of(schedule, preset)
     step = compile_step(config, absent_gpus(topology), gpus_per_node=topology.gpus_per_node)
     text = step.compiled.as_text()
-    pools = pool_shapes(step.pipeline.shapes(step.state.params, step.batch).storage)
+    storage = step.pipeline.shapes(step.state.params, step.batch).storage
+    rows = [row for pool in storage.pools for row in pool.like()]
+    pools = {f"{DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}
     of_name, entry = computations(text)
     filled = [
         i for i in of_name[entry].instructions if i.shape in pools and i.opcode in ("broadcast", "copy", "fusion")

@@ -19,13 +19,10 @@ from ml_collections import ConfigDict
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.training import DENSE, config_of_run
+from jaxpipe.compile import training_step
 from jaxpipe.config import check
-from jaxpipe.estimate import resolve
 from jaxpipe.program import pipeline, start, vjp
 from jaxpipe.program.split_vjp import cut
-from jaxpipe.training.batches import example_batch, put_batch
-from jaxpipe.training.setup import build_pipeline, optimizer_and_step
-from jaxpipe.training.step import init_state, state_like
 
 Options = Mapping[str, bool | int | str]  # truth values as Python's True and False: XLA refuses their names
 
@@ -124,8 +121,5 @@ def compare(size: Size, candidate: Candidate) -> Record:
 
 def _lowered(config: ConfigDict, size: Size) -> tuple[Any, Callable[[], Any], Any]:
     """The lowered step of a config, what makes its train state, and a batch."""
-    model, built = build_pipeline(resolve(config), [size.device])
-    optimizer, step = optimizer_and_step(resolve(config), model, built)
-    batch = put_batch(built, example_batch(config))
-    make = partial(init_state, model, built, optimizer, seed=0)
-    return step.lower(state_like(model, built, optimizer, step.init), batch), make, batch
+    of = training_step(config, [size.device])
+    return of.step.lower(of.state, of.batch), of.init, of.example()

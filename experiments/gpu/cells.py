@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.cluster.hardware import Hardware, known_hardware
-from jaxpipe.files import write_whole
-from jaxpipe.measure.timing import median, time_by_turns
+from experiments.pages import write_whole
+from jaxpipe.cluster import Hardware, known_hardware
+from jaxpipe.measure import median, time_by_turns
 
 Record = dict[str, Any]
 RESULTS = "results.json"

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from experiments.gpu.cells import Cell, Part, Record, Size
-from jaxpipe.estimate.products import Matmul
-from jaxpipe.estimate.roofline import Roofline
+from jaxpipe.estimate import Matmul, Roofline
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import cross_entropy
 from jaxpipe.models.cross_entropy import KernelSums, Vocabulary, cross_entropy_backward

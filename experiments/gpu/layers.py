@@ -6,6 +6,7 @@ backwards run. PyTorch's layer is compiled, with its fused attention, and takes 
 
 from __future__ import annotations
 
+import math
 import runpy
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -22,15 +23,11 @@ from scipy.optimize import brentq
 
 from experiments.gpu.cells import Cell, Part, Record, Size, compiled
 from experiments.gpu.share import Share
-from jaxpipe.cluster.topology import Topology
+from jaxpipe.cluster import Topology
 from jaxpipe.config import check, model_config
-from jaxpipe.estimate import Roofline, setting_of
-from jaxpipe.estimate.traced import traced_layer
-from jaxpipe.estimate.traffic import traffic
+from jaxpipe.estimate import Roofline, setting_of, traced_layer
 from jaxpipe.mesh import TensorAxis, with_losses
-from jaxpipe.models import LanguageModel
-from jaxpipe.models.family import ModelConfig
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models import LanguageModel, ModelConfig, model_flops, parameter_shapes
 from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.vjp import trace_vjp
 
@@ -210,7 +207,10 @@ def _estimated(config: ConfigDict, size: Size, matmul_fraction: float | None = N
     setting = setting_of(config, Topology(size.hardware, 1, config.mesh.tensor))
     source = Roofline(size.hardware, matmul_fraction=matmul_fraction, exposed_fraction=0.0, halves_copy=False)
     times, pages_s = source.times(setting), source.memory_s(2 * traced_layer(setting).page_bytes)
-    sums_s = source.memory_s(traffic(setting).weight_gradient)
+    # A gradient is read in 16 bits, and its float32 sum read and written.
+    shapes = parameter_shapes(model_config(config)).layer
+    own = sum(math.prod(shape.local_dims(num_kernel_parts=config.mesh.tensor)) for shape in shapes)
+    sums_s = source.memory_s((2 + 2 * 4) * own)
     return {
         "F": 1e3 * (times.layer_forward_s - pages_s),
         "B": 1e3 * (times.layer_backward_s - sums_s),

@@ -13,9 +13,8 @@ from typing import Any
 
 from experiments.gpu.cells import Part, Record, Results, Size, leaves, without_files
 from experiments.gpu.layers import fitted_matmul_fraction
-from experiments.pages import markdown
+from experiments.pages import markdown, write_whole
 from experiments.png import png_of
-from jaxpipe.files import write_whole
 
 
 def write_page(parts: Iterable[Part], size: Size, results: Results) -> list[Path]:

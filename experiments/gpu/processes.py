@@ -20,7 +20,7 @@ from typing import Any
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.runs import ROOT, TIMEOUT_S, metrics_of_run
 from experiments.gpu.training import MIXTURE, SMALL
-from jaxpipe.schedules.methods.registry import DELAYED, REGISTRY, find_method
+from jaxpipe.schedules import DELAYED, REGISTRY, find_method
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 NUM_MICROBATCHES = 4

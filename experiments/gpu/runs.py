@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpipe.distributed.shared_device import MEMORY_VARIABLES
-
+MEMORY_VARIABLES = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # JAX's names of it
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 180.0  # where processes share a GPU a message takes about 10 ms, so that 20 steps take less than a minute
 

@@ -12,17 +12,12 @@ import numpy as np
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.runs import ROOT, metrics_of_run
-from jaxpipe.compile import predict
-from jaxpipe.estimate import resolve
-from jaxpipe.measure.step_pair import unpipelined_loss_and_grads
+from jaxpipe.compile import predict, training_step
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.models.attention import ATTENTION, Visible
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
-from jaxpipe.training.batches import example_batch, put_batch
-from jaxpipe.training.setup import build_pipeline, optimizer_and_step
-from jaxpipe.training.step import init_state
 
 SCHEDULES = ("1f1b", "zb_v")  # one whose backward is whole, and one with halves, on one device
 
@@ -56,14 +51,17 @@ def _gradients(size: Size, schedule: str) -> Record:
     batch = {"tokens": tokens[..., :-1], "targets": tokens[..., 1:]}
 
     scale = 1 / batch["targets"].size
-    plain = jax.jit(partial(unpipelined_loss_and_grads, model))
+
+    def loss(params: Any, batch: dict[str, Any]) -> jax.Array:
+        losses = jax.lax.map(lambda microbatch: model.loss_sum(params, microbatch), batch)
+        return scale * losses.sum()
+
+    plain = jax.jit(jax.grad(loss))
     with jax.default_matmul_precision("highest"):
         pipeline = Pipeline(built, make_mesh(pipe=1, devices=[size.device]), StageFunctions.of(model), num_layers=4)
         _, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale)
         found = jax.device_get(pipeline.from_stages(grads))
-        here, on_cpu = (
-            jax.device_get(plain(jax.device_put(params, device), batch, scale)[1]) for device in (size.device, cpu)
-        )
+        here, on_cpu = (jax.device_get(plain(jax.device_put(params, device), batch)) for device in (size.device, cpu))
     return {"apart_from_jax_grad": _most_apart(found, here), "jax_grad_apart_from_cpu": _most_apart(here, on_cpu)}
 
 
@@ -130,12 +128,10 @@ def _bytes(size: Size) -> Record:
     config = config_of(SHAPES[0], size, num_layers=4)
     config.data.batch_size = 4
     config.pipeline.num_microbatches = 4
-    model, pipeline = build_pipeline(resolve(config), [size.device])
-    optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
-    state = init_state(model, pipeline, optimizer, seed=0)
-    batch = put_batch(pipeline, example_batch(config))
-    predicted = predict(step, state, batch, has_dropout=False)
-    compiled = step.lower(state, batch).compile()
+    of = training_step(config, [size.device])
+    state, batch = of.init(), of.example()
+    predicted = predict(of.step, state, batch, has_dropout=False)
+    compiled = of.step.lower(state, batch).compile()
     memory = compiled.memory_analysis()
     counted = memory.argument_size_in_bytes + memory.output_size_in_bytes
     record: Record = {

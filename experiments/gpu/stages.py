@@ -13,10 +13,9 @@ import jax
 
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.layers import SHAPES, Shape, config_of
-from jaxpipe.cluster.topology import Topology
-from jaxpipe.estimate import Roofline, setting_of
-from jaxpipe.estimate.times import Times
-from jaxpipe.measure.measurement import measure
+from jaxpipe.cluster import Topology
+from jaxpipe.estimate import Roofline, Times, setting_of
+from jaxpipe.measure import measure
 
 NUM_LAYERS = 1  # of each stage
 

@@ -20,7 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments.gpu.cells import Size
 from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
-from jaxpipe.models.rotary import frequencies
 from jaxpipe.program.vjp import trace_vjp
 
 MOST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -61,8 +60,8 @@ class TorchAttention(nn.Module):
         self.rotates = isinstance(model, LlamaConfig)
         if isinstance(model, LlamaConfig):
             position = torch.arange(case.seq_len, dtype=torch.float32)
-            plane = torch.tensor(frequencies(self.head_size, model.rope_theta, model.rope_scaling))
-            angle = torch.outer(position, plane)
+            assert model.rope_scaling is None  # as in Llama 3, and not in 3.1
+            angle = torch.outer(position, frequencies(self.head_size, model.rope_theta))
             # No buffers, which would be cast with the weights: positions need more digits than bfloat16 has.
             self.cos, self.sin = angle.cos().to(device_of(case)), angle.sin().to(device_of(case))
 
@@ -83,6 +82,12 @@ class TorchAttention(nn.Module):
         first, second = x.float().chunk(2, dim=-1)
         rotated = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
         return torch.cat(rotated, dim=-1).to(x.dtype)
+
+
+def frequencies(head_size: int, theta: float) -> torch.Tensor:
+    """By how much each plane of a head turns from one position to the next, in radians."""
+    planes = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    return (theta**-planes).float()
 
 
 class TorchFeedForward(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional
 from experiments.gpu.cells import Record, Size
 from experiments.gpu.torch_block import Case, TorchBlock, new_norm
 from jaxpipe.config import model_config
-from jaxpipe.models.flops import model_flops
+from jaxpipe.models import model_flops
 
 
 class TorchModel(nn.Module):

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments.gpu.cells import Cell, Part, Record, Size
 from experiments.gpu.runs import metrics_of_run
-from jaxpipe.cluster.topology import Topology
+from jaxpipe.cluster import Topology
 from jaxpipe.config import check
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 

@@ -181,7 +181,11 @@ def _legal_holders(data: int, pipe: int, tensor: int, gpus_per_node: int) -> str
 # The assignment of an order to a mesh
 
 
-ORDERS = ("pair_adjacent", "replicas_together", "contiguous")
+ORDERS = {  # in words
+    "pair_adjacent": "devices d and D-1-d of each pipeline in one node",
+    "replicas_together": "all devices that hold a stage in one node",
+    "contiguous": "devices in the order in which JAX lists them",
+}
 
 
 @dataclass(frozen=True, eq=False)

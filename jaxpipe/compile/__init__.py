@@ -5,8 +5,22 @@ how many transfers overlap with an action. Nothing is run, so only the time of c
 """
 
 from jaxpipe.compile.gpus import absent_gpus
+from jaxpipe.compile.hlo import Computation, Instruction, computations
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.report import Report, report
-from jaxpipe.compile.step import CompiledStep, compile_step
+from jaxpipe.compile.step import CompiledStep, TrainingStep, compile_step, training_step
 
-__all__ = ["CompiledStep", "Prediction", "Report", "absent_gpus", "compile_step", "predict", "report"]
+__all__ = [
+    "CompiledStep",
+    "Computation",
+    "Instruction",
+    "Prediction",
+    "Report",
+    "TrainingStep",
+    "absent_gpus",
+    "compile_step",
+    "computations",
+    "predict",
+    "report",
+    "training_step",
+]

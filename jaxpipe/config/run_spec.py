@@ -59,14 +59,18 @@ class RunSpec:
         share = head_share(self.model, self.config.data.seq_len, num_predicted_of(self.config))
         return costs.with_head(share * self.schedule.placement.num_chunks)
 
-    def lines(self) -> list[str]:
-        """What the run does that no other line of its report says."""
+    def lines(self, places: str) -> list[str]:
+        """What the run does that no other line of its report says.
+
+        Args:
+            places: where the devices of the mesh stand, for people.
+        """
         config = self.config
         fields = config.optimizer
         head = ", embedding and head over pipe" if config.pipeline.vocab_over_pipe == "true" else ""
         of_optimizer = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}"
         return [
-            f"mesh       {describe_mesh(config.mesh.axes)}, order {config.mesh.order}{head}",
+            f"mesh       {describe_mesh(config.mesh.axes)}, {places}{head}",
             f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
             f"optimizer  {of_optimizer}, {config.mesh.shard} sharded; {config.train.steps} steps",
         ]

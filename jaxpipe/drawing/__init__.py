@@ -6,7 +6,8 @@ when the first picture is drawn.
 
 from jaxpipe.drawing.html.compare import Page, to_html
 from jaxpipe.drawing.memory_chart import memory
+from jaxpipe.drawing.summary import Summary
 from jaxpipe.drawing.text_grid import text
 from jaxpipe.drawing.timeline import chrome_trace, pdf, png, svg
 
-__all__ = ["Page", "chrome_trace", "memory", "pdf", "png", "svg", "text", "to_html"]
+__all__ = ["Page", "Summary", "chrome_trace", "memory", "pdf", "png", "svg", "text", "to_html"]

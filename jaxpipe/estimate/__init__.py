@@ -1,26 +1,35 @@
 """Predicted time and bytes of a training step: numbers only; no device is needed and nothing is compiled."""
 
-from jaxpipe.estimate.costs import resolve, setting_of, stage_costs
+from jaxpipe.estimate.costs import costs_of, resolve, setting_of, stage_costs
+from jaxpipe.estimate.measured import Measured, Measurement
 from jaxpipe.estimate.memory import Bytes, fits, memory
+from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.roofline import Roofline
-from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import Program
 from jaxpipe.estimate.times import Link, Times, TimeSource
+from jaxpipe.estimate.traced import traced_layer
 
 __all__ = [
     "Bytes",
     "Estimate",
+    "Group",
     "Link",
+    "Matmul",
+    "Measured",
+    "Measurement",
     "Program",
     "Roofline",
     "Setting",
     "TimeSource",
     "Times",
+    "costs_of",
     "estimate",
     "fits",
     "memory",
     "resolve",
     "setting_of",
     "stage_costs",
+    "traced_layer",
 ]

@@ -71,7 +71,7 @@ def compile_mocked(config: RunConfig, devices: Sequence[Any], *, gpus_per_node: 
     """
     # Numbers in place of devices: the real order, in which the timed device is then put at `stage`.
     config = RunConfig.of(config)
-    places = mesh_order(resolve(config), range(len(devices)), gpus_per_node)
+    _, places = mesh_order(resolve(config), range(len(devices)), gpus_per_node)
     shape = [config.mesh.axes[axis] for axis in AXES]
     devices = with_first_at(tuple(stage * (axis == "pipe") for axis in AXES), np.reshape(places, shape), devices)
     step = compile_step(config, devices, gpus_per_node=gpus_per_node, whole_batch=collectives_are_local())

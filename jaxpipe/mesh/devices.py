@@ -250,16 +250,21 @@ def slices_in_place(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform != "cpu" and version >= (0, 11)
 
 
+def by_node(devices: Sequence[Any]) -> dict[int, list[Any]]:
+    """The devices of each node: on GPUs of what JAX calls a slice, on CPUs of a process."""
+    nodes: dict[int, list[Any]] = {}
+    for device in devices:
+        nodes.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)
+    return nodes
+
+
 def node_by_node(devices: Sequence[Any]) -> tuple[list[Any], int]:
     """`devices` sorted by node, a smaller node last, and the number of GPUs per node.
 
     Raises:
         ConfigError: nodes differ in size.
     """
-    nodes: dict[int, list[Any]] = {}
-    for device in devices:
-        # CPU devices have no slice; those of a process are one node.
-        nodes.setdefault(getattr(device, "slice_index", device.process_index), []).append(device)
+    nodes = by_node(devices)
     in_order = [nodes[node] for node in sorted(nodes, key=lambda node: (-len(nodes[node]), node))]
     sizes = [len(node) for node in in_order]
     # The last node may be smaller: a mesh need not use it whole.

@@ -7,6 +7,7 @@ those that share the layer, and how embedding and head do. A family of models is
 from jaxpipe.models.anatomy import Anatomy, ParameterShape
 from jaxpipe.models.bert import BERT, BertConfig
 from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_named, register_family
+from jaxpipe.models.flops import model_flops
 from jaxpipe.models.gpt import GPT, GPTConfig
 from jaxpipe.models.language_model import LanguageModel
 from jaxpipe.models.llama import LLAMA, LlamaConfig
@@ -29,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "ParameterShape",
     "family_named",
+    "model_flops",
     "parameter_shapes",
     "register_family",
 ]

@@ -7,8 +7,8 @@ from jaxpipe.schedules.analysis.timeline import Timeline
 from jaxpipe.schedules.csv_format import from_csv, read_csv, to_csv
 from jaxpipe.schedules.files import from_json, read_json, read_schedule, to_json, write_schedule
 from jaxpipe.schedules.methods.method import Formula, Method
-from jaxpipe.schedules.methods.option import Option
-from jaxpipe.schedules.methods.registry import REGISTRY, build, find_method, register
+from jaxpipe.schedules.methods.option import Option, parse_options, written_options
+from jaxpipe.schedules.methods.registry import DELAYED, REGISTRY, build, find_method, register
 from jaxpipe.schedules.ordering.optimize import optimize
 from jaxpipe.schedules.ordering.problem import MemoryBound, Problem, peak_memory
 from jaxpipe.schedules.passes.balance import balance
@@ -18,6 +18,7 @@ from jaxpipe.schedules.rules import RULES, Violation, check, violations
 from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Kind, Schedule, parse_action
 
 __all__ = [
+    "DELAYED",
     "NO_MICROBATCH",
     "REGISTRY",
     "RULES",
@@ -47,6 +48,7 @@ __all__ = [
     "looped",
     "optimize",
     "parse_action",
+    "parse_options",
     "peak_activations",
     "peak_memory",
     "read_csv",
@@ -61,5 +63,6 @@ __all__ = [
     "transfers",
     "violations",
     "write_schedule",
+    "written_options",
     "zig_zag",
 ]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxpipe.cluster import ORDERS
 from jaxpipe.cluster.axes import told
 from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError
+from jaxpipe.mesh.devices import by_node
 from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
 from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.run_step import Step
-from jaxpipe.training.setup import Setup
+from jaxpipe.training.setup import Setup, mesh_order
 from jaxpipe.training.speed import format_flops
 from jaxpipe.training.step import TrainState
 from jaxpipe.units import MA, gib, mib
@@ -37,7 +39,7 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
         f"data       {setup.task.data}",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
         f"flops      {format_flops(setup.task.model, pipeline, batch)}",
-        *spec.lines(),
+        *spec.lines(places_of(spec, setup.devices.devices)),
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
         f"bubble     {simulate(schedule, spec.stage_costs).bubble_ratio:.1%} predicted, {_format_costs(spec)}",
@@ -50,6 +52,15 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
         *_format_split(shapes),
     ]
     return "\n".join(lines)
+
+
+def places_of(spec: RunSpec, devices: Sequence[Any]) -> str:
+    """Where the devices of the mesh stand, in words: what `mesh.order` decides, with "auto" what it has decided."""
+    num_nodes = len(by_node(devices))
+    if num_nodes == 1:
+        return "all devices in one node"
+    order, _ = mesh_order(spec, devices, None)
+    return f"{num_nodes} nodes, {order}: {ORDERS[order]}"
 
 
 def _format_costs(spec: RunSpec) -> str:

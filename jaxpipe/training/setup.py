@@ -130,7 +130,7 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
     config = spec.config
     # Again, now that the platform is decided; before the mesh is laid out, since no order changes the kind of device.
     check_attention_kernel(config.replaced({"mesh.platform": devices[0].platform}))
-    devices = mesh_order(spec, devices, gpus_per_node)
+    _, devices = mesh_order(spec, devices, gpus_per_node)
     return Pipeline(
         # A schedule without flush has several batches; layout, parts and evaluation are of one.
         one_batch(spec.schedule),
@@ -216,8 +216,8 @@ def _in_float32(pipeline: Pipeline, params: Any) -> Any:
     return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
 
-def mesh_order(spec: RunSpec, devices: Sequence[Any], gpus_per_node: int | None) -> tuple[Any, ...]:
-    """The devices in the order of the mesh: by `mesh.order`, or the first order of "auto" that can lay out the mesh.
+def mesh_order(spec: RunSpec, devices: Sequence[Any], gpus_per_node: int | None) -> tuple[str, tuple[Any, ...]]:
+    """The order of the mesh and the devices in it: `mesh.order`, or the first one of "auto" that can lay out the mesh.
 
     Args:
         devices: all devices of the mesh; node by node if `gpus_per_node` is given.
@@ -231,5 +231,5 @@ def mesh_order(spec: RunSpec, devices: Sequence[Any], gpus_per_node: int | None)
     *preferred, last = orders_to_try(spec.schedule) if mesh.order == AUTO else (mesh.order,)
     for order in preferred:
         with suppress(ConfigError):
-            return order_devices(devices, **mesh.axes, order=order, gpus_per_node=gpus_per_node)
-    return order_devices(devices, **mesh.axes, order=last, gpus_per_node=gpus_per_node)
+            return order, order_devices(devices, **mesh.axes, order=order, gpus_per_node=gpus_per_node)
+    return last, order_devices(devices, **mesh.axes, order=last, gpus_per_node=gpus_per_node)

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import resolve
 from jaxpipe.mesh import make_mesh, order_devices
+from jaxpipe.training.report import places_of
 
 HALVES = [0, 1, 6, 7, 2, 3, 4, 5]  # 8 stages on two nodes of four: the outer two pairs first
 
@@ -68,3 +71,27 @@ def test_replicas_of_a_stage_are_of_one_node():
 
 def test_virtual_devices_of_one_process_are_one_node():
     assert order_devices(jax.devices()[:8], pipe=8) == tuple(jax.devices()[:8])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "order", "gpus_of_node", "said"),
+    [
+        ("bpipe", "auto", 8, "all devices in one node"),
+        ("bpipe", "auto", 4, "2 nodes, pair_adjacent: devices d and D-1-d of each pipeline in one node"),
+        ("1f1b", "auto", 4, "2 nodes, contiguous: devices in the order in which JAX lists them"),
+        ("bitpipe", "auto", 4, "2 nodes, replicas_together: all devices that hold a stage in one node"),
+        ("bitpipe", "auto", 2, "4 nodes, pair_adjacent: devices d and D-1-d of each pipeline in one node"),
+        ("bitpipe", "contiguous", 4, "2 nodes, contiguous: devices in the order in which JAX lists them"),
+    ],
+)
+def test_a_run_says_in_words_where_its_devices_stand(schedule, order, gpus_of_node, said):
+    """What "auto" decides, not the word: two copies of four stages on eight GPUs."""
+    config = base_config("gpt")
+    config.model.num_layers = 8
+    config.mesh.update(data=2, pipe=4, order=order)
+    config.data.batch_size = 16
+    config.pipeline.update(schedule=schedule, num_microbatches=8)
+    spec = resolve(config)
+    gpus = [gpu(number, node=number // gpus_of_node) for number in range(8)]
+    assert places_of(spec, gpus) == said
+    assert f", {said}" in spec.lines(said)[0]

@@ -238,13 +238,31 @@ for computation in of_name.values():
         if i.opcode == "fusion" and "dynamic_slice" not in i.name:
             read = [shapes.get(name, "") for name in re.findall(r"%([\\w.-]+)", i.rest)]
             kernels[i.name] = [shape for shape in (i.shape, *read) if f"[{tokens},{words}]" in shape]
-print(json.dumps([shapes for shapes in kernels.values() if shapes]))
+# Of the calls of cuBLAS that write the kernel's gradient, and of what else writes it: (opcode, whether it adds).
+written = [
+    (i.opcode, '"beta":1' in i.rest)
+    for computation in of_name.values()
+    for i in computation.instructions
+    if f"f32[{words},{hidden}]" in i.shape
+    and i.opcode not in ("parameter", "tuple", "get-tuple-element", "bitcast", "while")
+]
+print(json.dumps({"logits": [shapes for shapes in kernels.values() if shapes], "sums": written}))
 """
 
 
+@pytest.fixture(scope="module")
+def on_a_gpu():
+    return printed(_KERNELS)
+
+
 @pytest.mark.ci
-def test_gpus_read_logits_twice():
+def test_gpus_read_logits_twice(on_a_gpu):
     """For the statistics of all, and for the gradients of each."""
-    statistics, gradients = sorted(printed(_KERNELS), key=len)
+    statistics, gradients = sorted(on_a_gpu["logits"], key=len)
     assert statistics == ["f32[1024,32000]"]
     assert gradients == ["bf16[1024,32000]", "f32[1024,32000]"]
+
+
+@pytest.mark.ci
+def test_gpus_add_the_kernels_gradient_within_its_product(on_a_gpu):
+    assert on_a_gpu["sums"] == [["custom-call", True]]

@@ -366,3 +366,17 @@ def test_kernels_are_read_and_gradients_added_where_they_stand(padding):
         strict=True,
     ):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (128, 8)])  # Mixtral 8x7B, Qwen3-30B-A3B
+def test_experts_have_at_most_a_tenth_more_rows_than_they_need(monkeypatch, num_experts, num_chosen):
+    """Every row of a tile is multiplied; with a capacity of equal shares no row is filled up."""
+
+    def rows_by_need(of: dispatch.Dispatch) -> float:
+        tiles, size = of.shape(1, 4096)
+        return tiles * size / (4096 * num_chosen)
+
+    assert rows_by_need(dispatch.Capacity(num_experts, num_chosen, 1.0)) == 1.0
+    assert 1.0 <= rows_by_need(dispatch.Dropless(num_experts, num_chosen)) <= 1.1
+    monkeypatch.setattr(dispatch, "PADDING", 2.0)  # whose tiles are too large
+    assert rows_by_need(dispatch.Dropless(num_experts, num_chosen)) > 1.1
