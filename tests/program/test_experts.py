@@ -73,15 +73,16 @@ def covering() -> list[Case]:
 
 CASES = tiers(
     [
-        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
+        Case("mixtral", "1f1b", expert=2, dispatch="capacity", bias_rate=0.1),
     ],
     ci=[
+        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
         Case("qwen3_moe", "1f1b", expert=2, tensor=2, bias_rate=0.1, padding=5),
         Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity"),
-        Case("mixtral", "zb_h1", recompute="full", data=2, padding=3),
     ],
     slow=[
+        Case("mixtral", "zb_h1", recompute="full", data=2, padding=3),
         *covering(),
         Case("mixtral", "1f1b", data=2),
         Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
