@@ -1,7 +1,8 @@
 """Eight virtual CPU devices for the whole suite, set before anything starts a JAX backend.
 
 Nothing here imports JAX by itself, so that tests of the pure parts run without it. No compilation cache: programs of
-several CPU devices that were loaded from one have hung (jax 0.10.2 and 0.12.0.1, about one run in eight).
+several CPU devices that were loaded from one have hung (jax 0.10.2 and 0.12.0.1, about one run in eight). Equal
+programs of a process share one executable, see `shared_programs`.
 """
 
 import gc
