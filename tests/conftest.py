@@ -1,15 +1,18 @@
 """Eight virtual CPU devices for the whole suite, set before anything starts a JAX backend.
 
 Nothing here imports JAX by itself, so that tests of the pure parts run without it. No compilation cache: programs of
-several CPU devices that were loaded from one have hung (jax 0.10.2 and 0.12.0.1, about one run in eight).
+several CPU devices that were loaded from one have hung (jax 0.10.2 and 0.12.0.1, about one run in eight). Equal
+programs of a process share one executable, see `shared_programs`.
 """
 
 import gc
 import os
+import sys
 from collections import Counter
 from importlib.metadata import version
 
 import pytest
+from shared_programs import share_programs
 
 collect_ignore = ["added"]  # scripts for copies of the package with something added
 
@@ -30,6 +33,8 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 # LLVM takes half the time without its expensive passes. The optimized HLO is the same; numbers are, to rounding.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+# Programs that differ only in the lines of tests that call for them are equal, and compiled once.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 
 def pytest_addoption(parser):
@@ -44,6 +49,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
+    if "jax" in sys.modules:
+        share_programs()
     gc.freeze()  # what is imported stays: no collection looks at it again
 
 

@@ -1,6 +1,7 @@
 """Counts of the package's texts that may fall and not rise: what is named in many files is dear to change."""
 
 import ast
+import functools
 import io
 import json
 import re
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "jaxpipe").rglob("*.py"))}
+parsed = functools.cache(ast.parse)  # most files are read by several tests
 USERS_OF_AXES = ("jaxpipe/models/", "jaxpipe/huggingface/")  # the layers that use axes, and the kernels that they split
 
 
@@ -39,7 +41,7 @@ def traps_without_reason(text: str) -> list[int]:
         for child in ast.iter_child_nodes(node):
             walk(child, lines)
 
-    walk(ast.parse(text), range(0))
+    walk(parsed(text), range(0))
     return bare
 
 
@@ -71,7 +73,7 @@ def assignments_at_once() -> list[str]:
     """`a, b = x, y` where nothing is swapped: two statements in one line."""
     listed = []
     for name, text in FILES.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.targets[0], ast.Tuple)
@@ -88,7 +90,7 @@ def nouns_left_out() -> list[str]:
     return [
         f"{name}:{node.lineno}"
         for name, text in FILES.items()
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in ("found", "each", "one")
     ]
 
@@ -113,7 +115,7 @@ def modules_in_circles() -> list[str]:
 
 def _imported(text: str, modules: Collection[str]) -> set[str]:
     imported = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -195,7 +197,7 @@ def test_comments_stand_where_code_needs_them():
     for text in FILES.values():
         documented = {
             line
-            for node in ast.walk(ast.parse(text))
+            for node in ast.walk(parsed(text))
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
             for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)
         }

@@ -24,8 +24,7 @@ OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go 
 # On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`.
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
 
-_COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
-_NESTED = ("while", "conditional", "call")
+COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
 
 # Operations that name a buffer or pass it on; what a while or a call writes is counted inside it.
 _PASSES = {
@@ -81,7 +80,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 def collectives_in(text: str) -> set[str]:
     """The kinds of collectives in a program, as "all-reduce"."""
     opcodes = (i.opcode for computation in computations(text)[0].values() for i in computation.instructions)
-    return {opcode.removesuffix("-start") for opcode in opcodes} & _COLLECTIVES
+    return {opcode.removesuffix("-start") for opcode in opcodes} & COLLECTIVES
 
 
 def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
@@ -110,19 +109,6 @@ def whole_writes(text: str, shapes: Iterable[str]) -> list[Instruction]:
         and instruction.opcode not in _PASSES
         and not _updates_in_place(by_name, instruction)
     ]
-
-
-def permute_pairs(text: str, *, scope: re.Pattern[str] = MESSAGE) -> dict[str, set[tuple[int, int]]]:
-    """The (source, target) pairs of each permute whose scope's name matches `scope`, by that name."""
-    pairs: dict[str, set[tuple[int, int]]] = {}
-    for computation in computations(text)[0].values():
-        for instruction in computation.instructions:
-            named = scope.search(instruction.rest)
-            if instruction.opcode in ("collective-permute", "collective-permute-start") and named:
-                listed = re.search(r"source_target_pairs=\{(?:\{\d+,\d+\},?)*\}", instruction.rest)
-                numbers = re.findall(r"\{(\d+),(\d+)\}", listed[0] if listed else "")
-                pairs.setdefault(named[1], set()).update((int(s), int(t)) for s, t in numbers)
-    return pairs
 
 
 def overlapped_permutes(
@@ -157,31 +143,6 @@ def overlapped_permutes(
     return num_permutes, num_hidden
 
 
-def unordered_collectives(text: str) -> list[tuple[str, str]]:
-    """Pairs of instructions with collectives that no data orders, of which at least one is a loop or a branch.
-
-    XLA executes such a pair at once on a CPU device, in an order of its own, where its collectives meet under one key
-    or take each other's threads. Collectives of one computation it executes one after another.
-    """
-    of_name, _ = computations(text)
-    pairs = []
-    for computation in of_name.values():
-        before: dict[str, set[str]] = {}  # instruction -> the instructions with collectives that it waits for
-        nested: dict[str, bool] = {}  # instruction with collectives -> whether it is a loop or a branch
-        for instruction in computation.instructions:
-            operands = [name for name in re.findall(r"%([\w.\-]+)", instruction.rest) if name in before]
-            waits_for = {name for operand in operands for name in before[operand]} | nested.keys() & set(operands)
-            if _has_collective(of_name, instruction):
-                is_nested = instruction.opcode in _NESTED
-                free = [name for name in nested if name not in waits_for and (is_nested or nested[name])]
-                # Two plain collectives are ordered by XLA itself, so that one of a pair must be nested.
-                pairs += [(name, instruction.name) for name in free]
-                nested[instruction.name] = is_nested
-            # Waiting passes on: who waits for this one waits for all that it waits for.
-            before[instruction.name] = waits_for
-    return pairs
-
-
 def num_instructions(text: str) -> int:
     """The number of instructions of the program, a measure of its size."""
     return sum(len(computation.instructions) for computation in computations(text)[0].values())
@@ -203,7 +164,7 @@ def _is_synchronous(permute: Instruction) -> bool:
     return '"is_sync":true' in permute.rest
 
 
-def _executed(by_name: dict[str, Computation], instruction: Instruction, nested: Collection[str]) -> list[Instruction]:
+def executed(by_name: dict[str, Computation], instruction: Instruction, nested: Collection[str]) -> list[Instruction]:
     """The instruction, and those in it if its opcode is among the `nested` ones."""
     is_open = instruction.opcode in nested
     inside = _reachable(by_name, instruction.called, in_fusions="fusion" in nested) if is_open else ()
@@ -213,14 +174,8 @@ def _executed(by_name: dict[str, Computation], instruction: Instruction, nested:
 def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
     """Whether it is a matmul, or a loop or fusion with one."""
     # A matmul that reads its kernel in place is a fusion around the call of cuBLAS.
-    executed = _executed(by_name, instruction, ("while", "fusion"))
-    return any(inner.opcode == "dot" or _MATRIX_PRODUCT.search(inner.rest) for inner in executed)
-
-
-def _has_collective(of_name: dict[str, Computation], instruction: Instruction) -> bool:
-    """Whether it is a collective, or a loop or branch with one."""
-    executed = _executed(of_name, instruction, _NESTED)
-    return any(inner.opcode.removesuffix("-start") in _COLLECTIVES for inner in executed)
+    run = executed(by_name, instruction, ("while", "fusion"))
+    return any(inner.opcode == "dot" or _MATRIX_PRODUCT.search(inner.rest) for inner in run)
 
 
 def _updates_in_place(computed: dict[str, Computation], instruction: Instruction) -> bool:

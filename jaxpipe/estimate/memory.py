@@ -8,7 +8,7 @@ exponentials of a split head, each in the file of its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -20,6 +20,7 @@ from jaxpipe.estimate.split_head import exponential_bytes
 from jaxpipe.estimate.traced import sequence_arrays, traced_layer
 from jaxpipe.estimate.workspace import at_work
 from jaxpipe.lowering import lower
+from jaxpipe.lowering.transfer import Sizes
 from jaxpipe.schedules import Costs
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
@@ -39,7 +40,7 @@ class Counts:
         pages: pages of one layer's residuals, own and parked.
         weight_gradient_pages: pages of the inputs that I defers to W.
         buffers: unit -> number of what transfers store, as `Transfer.buffers` counts it.
-        known_unit_bytes: unit -> its bytes, where no model decides them.
+        unit_bytes: unit -> its bytes, given those that the model decides.
         waiting: unit -> of these, those that grow with the microbatches if a device holds all of them.
         chunks: stages of a device in one replica.
         replicas: replicas of the model in one pipeline.
@@ -53,7 +54,7 @@ class Counts:
     weight_gradient_pages: int
     buffers: Mapping[str, int]
     waiting: Mapping[str, int]
-    known_unit_bytes: Mapping[str, int]
+    unit_bytes: Mapping[str, Callable[[Sizes], int]]
     chunks: int
     replicas: int
     copies: int
@@ -148,7 +149,7 @@ def counted(spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Cos
         weight_gradient_pages=table.weight_gradient_pages.num_pages,
         buffers=table.buffers,
         waiting=table.waiting,
-        known_unit_bytes=table.known_unit_bytes,
+        unit_bytes=table.unit_bytes,
         chunks=placement.num_chunks,
         replicas=placement.num_replicas,
         # With a flush a device has one version of its weights, which `parameter_bytes` counts by chunks.
@@ -211,15 +212,13 @@ def memory(setting: Setting) -> Bytes:
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     # Without split backwards nothing is deferred, whatever the table counts.
     num_apart = number.weight_gradient_pages if number.has_split_backward else 0
-    # Unit of what transfers store -> its bytes.
-    of_unit = {
-        **number.known_unit_bytes,
-        "message": round(message_bytes(setting)),
-        "page": layer.page_bytes,
-        "layer gradients": params.exchanged_layer,
-        "head slot": exponential_bytes(setting) if setting.vocab_over_pipe else 0,
-    }
-    stored = {unit: count * of_unit[unit] for unit, count in number.buffers.items()}
+    sizes = Sizes(
+        message=round(message_bytes(setting)),
+        page=layer.page_bytes,
+        layer_gradients=params.exchanged_layer,
+        head_slot=exponential_bytes(setting) if setting.vocab_over_pipe else 0,
+    )
+    stored = {unit: count * number.unit_bytes[unit](sizes) for unit, count in number.buffers.items()}
     work = at_work(
         setting,
         has_whole_backwards=number.has_whole_backwards,

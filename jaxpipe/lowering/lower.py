@@ -34,21 +34,18 @@ from jaxpipe.lowering.rounds import (
 from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
-from jaxpipe.lowering.transfers.messages import MESSAGES
+from jaxpipe.lowering.transfers import traffic_of
 from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
-from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.turns import period_of
 from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.schedule import BACKWARD_KINDS, COMPUTE_KINDS, Schedule, kinds_that_leave
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
 from jaxpipe.sharding import Shard
 
-# Transfers of what actions leave for others, as their traits say; a table has those that any of its actions leaves.
-LEFT_BY_ACTIONS: tuple[Transfer[RoundTable], ...] = (MESSAGES,)
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
 # and either of them longer; the last costs have a transfer of a tenth of a forward.
@@ -339,8 +336,5 @@ class Folding:
     def _table(
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
     ) -> RoundTable:
-        columns = self.compute.columns
-        left = [transfer for transfer in LEFT_BY_ACTIONS if columns.is_kind(*kinds_that_leave(transfer.name)).any()]
-        sums = (SUMS_OVER_DATA,) if columns.is_kind(*BACKWARD_KINDS).any() else ()
-        traffic = (*left, *traffic, *sums)
+        traffic = traffic_of(self.compute, *traffic)
         return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic)

@@ -10,6 +10,7 @@ All that travels between devices, or that all of them meet for, is a `Transfer` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -21,7 +22,7 @@ from jaxpipe.lowering.cells import Cells
 from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
 from jaxpipe.lowering.permutes import Permutes
-from jaxpipe.lowering.transfer import Transfer, total_of
+from jaxpipe.lowering.transfer import Sizes, Transfer, total_of
 from jaxpipe.schedules.schedule import Kind, kinds_that_leave
 
 # The calls of a table of several: the first, one in the middle, the last. The three index `RoundTable.calls`, and
@@ -208,10 +209,9 @@ class RoundTable(Cells):
         return total_of([transfer.buffers(self) for transfer in self.kinds_of_traffic])
 
     @property
-    def known_unit_bytes(self) -> dict[str, int]:
-        """Unit -> its bytes, of transfers for which they do not depend on the model."""
-        transfers = self.kinds_of_traffic
-        return {transfer.unit: transfer.unit_bytes for transfer in transfers if transfer.unit_bytes is not None}
+    def unit_bytes(self) -> dict[str, Callable[[Sizes], int]]:
+        """Unit of what transfers carry and store -> its bytes, given those that the model decides."""
+        return {unit: of_sizes for transfer in self.kinds_of_traffic for unit, of_sizes in transfer.unit_bytes.items()}
 
     @cached_property
     def waiting(self) -> dict[str, int]:

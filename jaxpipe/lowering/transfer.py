@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.schedule import Action
+from jaxpipe.schedules.schedule import Action, Schedule, kinds_that_leave
 
 
 class Rounds(Protocol):
@@ -41,6 +41,15 @@ class Payloads(NamedTuple):
     size: int
 
 
+class Sizes(NamedTuple):
+    """Bytes that the model decides, on one device for one microbatch: of a traced step, or estimated."""
+
+    message: int  # the output of a stage
+    page: int  # residuals of one layer
+    layer_gradients: int  # of one layer, as they travel
+    head_slot: int  # what S leaves for T; 0 without a split head
+
+
 class Transfer(Protocol[Table]):
     """One kind of traffic of a table: its permutes and collectives, what a device reads in its row, its buffers.
 
@@ -50,14 +59,18 @@ class Transfer(Protocol[Table]):
     Attributes:
         name: the name of the transfer, and of its channel.
         unit: the unit of its payloads between two devices, in which bytes are counted; empty if it has none.
-        unit_bytes: bytes of that unit if they do not depend on the model.
+        unit_bytes: that unit, and others of its buffers -> its bytes, given those that the model decides.
         kind_of_bytes: what reports call the bytes of its buffers.
     """
 
     name: ClassVar[str]
     unit: ClassVar[str] = ""
-    unit_bytes: ClassVar[int | None] = None
+    unit_bytes: ClassVar[Mapping[str, Callable[[Sizes], int]]] = {}
     kind_of_bytes: ClassVar[str] = "transit"
+
+    def is_asked_for(self, schedule: Schedule) -> bool:
+        """Whether a table of `schedule` has it: by default if an action leaves it for another, as traits say."""
+        return bool(schedule.columns.is_kind(*kinds_that_leave(self.name)).any())
 
     def payloads(self, table: Table) -> Payloads:
         """All that a step asks for along `pipe`."""

@@ -34,7 +34,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering.replay import replay
 from jaxpipe.lowering.rounds import REMOTE_ROUNDS, periodic_rounds
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.lowering.transfers.messages import MESSAGES
+from jaxpipe.lowering.transfers import traffic_of
 from jaxpipe.lowering.transfers.shared_sums import OF_HEAD, Meeting, SharedSums, meetings_of
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
@@ -223,7 +223,7 @@ def _with_meetings(
         taken,
         started + 1,
         np.tile(types, num_calls),
-        (MESSAGES, SharedSums(np.tile(events, num_calls))),
+        traffic_of(schedule, SharedSums(np.tile(events, num_calls))),
         num_calls=num_calls,
     )
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.transfer import Sizes
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
@@ -254,14 +255,14 @@ def buffer_bytes(shapes: StepShapes) -> dict[str, int]:
 def unit_bytes(shapes: StepShapes) -> dict[str, int]:
     """Bytes of what transfers carry and store, by the units in which `Transfer.buffers` counts."""
     kept, statistics = (sum(map(_num_bytes, jax.tree.leaves(tree))) for tree in (shapes.kept, shapes.statistics))
-    return {
-        **shapes.table.known_unit_bytes,
-        "message": _num_bytes(shapes.message),
-        "page": shapes.storage.pools[0].page_bytes,
-        "layer gradients": pool_for(1, shapes.sent_layer).page_bytes,
+    sizes = Sizes(
+        message=_num_bytes(shapes.message),
+        page=shapes.storage.pools[0].page_bytes,
+        layer_gradients=pool_for(1, shapes.sent_layer).page_bytes,
         # What S leaves, this device's statistics, and those of all devices.
-        "head slot": kept + (1 + shapes.table.schedule.num_devices) * statistics,
-    }
+        head_slot=kept + (1 + shapes.table.schedule.num_devices) * statistics,
+    )
+    return {unit: of_sizes(sizes) for unit, of_sizes in shapes.table.unit_bytes.items()}
 
 
 def meeting_bytes(shapes: StepShapes) -> int:

@@ -4,9 +4,9 @@ import conftest  # noqa: F401  eight devices
 import jax
 import numpy as np
 import programs
+from collectives_of_programs import unordered_collectives
 from tiny_models import config_of, pipeline_of, random_batch, random_params
 
-from jaxpipe.compile.hlo import unordered_collectives
 from jaxpipe.models import LanguageModel
 from jaxpipe.schedules import build
 from jaxpipe.training.step import mean_factors

@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from collectives_of_programs import permute_pairs
 from compiling import AS_A_USER, ROOT
 
-from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, MESSAGE, PAGE_TRANSFER, overlapped_permutes, permute_pairs
+from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, MESSAGE, PAGE_TRANSFER, overlapped_permutes
 
 PERMUTES = """
 %product (a: f32[2,2]) -> f32[2,2] {

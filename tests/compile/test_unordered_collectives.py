@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from collectives_of_programs import unordered_collectives
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.compile.hlo import unordered_collectives
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import base_config, check
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.lowering import IDLE, lower, replay, without_flush
+from jaxpipe.lowering import IDLE, lower, replay, transfers, without_flush
+from jaxpipe.lowering.table import RoundTable
+from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
 from jaxpipe.lowering.transfers.shared_sums import Meeting
 from jaxpipe.program import shared_updates
@@ -272,3 +274,25 @@ def test_the_drawn_calls_are_those_of_the_table(module, num_devices, size):
                 cell.append(text if age[r, device] == age_of_t else text.lower())
             wanted.append(cell)
     assert [cells(row) for row in rows] == wanted
+
+
+class Idle(Transfer[RoundTable]):
+    """Nothing travels."""
+
+    name = "idle"
+
+    def is_asked_for(self, schedule):
+        return True
+
+    def grids(self, table):
+        """Nothing is read."""
+
+
+@pytest.mark.parametrize("name", ["1f1b", "pipedream_2bw"])
+def test_a_transfer_of_the_list_is_in_tables_with_flush_and_without(name, monkeypatch):
+    monkeypatch.setattr(transfers, "TRANSFERS", (*transfers.TRANSFERS, Idle()))
+    schedule = build(name, num_devices=2, num_microbatches=2)
+    names = list(lower(schedule).transfers)
+    assert names[0] == "messages"
+    assert "idle" in names
+    assert ("sums_over_data" in names) == (not schedule.delays)

@@ -23,7 +23,7 @@ NUM_LAYERS, NUM_MICROBATCHES = 8, 8
 CASES = tiers(
     [("gpt", "1f1b", "xla", "none", 1, 1)],
     ci=[
-        ("qwen3", "zb_v", "chunked", "none", 2, 1),
+        ("qwen3", "zb_h1", "chunked", "none", 2, 1),
         ("llama", "bpipe", "xla", "full", 1, 1),
     ],
     slow=[
@@ -42,7 +42,7 @@ CASES = tiers(
         ("gpt", "gems", "xla", "none", 1, 1),
         ("llama", "v_min", "chunked", "full", 2, 1),
         ("gpt", "breadth_first", "xla", "full", 1, 2),
-        ("llama", "zb_h1", "chunked", "none", 2, 1),
+        ("llama", "zb_v", "chunked", "none", 2, 1),
         ("gpt", "zb_v", "xla", "full", 1, 2),
         ("qwen3", "1f1b", "chunked", "full", 1, 2),
         ("qwen3", "bpipe", "chunked", "none", 2, 1),

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from collectives_of_programs import permute_pairs, unordered_collectives
 from programs import Spec, expected, program, results, traced
 from tiers import tiers
 from tiny_gpt import LARGEST_ERROR
@@ -25,8 +26,6 @@ from jaxpipe.compile.hlo import (
     EXCHANGE,
     PAGE_TRANSFER,
     computations,
-    permute_pairs,
-    unordered_collectives,
     whole_writes,
 )
 from jaxpipe.lowering import lower

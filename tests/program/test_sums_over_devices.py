@@ -4,6 +4,7 @@ In the round of that action itself, the sum would hold the message up, and with 
 the end of 1F1B the sums of all stages would stand one after the other.
 """
 
+import functools
 from itertools import dropwhile
 
 import jax
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiers import tiers
-from tiny_models import config_of, pipeline_of, random_batch, random_params
+from tiny_gpt import LARGEST_ERROR
+from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.schedules import build
@@ -74,30 +76,36 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(case):
         assert kinds == sorted(kinds)
 
 
+@functools.cache
+def plain_loss_and_grads(num_layers, num_microbatches):
+    """Of one device, all microbatches as one."""
+    config, batch = config_of("llama", num_layers=num_layers), random_batch(num_microbatches, seed=0)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+    return jax.jit(jax.value_and_grad(LanguageModel(config).loss_sum))(random_params(config), rows)
+
+
 @pytest.mark.parametrize(
     "case",
     tiers(
         [("interleaved_1f1b", 16, {"data": 2})],
         ci=[
-            ("1f1b", 4, {"data": 2, "tensor": 2}),
+            ("1f1b", 4, {"data": 2, "behind_layers": False}),
             ("zb_v", 8, {"data": 2}),
-            ("bitpipe", 8, {"data": 2}),
-            ("bpipe", 8, {"data": 2}),
         ],
+        slow=[("bitpipe", 8, {"data": 2}), ("1f1b", 4, {"data": 2, "tensor": 2}), ("bpipe", 8, {"data": 2})],
     ),
     ids=str,
 )
-def test_behind_layers_the_same_numbers_are_summed(case):
-    """The order of all sums over microbatches and devices is that of sums in the rounds after; XLA rounds each."""
+def test_behind_layers_the_sums_are_those_of_plain_grad(case):
+    """And in the rounds after; sums over microbatches and devices in another order round otherwise."""
     name, num_layers, options = case
     config = config_of("llama", num_layers=num_layers)
     schedule = build(name, num_devices=2 if "tensor" in options or name == "zb_v" else 4, num_microbatches=4)
-    results = []
-    for behind_layers in (False, True):
-        pipeline = pipeline_of(schedule, config, behind_layers=behind_layers, **options)
-        assert bool(pipeline.table.hanging.any()) == behind_layers
-        params = jax.jit(pipeline.to_stages)(random_params(config))
-        loss, grads = pipeline.loss_and_grads(params, random_batch(4, seed=0))
-        results.append(jax.tree.leaves((loss, pipeline.from_stages(grads))))
-    for apart, behind in zip(*results, strict=True):
-        np.testing.assert_allclose(apart, behind, rtol=1e-5, atol=1e-5)
+    pipeline = pipeline_of(schedule, config, **options)
+    assert bool(pipeline.table.hanging.any()) == options.get("behind_layers", True)
+    params = jax.jit(pipeline.to_stages)(random_params(config))
+    loss, grads = pipeline.loss_and_grads(params, random_batch(4, seed=0))
+    wanted, wanted_grads = plain_loss_and_grads(num_layers, 4)
+    assert float(loss) == pytest.approx(float(wanted), rel=LARGEST_ERROR)
+    errors = relative_errors(jax.jit(pipeline.from_stages)(grads), wanted_grads)
+    assert max(errors.values()) <= LARGEST_ERROR, errors

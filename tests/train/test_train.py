@@ -31,6 +31,7 @@ def test_a_run_leaves_its_files(trained):
     assert (workdir / "checkpoints" / "12").is_dir()
 
 
+ONE_DEVICE = ["--config.mesh.data=1", "--config.mesh.pipe=1"]
 STRICT = {
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
@@ -46,14 +47,16 @@ STRICT = {
         pytest.param("quickstart_moe", "lion", marks=pytest.mark.slow),
     ],
 )
-def test_train_runs_under_the_strictest_rules_of_jax(config, optimizer, tmp_path, monkeypatch):
+def test_a_process_of_its_own_trains_under_the_strictest_rules_of_jax(config, optimizer, tmp_path, monkeypatch):
+    """Compiled as a user's run is, on the devices that it makes itself."""
     for name, value in STRICT.items():
         monkeypatch.setenv(name, value)
-    small = [each for each in SMALL if "dropout" not in each]
-    more = ["--config.train.steps=2", "--config.checkpoint.save_every=1", f"--config.optimizer.name={optimizer}"]
-    done = in_child("train", f"--config=configs/{config}.py", f"--workdir={tmp_path}", *small, *more)
+    small = [field for field in SMALL if "dropout" not in field]
+    flags = [f"--workdir={tmp_path}/run", *small, f"--config.optimizer.name={optimizer}"]
+    done = in_child("train", f"--config=configs/{config}.py", *flags, is_optimized=True)
     assert done.returncode == 0, done.stderr
-    assert len(losses(tmp_path)) == 2
+    assert "4 virtual CPU devices" in done.stdout
+    assert metrics(tmp_path / "run")[-1]["eval_loss"] < metrics(tmp_path / "run")[0]["loss"]
 
 
 def test_metrics_have_one_line_a_step(trained):
@@ -90,22 +93,16 @@ def test_eval_prints_the_last_held_out_loss_on_any_mesh_and_schedule(trained, ar
 
 def test_a_sample_continues_the_prompt_and_the_seed_decides_how(trained):
     workdir, _ = trained
-    said = [
-        run("sample", f"--workdir={workdir}", "--prompt=def é", "--num_tokens=9", f"--seed={seed}")
-        for seed in (1, 1, 2)
-    ]
-    assert [done.returncode for done in said] == [0, 0, 0], said[0].stderr
-    assert all(done.stdout.startswith("parameters of step 12\ndef é") for done in said)
-    assert said[0].stdout == said[1].stdout != said[2].stdout
-
-
-@pytest.mark.ci
-def test_several_samples_are_those_of_the_seeds_that_follow(trained):
-    workdir, _ = trained
     flags = [f"--workdir={workdir}", "--prompt=def é", "--num_tokens=9"]
-    alone = [run("sample", *flags, f"--seed={seed}").stdout.partition("\n")[2] for seed in (1, 2)]
-    done = run("sample", *flags, "--seed=1", "--num_samples=2", "--stop=not in it")
-    assert done.stdout == f"parameters of step 12\n--- 1\n{alone[0]}--- 2\n{alone[1]}", done.stderr
+    # Those of several samples are the seeds that follow.
+    two = ["--seed=1", "--num_samples=2", "--stop=not in it"]
+    said = [run("sample", *flags, *seeds) for seeds in (["--seed=1"], ["--seed=2"], two)]
+    assert [done.returncode for done in said] == [0, 0, 0], said[0].stderr
+    assert all(done.stdout.startswith("parameters of step 12\n") for done in said)
+    first, second, both = (done.stdout.partition("\n")[2] for done in said)
+    assert first.startswith("def é")
+    assert first != second
+    assert both == f"--- 1\n{first}--- 2\n{second}"
 
 
 @pytest.mark.slow
@@ -147,19 +144,8 @@ def test_errors_are_one_message_without_a_traceback(arguments, words, tmp_path):
 
 
 @pytest.mark.ci
-def test_a_process_of_its_own_ends_with_the_status_of_its_command(tmp_path):
-    """Compiled as a user's run is, on the devices that it makes itself."""
-    command = ["train", "--config=configs/quickstart.py", f"--workdir={tmp_path}/run", *SMALL]
-    done = in_child(*command, is_optimized=True)
-    assert done.returncode == 0, done.stderr
-    assert "4 virtual CPU devices" in done.stdout
-    assert metrics(tmp_path / "run")[-1]["eval_loss"] < metrics(tmp_path / "run")[0]["loss"]
-
-
-@pytest.mark.ci
 def test_rows_of_metrics_are_as_far_apart_as_asked_for(tmp_path):
-    one_device = ["--config.mesh.data=1", "--config.mesh.pipe=1"]
-    done = train(tmp_path / "run", *one_device, "--config.train.log_every=5")
+    done = train(tmp_path / "run", *ONE_DEVICE, "--config.train.log_every=5")
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in metrics(tmp_path / "run")] == [5, 6, 10, 12]  # 6 and 12 have a held-out loss
     bad = [
@@ -167,7 +153,7 @@ def test_rows_of_metrics_are_as_far_apart_as_asked_for(tmp_path):
         "--config.train.max_skipped_in_row=2",
         "--config.train.log_every=100",
     ]
-    assert train(tmp_path / "bad", *one_device, *bad).returncode == 2
+    assert train(tmp_path / "bad", *ONE_DEVICE, *bad).returncode == 2
     assert [row["skipped"] for row in metrics(tmp_path / "bad")] == [1, 1]
 
 
@@ -175,8 +161,7 @@ def test_rows_of_metrics_are_as_far_apart_as_asked_for(tmp_path):
 def test_steps_that_are_not_finite_are_skipped_said_and_end_the_run(tmp_path):
     workdir = tmp_path / "run"
     bad = ["--config.optimizer.learning_rate=1e37", "--config.checkpoint.save_every=1"]
-    one_device = ["--config.mesh.data=1", "--config.mesh.pipe=1"]
-    done = train(workdir, *bad, *one_device, "--config.train.max_skipped_in_row=2", "--config.train.steps=9")
+    done = train(workdir, *bad, *ONE_DEVICE, "--config.train.max_skipped_in_row=2", "--config.train.steps=9")
     assert done.returncode == 2
     found = re.search(
         r"^TrainingError: step (\d): loss or gradients are not finite, 2 steps in a row", done.stderr, re.M
@@ -228,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_tried_again(tmp_path, m
         write_sums(folder)
 
     monkeypatch.setattr("jaxpipe.checkpoints.arrays.write_sums", write)
-    done = train(tmp_path / "run", "--config.checkpoint.save_every=12")
+    done = train(tmp_path / "run", *ONE_DEVICE, "--config.checkpoint.save_every=12")
     assert done.returncode == 0, done.stderr
     assert "the checkpoint of step 12 cannot be written" in done.stdout
     assert "checkpoints/12\n" in done.stdout

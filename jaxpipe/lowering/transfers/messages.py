@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Messages(Transfer[RoundTable]):
 
     name = "messages"
     unit = "message"
+    unit_bytes: ClassVar = {"message": lambda sizes: sizes.message}
     kind_of_bytes = "messages"
 
     def payloads(self, table: RoundTable) -> Payloads:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class ParkedPages(Transfer[RoundTable]):
 
     name = "parked_pages"
     unit = "page"
+    unit_bytes: ClassVar = {"page": lambda sizes: sizes.page}
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
         """EVICT and LOAD of each microbatch, one each, whatever number of pages travels."""

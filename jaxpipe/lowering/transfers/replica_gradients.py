@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, count
+from typing import ClassVar
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class ReplicaGradients(Transfer[RoundTable]):
 
     name = "replica_gradients"
     unit = "layer gradients"
+    unit_bytes: ClassVar = {"layer gradients": lambda sizes: sizes.layer_gradients}
 
     def payloads(self, table: RoundTable) -> Payloads:
         """The gradients of each layer."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class SplitHead(Transfer[RoundTable]):
     num_slots: int
 
     name = "split_head"
+    unit_bytes: ClassVar = {"message": lambda sizes: sizes.message, "head slot": lambda sizes: sizes.head_slot}
     kind_of_bytes = "head"
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind, Schedule
 
 
 class Left(enum.IntEnum):
@@ -40,6 +40,10 @@ class SumsOverData(Transfer[RoundTable]):
     behind_layers: bool = False
 
     name = "sums_over_data"
+
+    def is_asked_for(self, schedule: Schedule) -> bool:
+        """Wherever gradients are summed; without flush the updates of layers do it."""
+        return not schedule.delays and bool(schedule.columns.is_kind(*BACKWARD_KINDS).any())
 
     def hangs(self, table: RoundTable) -> np.ndarray | None:
         """On actions that complete a chunk, but for a device's last one if its message would wait."""
