@@ -14,9 +14,8 @@ from typing import Any
 from their_step import A100, TheirStep
 
 from jaxpipe.cluster import ORDERS, Topology
-from jaxpipe.estimate import Estimate, Setting, costs_of, estimate
+from jaxpipe.estimate import Estimate, Setting, Shard, costs_of, estimate
 from jaxpipe.models import GPTConfig
-from jaxpipe.sharding import Shard
 
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published.json").read_text())
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2")  # named ZB-1p and ZB-2p there

@@ -10,6 +10,7 @@ from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import Program
 from jaxpipe.estimate.times import Link, Times, TimeSource
 from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.sharding import Shard
 
 __all__ = [
     "Bytes",
@@ -22,6 +23,7 @@ __all__ = [
     "Program",
     "Roofline",
     "Setting",
+    "Shard",
     "TimeSource",
     "Times",
     "costs_of",
