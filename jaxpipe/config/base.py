@@ -85,6 +85,8 @@ class MeshSection(MeshSizes):
     # optimizer state, of embedding and head over mesh.pipe too (ZeRO stage 1); "gradients": running sums of gradients,
     # too (stage 2); "weights": compute copies, too, which each action gathers (stage 3, FSDP).
     shard: str = one_of(tuple(Shard), Shard.OPTIMIZER.value)
+    # In which gradients travel to be summed over devices; "bfloat16" halves their bytes and rounds them.
+    sums_dtype: str = one_of(("float32", "bfloat16"), "float32")
     deterministic: bool = False  # True: sums over devices are added in mesh order, with equal digits in every run
 
 

@@ -70,7 +70,7 @@ class RunSpec:
         head = ", embedding and head over pipe" if config.pipeline.vocab_over_pipe == "true" else ""
         of_optimizer = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}"
         return [
-            f"mesh       {describe_mesh(config.mesh.axes)}, {places}{head}",
+            f"mesh       {describe_mesh(config.mesh.axes)}, shard {config.mesh.shard}, {places}{head}",
             f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
-            f"optimizer  {of_optimizer}, {config.mesh.shard} sharded; {config.train.steps} steps",
+            f"optimizer  {of_optimizer}; {config.train.steps} steps",
         ]

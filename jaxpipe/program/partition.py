@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -47,6 +48,7 @@ class Part:
     # action sums, and gathers, what it needs of a layer.
     splits_sum: bool = False
     splits_copy: bool = False
+    sent_dtype: Any = None  # in which terms of its gradient travel to be summed over devices; None: as they are
 
     @property
     def is_summed(self) -> bool:
@@ -130,10 +132,13 @@ class Part:
 
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
         """This device's part of a gradient, summed over all devices that have terms of it."""
+        sent = gradient if self.sent_dtype is None else gradient.astype(self.sent_dtype)
         if self.master_dim is None:
-            return sum_over(gradient, self.partial_axes + self.copy_axes, deterministic=deterministic)
-        gradient = sum_over(gradient, self.partial_axes, deterministic=deterministic)
-        return scatter_sum_over(gradient, self.copy_axes, self.master_dim, deterministic=deterministic)
+            total = sum_over(sent, self.partial_axes + self.copy_axes, deterministic=deterministic)
+        else:
+            sent = sum_over(sent, self.partial_axes, deterministic=deterministic)
+            total = scatter_sum_over(sent, self.copy_axes, self.master_dim, deterministic=deterministic)
+        return total.astype(gradient.dtype)
 
 
 def part_beside(part: Part, param: Any, leaf: Any) -> Part:
@@ -151,7 +156,9 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     return Part((), None, (), (), 1, shape, stacked=part.stacked)
 
 
-def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *, shard: Shard) -> PyTree:
+def partition(
+    params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *, shard: Shard, sent_dtype: Any = None
+) -> PyTree:
     """The Part of every leaf of staged `params`.
 
     Args:
@@ -159,6 +166,7 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *
         specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `PARAMETER_AXES`;
             None if no parameter is split.
         shard: what devices with equal compute copies share; `Shard.NONE` keeps masters whole on each.
+        sent_dtype: dtype in which terms of gradients travel to be summed over devices; None: float32, as sums are.
 
     Raises:
         CompileError: `specs` has other leaves than `params`, names another axis, or a dim does not divide.
@@ -178,7 +186,10 @@ def partition(params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *
         is_layer = path[0].key == "layers"
         name = f"params{jax.tree_util.keystr(path)}"
         shape = tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape)
-        return _part(name, shape, spec, mesh, stacked=is_layer, shard=shard)
+        part = _part(name, shape, spec, mesh, stacked=is_layer, shard=shard)
+        # Complex numbers travel as they are; integers and keys have no gradients.
+        is_float = sent_dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return replace(part, sent_dtype=sent_dtype) if is_float and part.is_summed else part
 
     return jax.tree_util.tree_map_with_path(part, params, specs)
 

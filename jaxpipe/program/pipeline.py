@@ -94,6 +94,7 @@ class Pipeline:
         layers_per_stage: Sequence[int] | None = None,
         dtype: Any = None,
         shard: str = Shard.OPTIMIZER,
+        sums_dtype: Any = None,
         deterministic: bool = False,
         rolled: bool = True,
         costs: Costs | None = None,
@@ -113,6 +114,8 @@ class Pipeline:
                 Complex numbers, integers, truth values and keys stay as they are.
             shard: what devices that compute with equal copies of a parameter share, those of `MASTER_AXES`, of shared
                 ones of `pipe` too: a value of `jaxpipe.sharding.Shard`.
+            sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
+                bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
             deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
                 on how devices and processes are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
@@ -143,6 +146,8 @@ class Pipeline:
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
         self.shard = Shard(shard)
+        # None for float32, in which nothing is cast: dtypes of complex sums stay, too.
+        self.sums_dtype = None if sums_dtype is None or jnp.dtype(sums_dtype) == jnp.float32 else jnp.dtype(sums_dtype)
         self.deterministic = deterministic
         self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
@@ -199,7 +204,7 @@ class Pipeline:
 
     def parts(self, params: PyTree) -> PyTree:
         """The Part of each of the staged parameters; see `jaxpipe.program.partition`."""
-        return partition(params, self.functions.specs, self.mesh, shard=self.shard)
+        return partition(params, self.functions.specs, self.mesh, shard=self.shard, sent_dtype=self.sums_dtype)
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
@@ -233,6 +238,7 @@ class Pipeline:
             batch,
             dtype=self.dtype,
             shard=self.shard,
+            sent_dtype=self.sums_dtype,
             random=random,
             by_chunk=self.by_chunk,
             wide=self.wide,

@@ -83,6 +83,7 @@ def step_shapes(
     *,
     dtype: Any,
     shard: Shard,
+    sent_dtype: Any = None,
     random: bool,
     by_chunk: bool = False,
     wide: bool = False,
@@ -92,7 +93,7 @@ def step_shapes(
     Args:
         batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
         dtype: dtype of the compute copies; None keeps that of the masters.
-        shard: what devices that compute with equal copies share.
+        shard, sent_dtype: as of `jaxpipe.program.partition.partition`.
         random: whether the step has a key.
         by_chunk: whether each chunk of a device has actions of its own in the program.
         wide: whether products make gradients in the dtypes of their sums.
@@ -101,7 +102,7 @@ def step_shapes(
         CompileError: functions, parameters and batch do not fit together.
     """
     check_inputs(table.schedule, mesh, layout.canonical.shape, params, batch)
-    parts = partition(params, functions.specs, mesh, shard=shard)
+    parts = partition(params, functions.specs, mesh, shard=shard, sent_dtype=sent_dtype)
 
     num_parts = num_batch_parts(mesh)
 

@@ -12,6 +12,7 @@ import jax.extend.core as core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_mlp
 from tiers import tiers
 from tiny_gpt import LARGEST_ERROR
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
@@ -109,3 +110,19 @@ def test_behind_layers_the_sums_are_those_of_plain_grad(case):
     assert float(loss) == pytest.approx(float(wanted), rel=LARGEST_ERROR)
     errors = relative_errors(jax.jit(pipeline.from_stages)(grads), wanted_grads)
     assert max(errors.values()) <= LARGEST_ERROR, errors
+
+
+@pytest.mark.parametrize("shard", tiers(["weights"], ci=["optimizer"]))
+def test_gradients_that_travel_in_bfloat16_are_rounded_and_no_more(shard):
+    schedule = build("1f1b", num_devices=2, num_microbatches=3)
+    grads = {}
+    for dtype in ("float32", "bfloat16"):
+        pipeline = tiny_mlp.make_pipeline(schedule, num_layers=4, data=2, shard=shard, sums_dtype=dtype)
+        _, grads[dtype] = tiny_mlp.loss_and_grads(pipeline)
+    _, wanted = tiny_mlp.expected_loss_and_grads(4, 3)
+    for exact, rounded, of_one in zip(
+        *map(jax.tree.leaves, (grads["float32"], grads["bfloat16"], wanted)), strict=True
+    ):
+        np.testing.assert_allclose(exact, of_one, rtol=1e-4, atol=1e-4 * abs(of_one).max())
+        error = abs(rounded - of_one).max() / abs(of_one).max()
+        assert 2**-14 < error < 2**-6  # of bfloat16 2 ** -9, in each of four sums at most

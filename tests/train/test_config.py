@@ -418,8 +418,8 @@ def test_a_run_says_what_it_does():
     config = _with(pipeline__schedule="zb_h1", optimizer__name="muon", mesh__pipe=4, train__steps=7)
     spec = resolve(config, platform="cpu")
     assert (spec.config.mesh.platform, config.mesh.platform) == ("cpu", "auto")
-    text = "\n".join(spec.lines())
-    for said in ("pipe 4", "32 sequences", "2 of a microbatch", "muon", "optimizer sharded", "7 steps"):
+    text = "\n".join(spec.lines("in one node"))
+    for said in ("pipe 4", "32 sequences", "2 of a microbatch", "muon", "shard optimizer", "in one node", "7 steps"):
         assert said in text
     assert spec.optimizer.reads_matrices
     assert spec.layers_per_stage == layers_per_stage(config)
