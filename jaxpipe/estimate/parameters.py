@@ -1,7 +1,8 @@
 """Parameters on a device: their number, and the bytes of masters, compute copies and gradients.
 
 Goes in: the parameters' shapes and the mesh. Devices that compute with equal copies hold one part each of the masters,
-along the first dim that divides; by `Setting.shard` of the sums of gradients and of compute copies too. Source: `jaxpipe.program.partition`, which does the same on devices.
+along the first dim that divides; by `Setting.shard` of the sums of gradients and of compute copies too. Source:
+`jaxpipe.program.partition`, which does the same on devices.
 """
 
 from __future__ import annotations

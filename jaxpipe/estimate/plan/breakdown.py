@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
@@ -19,6 +20,7 @@ from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, leg
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.times import FREE
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.units import gib
@@ -33,7 +35,7 @@ class Breakdown:
         collectives_s: collectives of layers, which stand between matmuls; part of measured `compute_s`.
         bubble_s: time in which the busiest device waits for actions of others.
         transfers_s: time by which messages, pages and exchanged gradients lengthen the pipeline.
-        reduction_s: sums of gradients over devices, as far as they are not hidden, and gathers of compute copies.
+        reduction_s: sums of gradients over devices and gathers of compute copies, as far as they are not hidden.
         update_s: update of the optimizer.
     """
 
@@ -62,14 +64,26 @@ def breakdown_of(estimated: Estimate, source: TimeSource) -> Breakdown:
     links_free = estimate(setting, _LinksFree(source))
     all_free = estimate(setting, _without_links(source)) if isinstance(source, Roofline) else links_free
     bubble_s = all_free.pipeline_s * all_free.bubble_ratio
+    reduction_s = exposed_s(estimated, source)
     return Breakdown(
         compute_s=all_free.pipeline_s - bubble_s,
         collectives_s=links_free.pipeline_s - all_free.pipeline_s,
         bubble_s=bubble_s,
-        transfers_s=estimated.pipeline_s - links_free.pipeline_s,
-        reduction_s=estimated.reduce_s + estimated.copies_s,
+        transfers_s=estimated.step_s - estimated.update_s - reduction_s - links_free.pipeline_s,
+        reduction_s=reduction_s,
         update_s=estimated.update_s,
     )
+
+
+def exposed_s(estimated: Estimate, source: TimeSource) -> float:
+    """Seconds by which gathers and sums over devices with equal copies lengthen a step."""
+    setting = estimated.setting
+    around_s = estimated.copies_s + estimated.reduce_s
+    if not setting.shard.splits_gradients:
+        return around_s
+    # Nothing travels behind the layers of every microbatch if only masters are shared.
+    alone = estimate(replace(setting, shard=Shard.OPTIMIZER), source)
+    return around_s + estimated.pipeline_s - alone.pipeline_s
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ _WORDS = {
     "collectives_s": "collectives of layers",
     "bubble_s": "bubble",
     "transfers_s": "transfers",
-    "reduction_s": "sums over devices",
+    "reduction_s": "gathers and sums over devices",
     "update_s": "update",
 }
 _MIN_DIFFERENCE_S = 5e-4  # the smallest difference that is printed
@@ -163,7 +177,7 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
     for recompute in ("none", "full"):
         group = replace(setting, model=replace(setting.model, recompute=recompute))
         try:
-            times = source.times(group)
+            times = action_times(group, source)
         except ConfigError:  # measured with the recomputation of the best row alone
             continue
         for name in sorted(name for name, method in REGISTRY.items() if method.is_baseline):

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxpipe.cluster.axes import AXES, ROWS
 from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_second
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
@@ -25,6 +26,7 @@ _HEADINGS = (
     "microbatches",
     "recompute",
     "order",
+    "shard",
     "step s",
     "sequences/s",
     "MFU",
@@ -113,6 +115,7 @@ def _table(plan: Plan, parts: Sequence[Breakdown]) -> list[str]:
     unused = {
         **{row.name: all(setting.axes[row.name] == 1 for setting in settings) for row in ROWS if row.for_some_models},
         "GPUs": all(_takes_all(plan, setting) for setting in settings),
+        "shard": all(setting.shard is Shard.OPTIMIZER for setting in settings),
     }
     columns = [column for column in zip(_HEADINGS, *rows, strict=True) if not unused.get(column[0], False)]
     padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
@@ -147,6 +150,7 @@ def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
         f"{setting.num_microbatches} of {setting.microbatch_size}",
         setting.model.recompute,
         setting.order,
+        setting.shard.value,
         f"{estimate.step_s:.3f}",
         f"{estimate.samples_per_s:.2f}",
         f"{estimate.mfu:.1%}",
@@ -239,6 +243,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "num_gpus": setting.num_gpus,
         **setting.axes,
         "order": setting.order,
+        "shard": setting.shard.value,
         "recompute": setting.model.recompute,
         "vocab_over_pipe": setting.vocab_over_pipe,
     }

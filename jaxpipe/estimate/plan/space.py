@@ -16,6 +16,7 @@ from functools import cache
 
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
 from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes, describe_mesh
+from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
@@ -163,7 +164,8 @@ class Space:
 def space_of(config: RunConfig, topology: Topology, given: GivenModel | None = None) -> Space:
     """All legal candidates on all GPUs, or on as many as any legal mesh has; of a model `given` in Python, of that.
 
-    The config's own `pipeline` and `mesh` are not read.
+    The config's own `pipeline` and `mesh` are not read, but for `mesh.shard`: candidates share that, and more where
+    they do not fit (`sharing_more`).
 
     Raises:
         ConfigError: model, data or optimizer cannot run.
@@ -314,6 +316,16 @@ def _recomputes(base: Setting) -> tuple[str, ...]:
     return RECOMPUTE if base.model.attention == "xla" else tuple(r for r in RECOMPUTE if r != "attention")
 
 
+def sharing_more(setting: Setting) -> Iterator[Setting]:
+    """`setting` with each stronger `shard` that its mesh and schedule take, the next one first."""
+    variant = Variant(setting.schedule_name, setting.options)
+    for shard in (*Shard,)[(*Shard,).index(setting.shard) + 1 :]:
+        # Masters of embedding and head are shared over `pipe` too; gradients and weights of layers over copies alone.
+        num_parts = setting.num_master_parts * (1 if shard.splits_gradients else setting.pipe)
+        if num_parts > 1 and not (shard.splits_gradients and has_delays(variant, setting.pipe)):
+            yield replace(setting, shard=shard)
+
+
 def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Counts that differ by one at most, the longer stages first."""
     least, longer = divmod(num_layers, num_stages)
@@ -343,4 +355,5 @@ def describe_setting(setting: Setting) -> str:
     return (
         f"{describe_schedule(setting)}, {describe_mesh(setting.axes)}, "
         f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
+        + (f", shard {setting.shard}" if setting.shard is not Shard.OPTIMIZER else "")
     )

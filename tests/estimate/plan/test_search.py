@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from jaxpipe.config import base_config
 from jaxpipe.config.command_line import read_config_file
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
+from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.plan import search as of_search
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
@@ -27,8 +29,8 @@ from jaxpipe.estimate.plan.bounds import (
 from jaxpipe.estimate.plan.config_file import config_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
 from jaxpipe.estimate.plan.search import MEMORY_MARGIN, Plan, search, search_with_fewer, settings_of
-from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
-from jaxpipe.estimate.step_collectives import step_collectives
+from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, sharing_more, space_of, with_fewer
+from jaxpipe.estimate.step_collectives import action_times, step_collectives
 from jaxpipe.schedules import REGISTRY, Schedule, build, split_backward
 from jaxpipe.schedules.methods.registry import DELAYED
 
@@ -55,11 +57,13 @@ def every_setting(space):
 
 @pytest.fixture(scope="module")
 def best_steps(every_setting):
-    """[candidate] the shortest steps of those that fit, in order."""
+    """[candidate] the shortest steps of those that fit, in order, each with the least sharing that fits."""
     steps = {}
     for group, _, variant, setting in every_setting:
-        if fits(setting, memory(setting), margin=MEMORY_MARGIN):
-            step_s = estimate(setting, SOURCE).step_s
+        shared = [each for each in (setting, *sharing_more(setting)) if fits(each, margin=MEMORY_MARGIN)]
+        # With one replica none is faster than a weaker one, which `test_more_shared_is_no_faster` says.
+        for each in shared if legal_placement(variant, group.pipe).num_replicas > 1 else shared[:1]:
+            step_s = estimate(replace(each, costs=costs_of(action_times(each, SOURCE))), SOURCE).step_s
             steps[group, variant] = min(step_s, steps.get((group, variant), step_s))
     return sorted(steps.values())
 
@@ -150,6 +154,17 @@ def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topo
     several = [row.step_s for row in search(space, source, top=30).rows]
     assert several[:1] == pytest.approx(found)
     assert several == sorted(several)
+
+
+def test_more_shared_is_no_faster_with_one_replica(every_setting):
+    """So the search may try it only where less does not fit."""
+    num_slower = 0
+    for group, _, variant, setting in every_setting:
+        if legal_placement(variant, group.pipe).num_replicas == 1:
+            steps = [estimate(each, SOURCE).step_s for each in (setting, *sharing_more(setting))]
+            assert all(less <= more * (1 + 1e-9) for less, more in pairwise(steps)), setting
+            num_slower += steps[0] < steps[-1]
+    assert num_slower
 
 
 def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
