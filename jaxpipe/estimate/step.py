@@ -20,7 +20,7 @@ from jaxpipe.estimate.given import given_flops
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES
-from jaxpipe.estimate.step_collectives import JAXPIPE, Program, action_times, step_collectives
+from jaxpipe.estimate.step_collectives import JAXPIPE, Program, action_times, longest_closing_s, step_collectives
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
@@ -116,9 +116,8 @@ def estimate(
         setting.num_microbatches,
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
     )
-    # Devices sum at the same time; the one with most to sum decides.
-    at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
-    reduced_s = makespans.closed_s - makespans.exchanged_s if program.reduces_in_rounds else float(at_once_s)
+    in_rounds_s = makespans.closed_s - makespans.exchanged_s
+    reduced_s = in_rounds_s if program.reduces_in_rounds else longest_closing_s(setting, collectives)
     return Estimate(
         setting=setting,
         times=times,

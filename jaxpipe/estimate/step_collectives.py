@@ -123,6 +123,12 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     )
 
 
+def longest_closing_s(setting: Setting, collectives: StepCollectives) -> float:
+    """Seconds of the sums of the device with most to sum after its last actions: devices sum at the same time."""
+    of_devices = ([collectives.closing[stage] for _, stage in held] for held in placement_of(setting).stages_of)
+    return float(max(map(sum, of_devices)))
+
+
 def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> np.ndarray:
     """[stage] what is left of a stage's sums if a layer takes `sum_s`, by which a layer is `longer_s`."""
     layers = np.array(setting.layers_per_stage)

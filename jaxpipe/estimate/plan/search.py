@@ -53,10 +53,11 @@ from jaxpipe.estimate.plan.space import (
 )
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.estimate.step_collectives import action_times, step_collectives
+from jaxpipe.estimate.step_collectives import StepCollectives, action_times, longest_closing_s, step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
+MOST_EXPOSED = 0.02  # fraction of a step that gathers and sums may lengthen it by before something is done about it
 _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 # Bytes of steps are predicted within 5 % of those compiled (docs/measured.md: 0.963 to 1.047 in 81 cells of 82, of the
 # planner's own rows 0.947 to 0.992), so a step that needs this much more must fit too.
@@ -281,7 +282,8 @@ class _Frontier:
     def shared(self, candidate: int, setting: Setting) -> _BoundedSetting:
         """An item of `setting`, which shares more, with an order for times that are longer by what travels."""
         times = action_times(setting, self._source)
-        return self._bounded(candidate, replace(setting, costs=costs_of(times)), times)
+        collectives = step_collectives(setting, self._source, times)
+        return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
@@ -299,16 +301,16 @@ class _Frontier:
             for setting in settings_of(group, variant, times):
                 # Where the head is split, the update of embedding and head is too.
                 own = action_times(setting, self._source) if setting.vocab_over_pipe else times
-                item = self._bounded(candidate, setting, own)
-                # With two replicas nothing hides what is gathered and summed once a step, so that more may be faster.
-                tries_all = placement_of(setting).num_replicas > 1
-                yield replace(item, is_shared_more=tries_all)
-                for stronger in sharing_more(setting) if tries_all else ():
+                collectives = step_collectives(setting, self._source, own)
+                item = _bounded(candidate, setting, own, collectives)
+                may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
+                yield replace(item, is_shared_more=may_gain)
+                for stronger in sharing_more(setting) if may_gain else ():
                     yield replace(self.shared(candidate, stronger), is_shared_more=True)
 
-    def _bounded(self, candidate: int, setting: Setting, times: Times) -> _BoundedSetting:
-        bound_s = least_s(setting, times, step_collectives(setting, self._source, times))
-        return _BoundedSetting(candidate, setting, times, _rounded_down(bound_s))
+
+def _bounded(candidate: int, setting: Setting, times: Times, collectives: StepCollectives) -> _BoundedSetting:
+    return _BoundedSetting(candidate, setting, times, _rounded_down(least_s(setting, times, collectives)))
 
 
 def _rounded_down(seconds: float) -> float:
@@ -323,6 +325,15 @@ def may_fit(group: Setting) -> bool:
     of = [parameter_bytes(setting, chunks=1, replicas=1) for setting in settings]
     least = min(params.optimizer + params.weights + params.gradients for params in of)
     return least + RESERVE_BYTES <= group.topology.hardware.memory_bytes
+
+
+def may_gain_by_sharing(setting: Setting, collectives: StepCollectives, step_s: float) -> bool:
+    """Whether a stronger `shard` may shorten a step of `step_s` by more than `MOST_EXPOSED`.
+
+    Once a step, sums follow the last actions of most stages, and with two replicas gathers stand before the first; of
+    every microbatch both travel behind layers.
+    """
+    return collectives.copies_s + longest_closing_s(setting, collectives) > MOST_EXPOSED * step_s
 
 
 def _with_parameters_of(setting: Setting, held: Bytes) -> Bytes:
