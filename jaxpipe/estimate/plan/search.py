@@ -67,7 +67,8 @@ MEMORY_MARGIN = 0.05
 def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: float = MEMORY_MARGIN) -> Plan:
     """As `search`; further rows are of fewer GPUs where these are faster than every way to use more.
 
-    So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node.
+    So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node. If it has a pipeline,
+    the fastest way without one is searched too.
     """
     with _without_collector():
         return _search_with_fewer(space, source, top=top, margin=margin)
@@ -87,6 +88,10 @@ def _search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: fl
             continue
         rows = sorted((*plan.rows, *of_fewer.rows), key=lambda row: row.step_s)
         plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + of_fewer.num_evaluated)
+    groups = tuple(group for group in space.groups if group.pipe == 1)
+    if groups and plan.rows and plan.rows[0].setting.pipe > 1:
+        with suppress(ConfigError):  # `source` has measured times, for none of these meshes
+            plan = replace(plan, alone=search(replace(space, groups=groups), source, top=1, margin=margin))
     return plan
 
 
