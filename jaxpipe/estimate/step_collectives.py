@@ -53,12 +53,17 @@ class StepCollectives:
             that completes them is longer.
         shared_s: sums of the gradients of embedding and head, after all actions.
         whole_s: all gathers and sums of a step on the device with most layers, hidden or not.
+        ends_s: of `copies_s` and `shared_s` what is of embedding and head, and of copies for the other replica.
+        layer_gather_s, layer_sum_s: of one layer, once.
     """
 
     copies_s: float
     closing: np.ndarray
     shared_s: float
     whole_s: float
+    ends_s: float
+    layer_gather_s: float
+    layer_sum_s: float
 
 
 def action_times(setting: Setting, source: TimeSource) -> Times:
@@ -120,6 +125,9 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         closing=closing,
         shared_s=shared_s,
         whole_s=most * (num_sums * sum_s + num_gathers * gather_s) + others_s + shared_s,
+        ends_s=others_s + shared_s,
+        layer_gather_s=gather_s,
+        layer_sum_s=sum_s,
     )
 
 
