@@ -105,7 +105,7 @@ def test_what_is_exposed_is_told_with_what_hides_more(plan, told):
 
 
 def test_another_shard_hides_more_of_two_replicas():
-    """Their gathers stand before the first action, and their sums after the last unless every microbatch has its own."""
+    """Their gathers stand before the first action, their sums after the last, unless every microbatch has its own."""
     slow = replace(SOURCE, nvlink_fraction=0.2, network_fraction=0.2)
     (row,) = search(space_of(small_config(), TOPOLOGY), slow, top=1).rows
     setting = replace(row.setting, schedule_name="bitpipe", options="num_chunks=1", data=2, pipe=2, tensor=1)
