@@ -6,9 +6,10 @@ python experiments/031_data_parallel/run.py --quick    # half a minute: the firs
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))  # so that a script finds `experiments`
@@ -22,6 +23,7 @@ from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config.command_line import read_config_file
 from jaxpipe.estimate import Program, Roofline, Setting, estimate, memory
 from jaxpipe.estimate.plan.exposure import exposed_fraction
+from jaxpipe.estimate.plan.report import TIME_ERROR
 from jaxpipe.estimate.plan.rows import Row
 from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import describe_schedule, space_of
@@ -103,24 +105,50 @@ def _step(found: Estimate, source: Roofline) -> list[str]:
 # ---- Pipeline or FSDP
 
 
-def pipeline_table(nodes: dict[str, Sequence[int]], batch_sizes: Sequence[int]) -> str:
+@dataclass(frozen=True)
+class Compared:
+    """The fastest way that fits without a pipeline, and with one; on all GPUs of so many nodes."""
+
+    model: str
+    batch_size: int
+    num_nodes: int
+    alone: Row | None
+    piped: Row | None
+
+    @property
+    def ratio(self) -> float:
+        """Tokens per second with a pipeline over those without; infinite or 0 where only one of them fits."""
+        if self.alone is None or self.piped is None:
+            return math.inf if self.piped else 0.0
+        return self.alone.step_s / self.piped.step_s
+
+    @property
+    def cells(self) -> list[str]:
+        """A line of the second table."""
+        ratio = f"{self.ratio:.3f}" if self.alone and self.piped else "-"
+        return [self.model, str(self.batch_size), str(8 * self.num_nodes), *_way(self.alone), *_way(self.piped), ratio]
+
+
+def pipeline_table(compared: Sequence[Compared]) -> str:
     """The fastest ways with and without a pipeline, of every model on so many GPUs."""
     heads = ["model", "batch", "GPUs", "pipe 1: tokens/s of a GPU", "way", "shard", "pipe > 1: tokens/s of a GPU"]
     heads += ["way with a pipeline", "shard of it", "pipeline / FSDP"]
-    return markdown(heads, _pipeline_rows(nodes, batch_sizes))
+    return markdown(heads, (line.cells for line in compared))
 
 
-def _pipeline_rows(nodes: dict[str, Sequence[int]], batch_sizes: Sequence[int]) -> Iterator[list[str]]:
-    for name, sizes in nodes.items():
-        for batch_size in batch_sizes:
-            for num_nodes in sizes:
-                alone, piped = fastest(name, num_nodes, batch_size)
-                ratio = f"{_tokens_per_s(piped) / _tokens_per_s(alone):.3f}" if alone and piped else "-"
-                yield [name, str(batch_size), str(8 * num_nodes), *_way(alone), *_way(piped), ratio]
+def crossover_table(compared: Sequence[Compared]) -> str:
+    """On how many GPUs a pipeline is faster, by more than a step is predicted."""
+    lines = []
+    for model, batch_size in dict.fromkeys((line.model, line.batch_size) for line in compared):
+        of_batch = [line for line in compared if (line.model, line.batch_size) == (model, batch_size)]
+        faster = [str(8 * line.num_nodes) for line in of_batch if line.ratio > 1 + TIME_ERROR]
+        slower = [str(8 * line.num_nodes) for line in of_batch if line.ratio < 1 - TIME_ERROR]
+        lines.append([model, str(batch_size), ", ".join(faster) or "none", ", ".join(slower) or "none"])
+    return markdown(["model", "batch", "GPUs on which a pipeline is faster", "GPUs on which FSDP is"], lines)
 
 
-def fastest(name: str, num_nodes: int, batch_size: int) -> tuple[Row | None, Row | None]:
-    """The fastest way that fits without a pipeline, and with one; on all GPUs."""
+def fastest(name: str, num_nodes: int, batch_size: int) -> Compared:
+    """The fastest ways to train a preset with so many sequences."""
     config = read_config_file(str(FOLDER.parents[1] / "configs" / f"{name}.py"))
     config.model.attention = "cudnn"
     config.data.batch_size = batch_size
@@ -133,12 +161,12 @@ def fastest(name: str, num_nodes: int, batch_size: int) -> tuple[Row | None, Row
         rows = search(replace(space, groups=groups), source, top=1).rows if groups else ()
         return rows[0] if rows else None
 
-    return best(has_pipeline=False), best(has_pipeline=True)
+    return Compared(name, batch_size, num_nodes, best(has_pipeline=False), best(has_pipeline=True))
 
 
 def is_tried(group: Setting) -> bool:
-    """Whether the search covers it; microbatches of more than four sequences and pipelines beyond 16 are left out."""
-    return group.microbatch_size <= 4 and group.pipe <= 16
+    """Whether the search covers it: microbatches of more than four sequences and pipelines beyond 32 are left out."""
+    return group.microbatch_size <= 4 and group.pipe <= 32
 
 
 def _tokens_per_s(row: Row) -> float:
@@ -160,14 +188,19 @@ def main() -> None:
     """Prints the tables, and writes them to the page if that is asked for."""
     flags = page_parser(__doc__ or "", quick="of the second table only Llama 3 8B on one and two nodes").parse_args()
     nodes = {"llama3_8b": (1, 2)} if flags.quick else NODES
-    sections = {
-        "exposed": exposure_table(),
-        "pipeline or FSDP": pipeline_table(nodes, BATCH_SIZES[:1] if flags.quick else BATCH_SIZES),
-    }
-    print("\n".join(sections.values()))
+    sections = {"exposed": exposure_table()}
+    compared = [
+        fastest(name, num_nodes, batch_size)
+        for name, sizes in nodes.items()
+        for batch_size in BATCH_SIZES[: 1 if flags.quick else None]
+        for num_nodes in sizes
+    ]
+    others = {"pipeline or FSDP": pipeline_table(compared)}
+    if not flags.quick:  # of which each line is of all numbers of GPUs
+        others["crossover"] = crossover_table(compared)
+    print("\n".join([*sections.values(), *others.values()]))
     if flags.write:
-        whole = {"exposed": sections["exposed"]} if flags.quick else sections
-        write_files({PAGE: put_sections(whole, PAGE.read_text())})
+        write_files({PAGE: put_sections(sections if flags.quick else sections | others, PAGE.read_text())})
 
 
 if __name__ == "__main__":
