@@ -20,6 +20,7 @@ from experiments.pages import markdown, page_parser, put_sections, write_files
 from jaxpipe.cluster.axes import describe_mesh
 from jaxpipe.cluster.sharding import Shard
 from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.config.base import RunConfig
 from jaxpipe.config.command_line import read_config_file
 from jaxpipe.estimate import Program, Roofline, Setting, estimate, memory
 from jaxpipe.estimate.plan.exposure import exposed_fraction
@@ -153,7 +154,7 @@ def fastest(name: str, num_nodes: int, batch_size: int) -> Compared:
     config.model.attention = "cudnn"
     config.data.batch_size = batch_size
     topology = parse_topology(f"h100-80g:{num_nodes}x8")
-    space, source = space_of(config, topology), Roofline.of(topology.hardware)
+    space, source = space_of(RunConfig.of(config), topology), Roofline.of(topology.hardware)
     print(f"{name}, batch {batch_size}, {topology}", file=sys.stderr, flush=True)
 
     def best(*, has_pipeline: bool) -> Row | None:

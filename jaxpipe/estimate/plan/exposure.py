@@ -17,7 +17,8 @@ from jaxpipe.estimate import Setting, TimeSource
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.breakdown import exposed_s
 from jaxpipe.estimate.plan.rows import Row
-from jaxpipe.estimate.plan.search import MOST_EXPOSED, settings_of
+from jaxpipe.estimate.plan.search import settings_of
+from jaxpipe.estimate.plan.sharing import MOST_EXPOSED
 from jaxpipe.estimate.plan.space import ALONE, Variant, describe_schedule, even_split, has_delays, legal_variants
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import action_times

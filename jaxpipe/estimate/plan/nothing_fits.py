@@ -12,8 +12,8 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.memory import fits
+from jaxpipe.estimate.plan.bounds import may_fit
 from jaxpipe.estimate.plan.rows import Plan
-from jaxpipe.estimate.plan.search import may_fit
 from jaxpipe.estimate.plan.space import describe_setting, on_nodes
 from jaxpipe.units import GIB, gib
 

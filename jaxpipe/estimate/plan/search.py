@@ -20,24 +20,24 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, islice
 
-from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.memory import fits, memory
-from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
     least_bytes,
     least_s,
     least_with_room_s,
+    may_fit,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
 )
 from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
+from jaxpipe.estimate.plan.sharing import may_gain_by_sharing, sharing_more, with_parameters_of
 from jaxpipe.estimate.plan.space import (
     Space,
     Variant,
@@ -47,17 +47,15 @@ from jaxpipe.estimate.plan.space import (
     legal_placement,
     legal_variants,
     orders_of,
-    sharing_more,
     smallest_meshes,
     with_fewer,
 )
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.estimate.step_collectives import StepCollectives, action_times, longest_closing_s, step_collectives
+from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
-MOST_EXPOSED = 0.02  # fraction of a step that gathers and sums may lengthen it by before something is done about it
 _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 # Bytes of steps are predicted within 5 % of those compiled (docs/measured.md: 0.963 to 1.047 in 81 cells of 82, of the
 # planner's own rows 0.947 to 0.992), so a step that needs this much more must fit too.
@@ -168,7 +166,8 @@ def search(
         setting = item.setting
         # Of the rest a stronger `shard` changes nothing, so one that does not fit by its parameters is passed over.
         for stronger in () if item.is_shared_more else sharing_more(item.setting):
-            setting, held = stronger, _with_parameters_of(stronger, held)
+            setting = stronger
+            held = with_parameters_of(stronger, held)
             if fits(setting, held, margin=margin):
                 frontier.push(frontier.shared(item.candidate, setting))
                 break
@@ -320,32 +319,6 @@ def _bounded(candidate: int, setting: Setting, times: Times, collectives: StepCo
 
 def _rounded_down(seconds: float) -> float:
     return seconds * (1.0 - _ROUNDING)
-
-
-def may_fit(group: Setting) -> bool:
-    """Whether the parameters of `group` alone, with one stage a device, fit: no schedule has fewer."""
-    split = replace(group, vocab_over_pipe=group.pipe > 1 and group.can_split_vocabulary)
-    # The layers in flight may be more than what a short stage shares.
-    settings = [setting for least in (group, split) for setting in (least, *sharing_more(least))]
-    of = [parameter_bytes(setting, chunks=1, replicas=1) for setting in settings]
-    least = min(params.optimizer + params.weights + params.gradients for params in of)
-    return least + RESERVE_BYTES <= group.topology.hardware.memory_bytes
-
-
-def may_gain_by_sharing(setting: Setting, collectives: StepCollectives, step_s: float) -> bool:
-    """Whether a stronger `shard` may shorten a step of `step_s` by more than `MOST_EXPOSED`.
-
-    Once a step, sums follow the last actions of most stages, and with two replicas gathers stand before the first; of
-    every microbatch both travel behind layers.
-    """
-    return collectives.copies_s + longest_closing_s(setting, collectives) > MOST_EXPOSED * step_s
-
-
-def _with_parameters_of(setting: Setting, held: Bytes) -> Bytes:
-    """Bytes `held` of another `shard` with the parameters of `setting`, which has a flush."""
-    placement = placement_of(setting)
-    params = parameter_bytes(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
-    return replace(held, optimizer=params.optimizer, weights=params.weights, gradients=params.gradients)
 
 
 def _too_many_bytes(setting: Setting) -> Bytes | None:

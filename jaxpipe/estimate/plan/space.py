@@ -165,7 +165,7 @@ def space_of(config: RunConfig, topology: Topology, given: GivenModel | None = N
     """All legal candidates on all GPUs, or on as many as any legal mesh has; of a model `given` in Python, of that.
 
     The config's own `pipeline` and `mesh` are not read, but for `mesh.shard`: candidates share that, and more where
-    they do not fit (`sharing_more`).
+    they do not fit (`sharing`).
 
     Raises:
         ConfigError: model, data or optimizer cannot run.
@@ -314,16 +314,6 @@ def _sharing(legal: Legal) -> Iterator[Mesh]:
 def _recomputes(base: Setting) -> tuple[str, ...]:
     """Legal recompute settings; "attention" applies only where attention stores its scores ("xla")."""
     return RECOMPUTE if base.model.attention == "xla" else tuple(r for r in RECOMPUTE if r != "attention")
-
-
-def sharing_more(setting: Setting) -> Iterator[Setting]:
-    """`setting` with each stronger `shard` that its mesh and schedule take, the next one first."""
-    variant = Variant(setting.schedule_name, setting.options)
-    for shard in (*Shard,)[(*Shard,).index(setting.shard) + 1 :]:
-        # Masters of embedding and head are shared over `pipe` too; gradients and weights of layers over copies alone.
-        num_parts = setting.num_master_parts * (1 if shard.splits_gradients else setting.pipe)
-        if num_parts > 1 and not (shard.splits_gradients and has_delays(variant, setting.pipe)):
-            yield replace(setting, shard=shard)
 
 
 def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:

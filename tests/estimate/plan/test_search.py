@@ -30,14 +30,13 @@ from jaxpipe.estimate.plan.config_file import config_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
 from jaxpipe.estimate.plan.search import (
     MEMORY_MARGIN,
-    MOST_EXPOSED,
     Plan,
-    may_gain_by_sharing,
     search,
     search_with_fewer,
     settings_of,
 )
-from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, sharing_more, space_of, with_fewer
+from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, may_gain_by_sharing, sharing_more
+from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
 from jaxpipe.estimate.step_collectives import action_times, step_collectives
 from jaxpipe.schedules import REGISTRY, Schedule, build, split_backward
 from jaxpipe.schedules.methods.registry import DELAYED
