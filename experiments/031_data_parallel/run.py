@@ -36,8 +36,8 @@ PAGE = FOLDER / "README.md"
 # Model -> nodes of 8 GPUs.
 NODES = {
     "llama3_8b": (1, 2, 4, 8, 16, 32, 64, 128),
-    "llama3_70b": (4, 8, 16, 32, 64, 128),
-    "llama3_405b": (32, 64, 128),
+    "llama3_70b": (2, 4, 8, 16, 32, 64, 128),
+    "llama3_405b": (16, 32, 64, 128),
 }
 BATCH_SIZES = (512, 128)  # sequences of 8192 tokens: 4 and 1 million tokens
 GIB = 2.0**30
