@@ -16,6 +16,7 @@ from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
 from jaxpipe.estimate.plan.rows import Row, largest_kind
 from jaxpipe.estimate.plan.search import settings_of
+from jaxpipe.estimate.plan.sharing import sharing_more
 from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group
@@ -170,12 +171,13 @@ def best_against_second(best: Breakdown, second: Breakdown) -> str:
 def baselines(best: Row, source: TimeSource) -> list[Baseline]:
     """1F1B, GPipe and interleaved 1F1B, each without and with full recomputation, as far as `source` has their times.
 
-    The best row itself is none of them.
+    Each shares as little over copies as fits. The best row itself is none of them.
     """
     setting = best.setting
+    least = Shard.OPTIMIZER if setting.shard.splits_gradients else setting.shard
     baselines = []
     for recompute in ("none", "full"):
-        group = replace(setting, model=replace(setting.model, recompute=recompute))
+        group = replace(setting, model=replace(setting.model, recompute=recompute), shard=least)
         try:
             times = action_times(group, source)
         except ConfigError:  # measured with the recomputation of the best row alone
@@ -185,9 +187,12 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
             if variant is None:
                 continue
             candidate = next(settings_of(group, variant, times))  # its layers spread evenly
+            *weaker, strongest = candidate, *sharing_more(candidate)
+            candidate = next(filter(fits, weaker), strongest)
             if describe_setting(candidate) == describe_setting(setting):
                 continue
             title = f"{describe_schedule(candidate)}, recompute {recompute}"
+            title += f", shard {candidate.shard}" * candidate.shard.splits_gradients
             baselines.append(_baseline(title, Row(estimate(candidate, source), memory(candidate)), best.step_s))
     return baselines
 

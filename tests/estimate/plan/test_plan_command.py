@@ -83,6 +83,21 @@ def test_what_no_layer_hides_is_a_part_of_its_own(plan, name, shard):
         assert getattr(found, part) == pytest.approx(getattr(before, part), abs=1e-9)
 
 
+def test_a_baseline_shares_as_little_as_fits(plan):
+    """Whatever the best row shares: of 8 layers masters alone; of 16 layers weights too, but where pages are small."""
+    for num_layers, names in ((8, set()), (16, {"gpipe", "interleaved_1f1b"})):
+        setting = replace(plan.rows[0].setting, data=2, pipe=2, num_microbatches=2, shard=Shard.WEIGHTS)
+        model = replace(setting.model, num_layers=num_layers)
+        setting = replace(setting, model=model, layers_per_stage=(num_layers // 2,) * 2)
+        shared = [
+            baseline
+            for baseline in baselines(replace(plan.rows[0], estimate=estimate(setting, SOURCE)), SOURCE)
+            if "shard weights" in baseline.name
+        ]
+        assert {re.split("[ ,]", baseline.name)[0] for baseline in shared} == names
+        assert all(baseline.slower_s is not None and "none" in baseline.name for baseline in shared)
+
+
 def test_what_is_exposed_is_told_with_what_hides_more(plan, told):
     best = plan.rows[0]
     before = exposed_fraction(best.estimate, SOURCE)
