@@ -186,9 +186,11 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
             variant = next((legal for legal in legal_variants(group) if legal.name == name), None)
             if variant is None:
                 continue
-            candidate = next(settings_of(group, variant, times))  # its layers spread evenly
-            *weaker, strongest = candidate, *sharing_more(candidate)
-            candidate = next(filter(fits, weaker), strongest)
+            # Its layers spread evenly, in the order of the best row's mesh, which decides what lies between nodes.
+            of_order = (legal for legal in settings_of(group, variant, times) if legal.order == setting.order)
+            candidate = next(of_order, None) or next(settings_of(group, variant, times))
+            shared = (candidate, *sharing_more(candidate))
+            candidate = next(filter(fits, shared), shared[-1])
             if describe_setting(candidate) == describe_setting(setting):
                 continue
             title = f"{describe_schedule(candidate)}, recompute {recompute}"
