@@ -64,6 +64,7 @@ CATALOGUE = {
             *("page writes", "sums", "slices copied", "copies", "elementwise and norms", "no products", "products"),
         ),
     ),
+    "031": Experiment(writes=True),
 }
 
 

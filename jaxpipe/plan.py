@@ -4,9 +4,10 @@
         [--method=my_method.py ...] [--allow_delayed] [--format=json] [--write_config=FILE[:ROW]] [--config.X=Y ...]
 
 The search covers schedule, chunks, all axes of the mesh, microbatch size, recompute, mesh order, the head on
-the last stage or over all devices, and fewer GPUs where they are faster. Ways that do not fit a GPU with a margin are
-dropped. Model, sequence length and batch size are the config's. The config's pipeline and mesh are not read, except a
-method's .py file in pipeline.schedule, which is tried as well.
+the last stage or over all devices, what copies share (mesh.shard), and fewer GPUs where they are faster. Ways that do
+not fit a GPU with a margin are dropped. Model, sequence length and batch size are the config's. The config's pipeline
+and mesh are not read, except mesh.shard, the least that is shared, and a method's .py file in pipeline.schedule, which
+is tried as well.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from jaxpipe.config.command_line import config_of, define_config_file, run
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.plan.breakdown import baselines, breakdown_of
 from jaxpipe.estimate.plan.config_file import check_row, check_writable, file_and_row, write_config
+from jaxpipe.estimate.plan.exposure import remedies
 from jaxpipe.estimate.plan.nothing_fits import nothing_fits
+from jaxpipe.estimate.plan.ranking import MEMORY_MARGIN, search_with_fewer
 from jaxpipe.estimate.plan.report import to_json, to_text
 from jaxpipe.estimate.plan.rows import Plan
-from jaxpipe.estimate.plan.search import MEMORY_MARGIN, search_with_fewer
 from jaxpipe.estimate.plan.space import ALONE, space_of
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.python_file import is_python_file
@@ -113,10 +115,11 @@ def execute(values: FlagValues) -> None:
     planned = search_with_fewer(space_of(config, topology), source, top=values.top, margin=values.memory_margin)
     parts = [breakdown_of(row.estimate, source) for row in planned.rows]
     compared = baselines(planned.rows[0], source) if planned.rows else []
+    exposed = remedies(planned.rows[0], source, margin=values.memory_margin) if planned.rows else []
     if values.format == "json":
-        print(json.dumps(to_json(planned, parts, compared)))
+        print(json.dumps(to_json(planned, parts, compared, exposed)))
     else:
-        print(to_text(planned, parts, compared))
+        print(to_text(planned, parts, compared, exposed))
     if not planned.rows:
         # After the printed plan, which says what was searched and what is too large.
         raise nothing_fits(planned)

@@ -3,11 +3,13 @@
 import importlib.util
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from experiment_modules import EXPERIMENTS, modules_of
 
 from experiments.pages import BEGIN, END, put_between
+from jaxpipe.estimate import Roofline
 
 
 def experiment(name):
@@ -116,3 +118,28 @@ def test_kills_lose_nothing(tmp_path, which):
     kills, wrong = run.measure(tmp_path, size, num_kills=2, seed=3)
     assert wrong == []
     assert kills[0].num_half_written == 1  # so that it is a kill in the middle of a save
+
+
+def test_without_chunks_no_more_is_exposed_than_nothing_can_hide():
+    """Besides the first layer's gather and the last one's sum: two points of a step at most."""
+    with modules_of("031_data_parallel") as modules:
+        run, cases = modules["run"], modules["settings"].CASES
+        plain = [case.setting() for case in cases if case.schedule == "1f1b"]
+        for setting in plain:
+            source = Roofline(setting.topology.hardware)
+            found = run.estimate(setting, source)
+            exposed, least = run.exposed_fraction(found, source), sum(run.least_exposed(found, source))
+            assert least < exposed <= least + 0.02
+        assert len(plain) == 6
+
+
+def test_the_crossover_counts_what_a_prediction_can_tell_apart():
+    with modules_of("031_data_parallel") as modules:
+        compared = modules["run"].Compared
+        steps = {1: (1.0, 1.0), 2: (1.0, 1.02), 4: (1.0, 0.9), 8: (1.0, 1.1), 16: (None, 1.0), 32: (1.0, None)}
+        rows = {
+            step_s: SimpleNamespace(step_s=step_s) if step_s else None for pair in steps.values() for step_s in pair
+        }
+        lines = [compared("llama", 8, nodes, rows[alone], rows[piped]) for nodes, (alone, piped) in steps.items()]
+        table = modules["run"].crossover_table(lines)
+    assert table.splitlines()[-1] == "| llama | 8 | 32, 128 | 64, 256 |"

@@ -222,7 +222,7 @@ COUNTS: dict[str, tuple[Callable[[], list[str]], int]] = {
     "files of more than 350 lines": (long_files, 0),
     "modules in circles of imports": (modules_in_circles, 0),
     "comments that repeat their line": (repeating_comments, 0),
-    "inner modules that experiments name": (inner_modules_of_experiments, 12),
+    "inner modules that experiments name": (inner_modules_of_experiments, 13),
     "guards and barriers without a reason": (traps_without_reason_in("jaxpipe/program/"), 0),
 }
 

@@ -7,7 +7,7 @@ from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.estimate.step_collectives import Program
+from jaxpipe.estimate.step_collectives import Program, step_collectives
 from jaxpipe.estimate.times import Link, Times, TimeSource
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.sharding import Shard
@@ -33,5 +33,6 @@ __all__ = [
     "resolve",
     "setting_of",
     "stage_costs",
+    "step_collectives",
     "traced_layer",
 ]

@@ -24,6 +24,7 @@ from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
+from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.times import Times, stage_seconds
 from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import Costs
@@ -101,7 +102,7 @@ def _costs_of(config: RunConfig, topology: Topology | None, given: GivenModel | 
     if ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).has_times:
         return expected_costs(config), "pipeline.options"
     if topology is not None:
-        times = Roofline.of(topology.hardware).times(undecided(config, topology, given=given))
+        times = action_times(undecided(config, topology, given=given), Roofline.of(topology.hardware))
         return costs_of(times), f"estimated for {topology.hardware.name}"
     recompute = config.model.recompute
     return expected_costs(config), f"by model.recompute={recompute!r}, since the GPU is not known"

@@ -1,7 +1,8 @@
 """Parameters on a device: their number, and the bytes of masters, compute copies and gradients.
 
-Goes in: the parameters' shapes and the mesh. Devices that compute with equal copies hold one part each of the masters
-(ZeRO stage 1), along the first dim that divides. Source: `jaxpipe.program.partition`, which does the same on devices.
+Goes in: the parameters' shapes and the mesh. Devices that compute with equal copies hold one part each of the masters,
+along the first dim that divides; by `Setting.shard` of the sums of gradients and of compute copies too. Source:
+`jaxpipe.program.partition`, which does the same on devices.
 """
 
 from __future__ import annotations
@@ -96,6 +97,9 @@ def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
 
 # ---- Bytes of masters, compute copies and gradients
 
+# Layers that are whole on a device at once where each travels behind the next: one is kept between actions, one is on
+# its way, and one is computed with.
+LAYERS_IN_FLIGHT = 3
 NUM_COUNTERS = 5  # steps, steps skipped twice, and two of the optimizer's
 
 
@@ -105,8 +109,9 @@ class ParameterBytes:
 
     Attributes:
         optimizer: masters, moments and counters.
-        weights: compute copies, if they are not the masters.
-        gradients: float32 running sums.
+        weights: compute copies, if they are not the masters; with shared weights of the layers in flight, and parts
+            of layers whose masters the other holder has.
+        gradients: float32 running sums; with shared gradients parts of them, and the layers in flight.
         exchanged_layer: the float32 part of one layer's gradients that a device sends to the other holder.
         updated_layer: what the optimizer's step of one layer makes, without flush: new masters and moments, and
             gradients that are sums over devices.
@@ -158,8 +163,16 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             # If not one of these holds, the masters themselves are computed with.
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0
-            weights += int(is_copied * held * size) * itemsize
-            gradients += FLOAT32_BYTES * computed * size
+            # The program leaves vectors on all devices: they are small.
+            travels = is_matrix and num_parts > 1
+            if travels and setting.shard.splits_weights:
+                weights += (LAYERS_IN_FLIGHT * size + (computed - owned) * size // num_parts) * itemsize
+            else:
+                weights += int(is_copied * held * size) * itemsize
+            if travels and setting.shard.splits_gradients:
+                gradients += FLOAT32_BYTES * (LAYERS_IN_FLIGHT * size + computed * size // num_parts)
+            else:
+                gradients += FLOAT32_BYTES * computed * size
             if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts
                 is_tied = setting.model.tie_embeddings and parameter.split is not None and len(dims) == 2

@@ -20,7 +20,7 @@ from jaxpipe.estimate.given import given_flops
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES
-from jaxpipe.estimate.step_collectives import JAXPIPE, Program, step_collectives
+from jaxpipe.estimate.step_collectives import JAXPIPE, Program, action_times, longest_closing_s, step_collectives
 from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
@@ -34,12 +34,14 @@ class Estimate:
 
     Attributes:
         setting: the estimated setting.
-        times: times of its actions.
-        copies_s: seconds until every device has its compute copies: gathers over `data` (with ZeRO-1), and `pipe`.
+        times: times of its actions, as long as what travels behind them.
+        copies_s: seconds of gathers over `data` (if masters are shared) and `pipe` before the first action, or by which
+            first forwards are longer.
         pipeline_s: seconds from the first action to the last, and to the last exchange of gradients between two
             replicas.
         reduce_s: seconds that sums of gradients over devices add to that.
         update_s: seconds of the optimizer's update.
+        over_data_s: seconds of all gathers and sums on the device with most layers, whether they are hidden or not.
         bubble_ratio: 1 - (most work of any device) / (end of the last computation), sums left out.
     """
 
@@ -49,6 +51,7 @@ class Estimate:
     pipeline_s: float
     reduce_s: float
     update_s: float
+    over_data_s: float
     bubble_ratio: float
 
     @property
@@ -106,16 +109,15 @@ def estimate(
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    times = source.times(setting)
+    times = action_times(setting, source)
     collectives = step_collectives(setting, source, times, program)
     makespans = makespans_of(
         setting.schedule_spec,
         setting.num_microbatches,
         _seconds(setting, times, source, closing=collectives.closing, messages_block=program.messages_block),
     )
-    # Devices sum at the same time; the one with most to sum decides.
-    at_once_s = max(sum(collectives.closing[stage] for _, stage in held) for held in placement_of(setting).stages_of)
-    reduced_s = makespans.closed_s - makespans.exchanged_s if program.reduces_in_rounds else float(at_once_s)
+    in_rounds_s = makespans.closed_s - makespans.exchanged_s
+    reduced_s = in_rounds_s if program.reduces_in_rounds else longest_closing_s(setting, collectives)
     return Estimate(
         setting=setting,
         times=times,
@@ -123,6 +125,7 @@ def estimate(
         pipeline_s=makespans.exchanged_s if program.waits_between_steps else makespans.span_s,
         reduce_s=reduced_s + collectives.shared_s,
         update_s=times.update_s,
+        over_data_s=collectives.whole_s,
         # Of computed time alone, as papers count it: sums and exchanges are no bubble.
         bubble_ratio=1.0 - makespans.work_s / makespans.computed_s,
     )

@@ -1,13 +1,14 @@
 """Sums and gathers over devices in a step, those that a program does not hide behind the layers of its actions.
 
 Goes in: a setting, a source of times, and how the program runs. Comes out: seconds before, within and after the rows of
-the schedule. `jaxpipe.lowering.transfers.weight_gathers` and `sums_over_data` say what hides where.
+the schedule, and how long layers take that wait for what travels behind them.
+`jaxpipe.lowering.transfers.weight_gathers` and `sums_over_data` say what hides where.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,16 +52,52 @@ class StepCollectives:
         closing: [stage] sums over `data` that a holder makes once its gradients are complete, or by which the action
             that completes them is longer.
         shared_s: sums of the gradients of embedding and head, after all actions.
+        whole_s: all gathers and sums of a step on the device with most layers, hidden or not.
+        ends_s: of `copies_s` and `shared_s` what is of embedding and head, and of copies for the other replica.
+        layer_gather_s, layer_sum_s: of one layer, once.
     """
 
     copies_s: float
     closing: np.ndarray
     shared_s: float
+    whole_s: float
+    ends_s: float
+    layer_gather_s: float
+    layer_sum_s: float
+
+
+def action_times(setting: Setting, source: TimeSource) -> Times:
+    """Times of the actions of `setting`: a layer takes no less than what travels behind it in every microbatch.
+
+    With shared gradients that is the sum of the layer before; with shared weights the gather of the layer after, too,
+    for F, I and B, which read them. Both use one stream, so one waits for the other. Norms and biases, which do not
+    travel so, are counted as if they did: they are less than a thousandth of a layer.
+    """
+    times = source.times(setting)
+    # All else is gathered and summed once a step, in `step_collectives`.
+    if not setting.shard.splits_gradients:
+        return times
+    sum_s = _layer_sum_s(setting, source)
+    gather_s = _layer_gather_s(setting, source) if setting.shard.splits_weights else 0.0
+    return replace(
+        times,
+        layer_forward_s=max(times.layer_forward_s, gather_s),
+        layer_backward_s=max(times.layer_backward_s, gather_s + sum_s),
+        layer_input_gradient_s=max(times.layer_input_gradient_s, gather_s),
+        layer_weight_gradient_s=max(times.layer_weight_gradient_s, sum_s),
+    )
 
 
 def step_collectives(setting: Setting, source: TimeSource, times: Times, program: Program = JAXPIPE) -> StepCollectives:
-    """Sums and gathers over devices in a step of `setting`, those that `program` does not hide behind its layers."""
-    sum_s = _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
+    """Sums and gathers over devices in a step of `setting`, those that `program` does not hide behind its layers.
+
+    Args:
+        setting: the setting.
+        source: source of times of links.
+        times: `action_times` of the setting.
+        program: how the schedule is run.
+    """
+    sum_s = _layer_sum_s(setting, source)
     gather_s = _layer_gather_s(setting, source)
     layers = np.array(setting.layers_per_stage)
     smallest = setting.schedule_spec.smallest
@@ -71,13 +108,33 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         # W and B are the actions that complete a chunk.
         last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
         closing = _closing_behind_layers(setting, sum_s, max(0.0, sum_s - last_s))
-        if smallest.placement.num_replicas == 1:
+        if setting.shard.splits_weights:
+            gathers_s = gather_s  # the other layers travel behind this one, and so on
+        elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             stages = [stage for _, stage in placement_of(setting).stages_of[placement_of(setting).devices[0][0]]]
             gathers_s = gather_s + layers[stages].sum() * max(0.0, gather_s - times.layer_forward_s)
+    others_s = _other_copies_s(setting, source, most)
+    shared_s = _shared_s(setting, source)
+    # Microbatches that go through a chunk; each is in one replica.
+    num_microbatches = setting.num_microbatches / smallest.placement.num_replicas
+    num_sums = num_microbatches if setting.shard.splits_gradients else 1
+    num_gathers = 2 * num_microbatches if setting.shard.splits_weights else 1  # forward and backward
     return StepCollectives(
-        float(gathers_s) + _other_copies_s(setting, source, most), closing, _shared_s(setting, source)
+        copies_s=float(gathers_s) + others_s,
+        closing=closing,
+        shared_s=shared_s,
+        whole_s=most * (num_sums * sum_s + num_gathers * gather_s) + others_s + shared_s,
+        ends_s=others_s + shared_s,
+        layer_gather_s=gather_s,
+        layer_sum_s=sum_s,
     )
+
+
+def longest_closing_s(setting: Setting, collectives: StepCollectives) -> float:
+    """Seconds of the sums of the device with most to sum after its last actions: devices sum at the same time."""
+    of_devices = ([collectives.closing[stage] for _, stage in held] for held in placement_of(setting).stages_of)
+    return float(max(map(sum, of_devices)))
 
 
 def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> np.ndarray:
@@ -88,6 +145,9 @@ def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> n
     for held in placement_of(setting).stages_of:
         # Backwards of a device end with its first stage; with two replicas, with any of its stages.
         stages = sorted({stage for _, stage in held})
+        if setting.shard.splits_gradients:  # every action sums, so that one layer is left of the last one
+            closing[stages[0]] = sum_s
+            continue
         num_last = len(stages) if smallest.placement.num_replicas > 1 else int(not smallest.has_split_backward)
         # A B that sends a message is not made longer: its sums follow.
         later = [stage for stage in stages[:num_last] if stage > 0]
@@ -107,6 +167,11 @@ def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group
     return (1 if setting.shard.splits_masters else 2) * over_copies_s + 2 * source.gather_s(
         places_of(setting).sums, num_bytes
     )
+
+
+def _layer_sum_s(setting: Setting, source: TimeSource) -> float:
+    """Seconds to sum the gradients of a layer."""
+    return _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
 
 
 def _layer_gather_s(setting: Setting, source: TimeSource) -> float:

@@ -16,6 +16,7 @@ from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.placement import Placement, bidirectional, linear, looped, zig_zag
 from jaxpipe.schedules.rules import RULES, Violation, check, violations
 from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Kind, Schedule, parse_action
+from jaxpipe.schedules.spec import ScheduleSpec
 
 __all__ = [
     "DELAYED",
@@ -32,6 +33,7 @@ __all__ = [
     "Placement",
     "Problem",
     "Schedule",
+    "ScheduleSpec",
     "Stored",
     "Timeline",
     "Transfers",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
@@ -18,8 +19,10 @@ from jaxpipe.config.base import base_config
 from jaxpipe.estimate import Bytes, fits, memory, resolve, setting_of
 from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.estimate.parameters import parameter_bytes
+from jaxpipe.models import parameter_shapes
 from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.schedules import REGISTRY, Costs
+from jaxpipe.sharding import Shard
 from jaxpipe.training.batches import example_batch
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import state_like
@@ -131,6 +134,32 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     assert of_parameters.met == meeting_bytes(of_step)
     if step.schedule.delays:
         assert update_bytes(step, state) == {"update": of_parameters.updated_layer}
+
+
+@pytest.mark.parametrize(("schedule", "replicas"), [("1f1b", 1), ("zb_v", 1), ("chimera", 2)])
+def test_bytes_of_shared_gradients_and_weights_by_formula(schedule, replicas):
+    """Of a layer's matrices; vectors, embedding and head stay on every device."""
+    setting = gpt_setting(schedule=schedule, pipe=2, data=4)
+    shapes = parameter_shapes(setting.model)
+    matrices = sum(shape.size for shape in shapes.layer if len(shape.dims) >= 2)
+    vectors = sum(shape.size for shape in shapes.layer) - matrices
+    shared = sum(shape.size for shape in shapes.shared)
+    computed = 24 // 2 * replicas
+    of = {shard: memory(replace(setting, shard=shard)) for shard in Shard}
+    whole = computed * (matrices + vectors) + shared
+    apart = 3 * matrices + computed * vectors + shared  # three layers in flight
+    of_partner = 2 * (computed - 12) * matrices // 4
+    assert [of[shard].weights for shard in Shard] == [2 * whole, 2 * whole, 2 * whole, 2 * apart + of_partner]
+    parts = 4 * apart + 4 * computed * matrices // 4
+    assert [of[shard].gradients for shard in Shard] == [4 * whole, 4 * whole, parts, parts]
+    assert of[Shard.NONE].optimizer > of[Shard.OPTIMIZER].optimizer
+    others = [
+        {kind: size for kind, size in vars(of[shard]).items() if kind not in ("weights", "gradients")}
+        for shard in (Shard.OPTIMIZER, Shard.GRADIENTS, Shard.WEIGHTS)
+    ]
+    assert others[0] == others[1] == others[2]
+    alone = replace(setting, data=1, batch_size=8)
+    assert memory(replace(alone, shard=Shard.WEIGHTS)) == memory(alone)  # nobody to share with
 
 
 def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = ""):

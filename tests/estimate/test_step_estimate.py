@@ -184,6 +184,47 @@ def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():
     assert slow.reduce_s - 100 * shared_s == pytest.approx(6 * (layer_s - 2.0) + layer_s, rel=1e-9)
 
 
+# A layer's gather takes 1.5 s and its sum 3, against F of 1 and B of 2: F, B, I and W last as long as what is behind.
+@pytest.mark.parametrize(
+    ("shard", "schedule", "layer_s", "gathers_s"),
+    [
+        (Shard.OPTIMIZER, "1f1b", 1 + 2, 1.5 + 24 * (1.5 - 1)),
+        (Shard.GRADIENTS, "1f1b", 1 + 3, 1.5 + 24 * (1.5 - 1)),
+        (Shard.GRADIENTS, "zb_h1", 1 + 1 + 3, 1.5 + 24 * (1.5 - 1)),
+        (Shard.WEIGHTS, "1f1b", 1.5 + (1.5 + 3), 1.5),
+        (Shard.WEIGHTS, "zb_h1", 1.5 + 1.5 + 3, 1.5),
+    ],
+)
+def test_a_layer_lasts_as_long_as_what_travels_behind_it(shard, schedule, layer_s, gathers_s):
+    setting = gpt_setting(schedule=schedule, pipe=1, data=2, num_microbatches=4, shard=shard, topology="a100-80g:1x2")
+    number = layer_parameters(setting.model).total
+    source = Given(near=Link(0.0, number / 1.5))  # half of the bytes are sent: one a parameter, two of a sum
+    shared = shared_parameters(setting.model).total / number * 1.5
+    found = estimate(setting, source)
+    assert found.pipeline_s == pytest.approx(4 * 24 * layer_s, rel=1e-9)
+    assert found.copies_s == pytest.approx(gathers_s + shared, rel=1e-9)
+    if shard.splits_gradients:  # the last layer alone is left
+        assert found.reduce_s == pytest.approx(3.0 + 2 * shared, rel=1e-9)
+    sums_and_gathers = {Shard.OPTIMIZER: (1, 1), Shard.GRADIENTS: (4, 1), Shard.WEIGHTS: (4, 8)}[shard]
+    whole = sum(24 * 1.5 * factor * times for factor, times in zip((2, 1), sums_and_gathers, strict=True))
+    assert found.over_data_s == pytest.approx(whole + 3 * shared, rel=1e-9)
+    assert found.bubble_ratio == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v", "bpipe", "chimera"])
+@pytest.mark.parametrize("shard", [Shard.GRADIENTS, Shard.WEIGHTS])
+def test_hidden_gathers_and_sums_of_every_microbatch_leave_the_pipeline_as_it_is(schedule, shard):
+    setting = gpt_setting(schedule=schedule, pipe=4, num_microbatches=8, data=2, topology="a100-80g:1x8")
+    near = Link(0.0, 1e9)
+    plain = estimate(setting, Given(near=near))
+    found = estimate(replace(setting, shard=shard), Given(near=near))
+    assert found.pipeline_s == plain.pipeline_s
+    assert found.over_data_s > plain.over_data_s
+    # One layer's sum after the last action of the device that ends last.
+    shared_s = Given(near=near).gather_s(places_of(setting).shared, 4 * shared_parameters(setting.model).total)
+    assert found.reduce_s == pytest.approx(4 * layer_parameters(setting.model).total / 2 / 1e9 + shared_s, rel=1e-6)
+
+
 def test_rates():
     setting = gpt_setting(num_microbatches=16, data=2, tensor=2)
     found = estimate(setting, Given(replace(LAYER, update_s=1.0)))

@@ -23,13 +23,14 @@ MIXTURE_PARAMETERS = {
     "qwen3_30b_a3b": (30_532_122_624, 3.3e9),
     "qwen3_235b_a22b": (235_093_634_560, 22e9),
 }
-# Hugging Face's safetensors of huggyllama/llama-7b, 13b, 65b and meta-llama/Meta-Llama-3-8B, 70B.
+# Hugging Face's safetensors of huggyllama/llama-7b, 13b, 65b and meta-llama/Meta-Llama-3-8B, 70B; 405B.
 LLAMA_PARAMETERS = {
     "llama_7b": 6_738_415_616,
     "llama_13b": 13_015_864_320,
     "llama_65b": 65_285_660_672,
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
 }
 GPT_PARAMETERS = {
     "gpt3_125m": 125e6,

@@ -16,6 +16,7 @@ from jaxpipe.estimate.clock import few_microbatches, least_ends
 from jaxpipe.estimate.memory import batch_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.plan.least_work import least_backward_s
+from jaxpipe.estimate.plan.sharing import sharing_more
 from jaxpipe.estimate.plan.space import Variant, has_delays, legal_placement, splits_backwards, takes_times
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import estimate
@@ -123,6 +124,16 @@ def least_by_few_s(setting: Setting, source: TimeSource) -> float:
 
 
 # ---- Bytes ----
+
+
+def may_fit(group: Setting) -> bool:
+    """Whether the parameters of `group` alone, with one stage a device, fit: no schedule has fewer."""
+    split = replace(group, vocab_over_pipe=group.pipe > 1 and group.can_split_vocabulary)
+    # The layers in flight may be more than what a short stage shares.
+    settings = [setting for least in (group, split) for setting in (least, *sharing_more(least))]
+    of = [parameter_bytes(setting, chunks=1, replicas=1) for setting in settings]
+    least = min(params.optimizer + params.weights + params.gradients for params in of)
+    return least + RESERVE_BYTES <= group.topology.hardware.memory_bytes
 
 
 def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:

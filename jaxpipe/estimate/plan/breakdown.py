@@ -13,14 +13,17 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
+from jaxpipe.estimate.plan.ranking import settings_of
 from jaxpipe.estimate.plan.rows import Row, largest_kind
-from jaxpipe.estimate.plan.search import settings_of
+from jaxpipe.estimate.plan.sharing import sharing_more
 from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.step import Estimate, estimate
+from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.times import FREE
 from jaxpipe.schedules import REGISTRY
+from jaxpipe.sharding import Shard
 from jaxpipe.units import gib
 
 
@@ -33,7 +36,7 @@ class Breakdown:
         collectives_s: collectives of layers, which stand between matmuls; part of measured `compute_s`.
         bubble_s: time in which the busiest device waits for actions of others.
         transfers_s: time by which messages, pages and exchanged gradients lengthen the pipeline.
-        reduction_s: sums of gradients over devices, as far as they are not hidden, and gathers of compute copies.
+        reduction_s: sums of gradients over devices and gathers of compute copies, as far as they are not hidden.
         update_s: update of the optimizer.
     """
 
@@ -62,14 +65,26 @@ def breakdown_of(estimated: Estimate, source: TimeSource) -> Breakdown:
     links_free = estimate(setting, _LinksFree(source))
     all_free = estimate(setting, _without_links(source)) if isinstance(source, Roofline) else links_free
     bubble_s = all_free.pipeline_s * all_free.bubble_ratio
+    reduction_s = exposed_s(estimated, source)
     return Breakdown(
         compute_s=all_free.pipeline_s - bubble_s,
         collectives_s=links_free.pipeline_s - all_free.pipeline_s,
         bubble_s=bubble_s,
-        transfers_s=estimated.pipeline_s - links_free.pipeline_s,
-        reduction_s=estimated.reduce_s + estimated.copies_s,
+        transfers_s=estimated.step_s - estimated.update_s - reduction_s - links_free.pipeline_s,
+        reduction_s=reduction_s,
         update_s=estimated.update_s,
     )
+
+
+def exposed_s(estimated: Estimate, source: TimeSource) -> float:
+    """Seconds by which gathers and sums over devices with equal copies lengthen a step."""
+    setting = estimated.setting
+    around_s = estimated.copies_s + estimated.reduce_s
+    if not setting.shard.splits_gradients:
+        return around_s
+    # Nothing travels behind the layers of every microbatch if only masters are shared.
+    alone = estimate(replace(setting, shard=Shard.OPTIMIZER), source)
+    return around_s + estimated.pipeline_s - alone.pipeline_s
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ _WORDS = {
     "collectives_s": "collectives of layers",
     "bubble_s": "bubble",
     "transfers_s": "transfers",
-    "reduction_s": "sums over devices",
+    "reduction_s": "gathers and sums over devices",
     "update_s": "update",
 }
 _MIN_DIFFERENCE_S = 5e-4  # the smallest difference that is printed
@@ -156,24 +171,30 @@ def best_against_second(best: Breakdown, second: Breakdown) -> str:
 def baselines(best: Row, source: TimeSource) -> list[Baseline]:
     """1F1B, GPipe and interleaved 1F1B, each without and with full recomputation, as far as `source` has their times.
 
-    The best row itself is none of them.
+    Each shares as little over copies as fits. The best row itself is none of them.
     """
     setting = best.setting
+    least = Shard.OPTIMIZER if setting.shard.splits_gradients else setting.shard
     baselines = []
     for recompute in ("none", "full"):
-        group = replace(setting, model=replace(setting.model, recompute=recompute))
+        group = replace(setting, model=replace(setting.model, recompute=recompute), shard=least)
         try:
-            times = source.times(group)
+            times = action_times(group, source)
         except ConfigError:  # measured with the recomputation of the best row alone
             continue
         for name in sorted(name for name, method in REGISTRY.items() if method.is_baseline):
             variant = next((legal for legal in legal_variants(group) if legal.name == name), None)
             if variant is None:
                 continue
-            candidate = next(settings_of(group, variant, times))  # its layers spread evenly
+            # Its layers spread evenly, in the order of the best row's mesh, which decides what lies between nodes.
+            of_order = (legal for legal in settings_of(group, variant, times) if legal.order == setting.order)
+            candidate = next(of_order, None) or next(settings_of(group, variant, times))
+            shared = (candidate, *sharing_more(candidate))
+            candidate = next(filter(fits, shared), shared[-1])
             if describe_setting(candidate) == describe_setting(setting):
                 continue
             title = f"{describe_schedule(candidate)}, recompute {recompute}"
+            title += f", shard {candidate.shard}" * candidate.shard.splits_gradients
             baselines.append(_baseline(title, Row(estimate(candidate, source), memory(candidate)), best.step_s))
     return baselines
 

@@ -39,6 +39,7 @@ def config_of(config: RunConfig, setting: Setting) -> RunConfig:
             "pipeline.vocab_over_pipe": "true" if setting.vocab_over_pipe else "false",
             **{f"mesh.{axis}": size for axis, size in setting.axes.items()},
             "mesh.order": setting.order,
+            "mesh.shard": setting.shard.value,
             "mesh.platform": AUTO,
             "optimizer.error_feedback": setting.error_feedback,
         }

@@ -12,10 +12,9 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.memory import fits
+from jaxpipe.estimate.plan.bounds import may_fit
 from jaxpipe.estimate.plan.rows import Plan
-from jaxpipe.estimate.plan.search import may_fit
 from jaxpipe.estimate.plan.space import describe_setting, on_nodes
-from jaxpipe.sharding import Shard
 from jaxpipe.units import GIB, gib
 
 # The kinds of `Bytes` by the names that users know.
@@ -75,8 +74,6 @@ def _sum(held: Bytes, name: str) -> int:
 
 def _changes(setting: Setting, margin: float) -> Iterator[tuple[str, Setting]]:
     """The fields that could be changed, as text, and `setting` with each."""
-    if not setting.shard.splits_masters:
-        yield "mesh.shard='optimizer'", replace(setting, shard=Shard.OPTIMIZER)
     if setting.dtype == "float32" and setting.topology.hardware.bf16_flops_per_s:
         yield "model.dtype='bfloat16'", replace(setting, dtype="bfloat16")
     if setting.model.attention == "xla" and setting.model.recompute != "attention":

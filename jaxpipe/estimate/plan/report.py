@@ -10,8 +10,10 @@ from jaxpipe.cluster.axes import AXES, ROWS
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_second
+from jaxpipe.estimate.plan.exposure import Remedy
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.space import describe_layers, describe_schedule, describe_setting
+from jaxpipe.sharding import Shard
 from jaxpipe.units import gib
 
 # Steps of two training runs are predicted within 3 % (docs/measured.md, "On a GPU"), so rows that differ by less may be
@@ -25,6 +27,7 @@ _HEADINGS = (
     "microbatches",
     "recompute",
     "order",
+    "shard",
     "step s",
     "sequences/s",
     "MFU",
@@ -42,13 +45,16 @@ _EQUAL = "≈"  # in place of a table's rank: the prediction cannot tell the row
 # ---- Text ----
 
 
-def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline]) -> str:
+def to_text(
+    plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline], remedies: Sequence[Remedy] = ()
+) -> str:
     """The plan as lines to print.
 
     Args:
         plan: the plan to print.
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
+        remedies: of what is exposed of the best row.
     """
     lines = _searched(plan)
     if not plan.rows:
@@ -62,6 +68,8 @@ def to_text(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
     if len(parts) > 1:
         lines.append(f"best         {best_against_second(parts[0], parts[1])}")
     lines += [f"baseline     {baseline.sentence}" for baseline in baselines]
+    lines += [_without_pipeline(plan), *_gathers_and_sums(plan.rows[0], parts[0])]
+    lines += [f"exposed      {remedy.sentence}" for remedy in remedies]
     lines.append(f"layers       per stage of row 1: {describe_layers(plan.rows[0].setting.layers_per_stage)}")
     return "\n".join(lines)
 
@@ -104,6 +112,39 @@ def _searched(plan: Plan) -> list[str]:
     return lines
 
 
+def _without_pipeline(plan: Plan) -> str:
+    """Whether a pipeline is needed, in a line."""
+    best = plan.rows[0]
+    if best.setting.pipe == 1:
+        others = (rank for rank, row in enumerate(plan.rows, 1) if row.setting.pipe > 1)
+        rank = next(others, None)
+        longer = "none of these rows has one" if rank is None else f"row {rank} has the fastest one"
+        return f"pipeline     row 1 needs none: {longer}"
+    if plan.alone is None:
+        return "no pipeline  no mesh with pipe 1 divides model and batch, or its times are not measured"
+    if plan.alone.rows:
+        (row,) = plan.alone.rows
+        longer_s = row.step_s - best.step_s
+        told = f"{longer_s:.3f} s ({longer_s / best.step_s:.1%}) longer, {_gib(row.held.total)} GiB"
+        return f"no pipeline  {told}: {describe_setting(row.setting)}"
+    tight = plan.alone.tight
+    nearest = (tight.setting, tight.held) if tight else plan.alone.nearest
+    assert nearest is not None  # else one fits, or the search has raised an error
+    return f"no pipeline  none fits; the nearest takes {_gib(nearest[1].total)} GiB: {describe_setting(nearest[0])}"
+
+
+def _gathers_and_sums(row: Row, parts: Breakdown) -> list[str]:
+    """How long row 1 gathers compute copies and sums gradients over devices, in a line; none on one device."""
+    seconds = row.estimate.over_data_s
+    if not seconds:
+        return []
+    share = parts.reduction_s / row.step_s
+    return [
+        f"gather, sum  {seconds:.3f} s on a device in row 1, of which {parts.reduction_s:.3f} s, {share:.1%} of its"
+        " step, are exposed"
+    ]
+
+
 def _table(plan: Plan, parts: Sequence[Breakdown]) -> list[str]:
     rows = [
         _cells(f"{rank} {_EQUAL}" if rank > 1 and _is_equal(plan, row) else str(rank), row, part)
@@ -113,6 +154,7 @@ def _table(plan: Plan, parts: Sequence[Breakdown]) -> list[str]:
     unused = {
         **{row.name: all(setting.axes[row.name] == 1 for setting in settings) for row in ROWS if row.for_some_models},
         "GPUs": all(_takes_all(plan, setting) for setting in settings),
+        "shard": all(setting.shard is Shard.OPTIMIZER for setting in settings),
     }
     columns = [column for column in zip(_HEADINGS, *rows, strict=True) if not unused.get(column[0], False)]
     padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
@@ -147,6 +189,7 @@ def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
         f"{setting.num_microbatches} of {setting.microbatch_size}",
         setting.model.recompute,
         setting.order,
+        setting.shard.value,
         f"{estimate.step_s:.3f}",
         f"{estimate.samples_per_s:.2f}",
         f"{estimate.mfu:.1%}",
@@ -165,16 +208,20 @@ def _gib(num_bytes: int) -> str:
 # ---- JSON ----
 
 
-def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline]) -> dict[str, Any]:
+def to_json(
+    plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline], remedies: Sequence[Remedy] = ()
+) -> dict[str, Any]:
     """The plan as a dictionary, with units in the names; `rows` the fastest first.
 
     Args:
         plan: the plan to convert.
         parts: [row] breakdown of its step.
         baselines: to compare the best row with.
+        remedies: of what is exposed of the best row.
     """
     topology = plan.space.topology
     tight = plan.tight
+    alone = plan.alone.rows[0] if plan.alone and plan.alone.rows else None
     return {
         "topology": str(topology),
         "num_gpus": plan.rows[0].setting.num_gpus if plan.rows else plan.space.num_gpus,
@@ -206,6 +253,16 @@ def to_json(plan: Plan, parts: Sequence[Breakdown], baselines: Sequence[Baseline
             }
             for baseline in baselines
         ],
+        "without_pipeline": alone and {**_setting(alone.setting), "step_s": alone.step_s, **_bytes(alone.held)},
+        "remedies": [
+            {
+                "change": remedy.change,
+                **_setting(remedy.estimate.setting),
+                "step_s": remedy.estimate.step_s,
+                "exposed_fraction": remedy.exposed_fraction,
+            }
+            for remedy in remedies
+        ],
         # Of a plan with rows nobody asks, and its bytes would have to be counted.
         "nearest": None if plan.rows or not plan.nearest else {**_setting(plan.nearest[0]), **_bytes(plan.nearest[1])},
     }
@@ -221,6 +278,8 @@ def _row(row: Row, parts: Breakdown) -> dict[str, Any]:
         "tokens_per_s": estimate.tokens_per_s,
         "mfu_fraction": estimate.mfu,
         "bubble_ratio": estimate.bubble_ratio,
+        "over_data_s": estimate.over_data_s,
+        "exposed_s": parts.reduction_s,
         "parts_s": {name.removesuffix("_s"): seconds for name, seconds in vars(parts).items()},
         "bound_by": parts.bound_by,
         "largest_overhead": parts.largest_overhead,
@@ -239,6 +298,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         "num_gpus": setting.num_gpus,
         **setting.axes,
         "order": setting.order,
+        "shard": setting.shard.value,
         "recompute": setting.model.recompute,
         "vocab_over_pipe": setting.vocab_over_pipe,
     }

@@ -59,6 +59,8 @@ class Plan:
         num_tight: candidates that fit without the margin alone.
         of_all_s: seconds of the fastest step on all GPUs; infinite if none fits.
         num_of_fewer: candidates on fewer GPUs that were evaluated.
+        alone: the plan of one row without a pipeline, on as many GPUs; None if the first row has no pipeline, or no
+            such mesh divides model and batch.
         exposed_fraction: fraction of a collective's time that is taken not to overlap; None if the source has no such.
     """
 
@@ -73,6 +75,7 @@ class Plan:
     num_tight: int
     of_all_s: float
     num_of_fewer: int = 0
+    alone: Plan | None = None
     exposed_fraction: float | None = None
 
     @property

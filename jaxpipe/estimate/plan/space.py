@@ -30,6 +30,7 @@ from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
+from jaxpipe.sharding import Shard
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
@@ -163,7 +164,8 @@ class Space:
 def space_of(config: RunConfig, topology: Topology, given: GivenModel | None = None) -> Space:
     """All legal candidates on all GPUs, or on as many as any legal mesh has; of a model `given` in Python, of that.
 
-    The config's own `pipeline` and `mesh` are not read.
+    The config's own `pipeline` and `mesh` are not read, but for `mesh.shard`: candidates share that, and more where
+    they do not fit (`sharing`).
 
     Raises:
         ConfigError: model, data or optimizer cannot run.
@@ -343,4 +345,5 @@ def describe_setting(setting: Setting) -> str:
     return (
         f"{describe_schedule(setting)}, {describe_mesh(setting.axes)}, "
         f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
+        + (f", shard {setting.shard}" if setting.shard is not Shard.OPTIMIZER else "")
     )

@@ -16,10 +16,12 @@ from jaxpipe.estimate import Link, Roofline, Times, estimate, fits, memory, sett
 from jaxpipe.estimate.measured import Measured, Measurement, subject_of
 from jaxpipe.estimate.plan.breakdown import baselines, best_against_second, breakdown_of
 from jaxpipe.estimate.plan.config_file import check_writable, config_of, config_text
+from jaxpipe.estimate.plan.exposure import exposed_fraction, remedies
+from jaxpipe.estimate.plan.ranking import search, search_with_fewer
 from jaxpipe.estimate.plan.report import to_json, to_text
-from jaxpipe.estimate.plan.search import search
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.plan import main
+from jaxpipe.sharding import Shard
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 ROOT = Path(__file__).parents[3]
@@ -48,6 +50,110 @@ def test_a_written_config_is_the_row(plan):
         assert setting_of(config, TOPOLOGY) == row.setting
         planned = config_of(small_config(), row.setting)
         assert config.to_dict() == planned.to_dict()
+
+
+def test_what_copies_share_is_written_and_told(plan, told):
+    weights = replace(plan.rows[0].setting, shard=Shard.WEIGHTS)
+    row = replace(plan.rows[0], estimate=estimate(weights, SOURCE))
+    assert get_config(config_text("planned.py", small_config(), row, command="")).mesh.shard == "weights"
+    shared = replace(plan, rows=(row, *plan.rows[1:]))
+    assert to_json(shared, *told)["rows"][0]["shard"] == "weights"
+    table = [line for line in to_text(shared, *told).splitlines() if "  order  " in line or re.match(r"\d  ", line)]
+    assert [re.findall(r" (shard|weights|optimizer)  +[\ds]", line) for line in table[:2]] == [["shard"], ["weights"]]
+    alone = replace(plan, rows=plan.rows[:1])  # which shares masters alone
+    assert not re.search(r" shard  +step s", to_text(alone, told[0][:1], []))
+
+
+@pytest.mark.parametrize("shard", [Shard.GRADIENTS, Shard.WEIGHTS])
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1"])
+def test_what_no_layer_hides_is_a_part_of_its_own(plan, name, shard):
+    """On slow links: messages, bubble and computing are those of a step that shares masters alone."""
+    slow = replace(SOURCE, nvlink_fraction=0.02, network_fraction=0.02)
+    masters = replace(
+        plan.rows[0].setting, schedule_name=name, options="", data=2, pipe=2, tensor=1, layers_per_stage=(4, 4)
+    )
+    masters = replace(masters, num_microbatches=2, order="contiguous", shard=Shard.OPTIMIZER)
+    before, found = (
+        breakdown_of(estimate(setting, slow), slow) for setting in (masters, replace(masters, shard=shard))
+    )
+    shared = estimate(replace(masters, shard=shard), slow)
+    assert sum(vars(found).values()) == pytest.approx(shared.step_s)
+    assert found.reduction_s > shared.copies_s + shared.reduce_s
+    for part in ("compute_s", "bubble_s", "transfers_s", "collectives_s"):
+        assert getattr(found, part) == pytest.approx(getattr(before, part), abs=1e-9)
+
+
+def test_a_baseline_shares_as_little_as_fits(plan):
+    """Whatever the best row shares: of 8 layers masters alone; of 16 layers weights too, but where pages are small."""
+    for num_layers, names in ((8, set()), (16, {"gpipe", "interleaved_1f1b"})):
+        setting = replace(plan.rows[0].setting, data=2, pipe=2, num_microbatches=2, shard=Shard.WEIGHTS)
+        model = replace(setting.model, num_layers=num_layers)
+        setting = replace(setting, model=model, layers_per_stage=(num_layers // 2,) * 2)
+        shared = [
+            baseline
+            for baseline in baselines(replace(plan.rows[0], estimate=estimate(setting, SOURCE)), SOURCE)
+            if "shard weights" in baseline.name
+        ]
+        assert {re.split("[ ,]", baseline.name)[0] for baseline in shared} == names
+        assert all(baseline.slower_s is not None and "none" in baseline.name for baseline in shared)
+
+
+def test_what_is_exposed_is_told_with_what_hides_more(plan, told):
+    best = plan.rows[0]
+    before = exposed_fraction(best.estimate, SOURCE)
+    found = remedies(best, SOURCE, margin=0.05)
+    assert before > 0.02
+    assert any(remedy.estimate.setting.batch_size == 8 for remedy in found)
+    assert any(remedy.estimate.setting.data < best.setting.data for remedy in found)
+    for remedy in found:
+        assert exposed_fraction(estimate(remedy.estimate.setting, SOURCE), SOURCE) == remedy.exposed_fraction < before
+        assert fits(remedy.estimate.setting, margin=0.05)
+    text = to_text(plan, *told, found)
+    assert all(remedy.sentence in text for remedy in found)
+    assert f"{before:.1%} of its step" in text
+    assert [each["exposed_fraction"] for each in to_json(plan, *told, found)["remedies"]] == [
+        remedy.exposed_fraction for remedy in found
+    ]
+    # On fast links there is nothing to mend.
+    fast = replace(SOURCE, nvlink_fraction=1e3, network_fraction=1e3)
+    assert remedies(replace(best, estimate=estimate(best.setting, fast)), fast, margin=0.05) == []
+
+
+def test_another_shard_hides_more_of_two_replicas():
+    """Their gathers stand before the first action, their sums after the last, unless every microbatch has its own."""
+    slow = replace(SOURCE, nvlink_fraction=0.2, network_fraction=0.2)
+    (row,) = search(space_of(small_config(), TOPOLOGY), slow, top=1).rows
+    setting = replace(row.setting, schedule_name="bitpipe", options="num_chunks=1", data=2, pipe=2, tensor=1)
+    setting = replace(setting, topology=parse_topology("a100-80g:1x4"))
+    setting = replace(setting, num_microbatches=2, layers_per_stage=(4, 4), order="contiguous", shard=Shard.OPTIMIZER)
+    found = remedies(replace(row, estimate=estimate(setting, slow)), slow, margin=0.0)
+    changes = [remedy.change for remedy in found]
+    assert {"mesh.shard='gradients'", "mesh.shard='weights'"} <= {*changes}
+
+
+def test_whether_a_pipeline_is_needed_is_told(plan, told):
+    assert "row 1 needs none" in to_text(plan, *told)
+    slow = replace(SOURCE, nvlink_fraction=0.05, network_fraction=0.05)
+    space = space_of(small_config(), TOPOLOGY)
+    with_pipeline = search_with_fewer(space, slow, top=1)
+    assert with_pipeline.rows[0].setting.pipe > 1
+    assert with_pipeline.alone is not None
+    (alone,) = with_pipeline.alone.rows
+    groups = tuple(group for group in space.groups if group.pipe == 1)
+    assert alone.step_s == search(replace(space, groups=groups), slow, top=1).step_s > with_pipeline.step_s
+    parts = [breakdown_of(row.estimate, slow) for row in with_pipeline.rows]
+    longer_s = alone.step_s - with_pipeline.step_s
+    assert f"no pipeline  {longer_s:.3f} s" in to_text(with_pipeline, parts, [])
+    assert to_json(with_pipeline, parts, [])["without_pipeline"]["step_s"] == alone.step_s
+    # None that fits is told with the one that comes nearest: without a margin, or without more memory.
+    none = search(replace(space, groups=groups), slow, top=1, margin=1e3)
+    assert none.tight is not None
+    for alone, held in (
+        (none, none.tight.held),
+        (replace(none, tight=None, smallest=((none.tight.setting, none.tight.held),)), memory(none.tight.setting)),
+    ):
+        text = to_text(replace(with_pipeline, alone=alone), parts, [])
+        assert f"none fits; the nearest takes {held.total / 2**30:.1f} GiB" in text
 
 
 def test_uneven_stages_are_written_too(plan):

@@ -15,7 +15,8 @@ from jaxpipe.config import base_config
 from jaxpipe.config.command_line import read_config_file
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
-from jaxpipe.estimate.plan import search as of_search
+from jaxpipe.estimate.costs import costs_of
+from jaxpipe.estimate.plan import ranking as of_search
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
     least_bytes,
@@ -26,11 +27,19 @@ from jaxpipe.estimate.plan.bounds import (
 )
 from jaxpipe.estimate.plan.config_file import config_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
-from jaxpipe.estimate.plan.search import MEMORY_MARGIN, Plan, search, search_with_fewer, settings_of
+from jaxpipe.estimate.plan.ranking import (
+    MEMORY_MARGIN,
+    Plan,
+    search,
+    search_with_fewer,
+    settings_of,
+)
+from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, may_gain_by_sharing, sharing_more
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
-from jaxpipe.estimate.step_collectives import step_collectives
+from jaxpipe.estimate.step_collectives import action_times, step_collectives
 from jaxpipe.schedules import REGISTRY, Schedule, build, split_backward
 from jaxpipe.schedules.methods.registry import DELAYED
+from jaxpipe.sharding import Shard
 
 SOURCE = Roofline(TOPOLOGY.hardware)
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -53,13 +62,20 @@ def every_setting(space):
     ]
 
 
+def may_gain(setting):
+    times = action_times(setting, SOURCE)
+    collectives = step_collectives(setting, SOURCE, times)
+    return may_gain_by_sharing(setting, collectives, least_s(setting, times, collectives) * (1 - 1e-9))
+
+
 @pytest.fixture(scope="module")
 def best_steps(every_setting):
-    """[candidate] the shortest steps of those that fit, in order."""
+    """[candidate] the shortest steps of those that fit, in order, each with the least sharing that fits."""
     steps = {}
     for group, _, variant, setting in every_setting:
-        if fits(setting, memory(setting), margin=MEMORY_MARGIN):
-            step_s = estimate(setting, SOURCE).step_s
+        shared = [each for each in (setting, *sharing_more(setting)) if fits(each, margin=MEMORY_MARGIN)]
+        for each in shared if may_gain(setting) else shared[:1]:
+            step_s = estimate(replace(each, costs=costs_of(action_times(each, SOURCE))), SOURCE).step_s
             steps[group, variant] = min(step_s, steps.get((group, variant), step_s))
     return sorted(steps.values())
 
@@ -150,6 +166,47 @@ def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topo
     several = [row.step_s for row in search(space, source, top=30).rows]
     assert several[:1] == pytest.approx(found)
     assert several == sorted(several)
+
+
+def test_more_shared_is_hardly_faster_where_only_what_does_not_fit_shares_more(every_setting):
+    faster = {True: 0.0, False: 0.0}  # whether all are tried -> the largest fraction that any gains
+    for _, _, _, setting in every_setting[::3]:
+        less, *more = (estimate(each, SOURCE).step_s for each in (setting, *sharing_more(setting)))
+        tries_all = may_gain(setting)
+        faster[tries_all] = max([faster[tries_all], *(1 - step_s / less for step_s in more)])
+    assert faster[False] <= MOST_EXPOSED < faster[True]
+
+
+@pytest.mark.parametrize(
+    ("shard", "changes", "stronger"),
+    [
+        ("none", {}, ["optimizer", "gradients", "weights"]),
+        ("optimizer", {}, ["gradients", "weights"]),
+        ("weights", {}, []),
+        ("none", {"data": 1}, ["optimizer"]),  # embedding and head over the pipeline
+        ("optimizer", {"data": 1}, []),
+        ("none", {"data": 1, "pipe": 1, "layers_per_stage": (8,)}, []),
+        ("none", {"schedule_name": "pipedream_2bw"}, ["optimizer"]),  # without flush
+    ],
+)
+def test_more_is_shared_where_there_is_someone_to_share_with(monkeypatch, space, shard, changes, stronger):
+    monkeypatch.setitem(REGISTRY, "pipedream_2bw", DELAYED["pipedream_2bw"])
+    setting = next(group for group in space.groups if (group.data, group.pipe) == (2, 2))
+    setting = replace(setting, shard=Shard(shard), **changes)
+    assert [more.shard for more in sharing_more(setting)] == stronger
+
+
+def test_what_fits_only_with_shared_weights_is_planned(monkeypatch):
+    """Masters and state take 12 bytes a parameter over all GPUs; whole sums and copies 6 more on each of them."""
+
+    def deep(config):
+        config.model.update(num_layers=18)
+
+    space = space_of(small_config(deep), parse_topology("a100-80g:1x4"))
+    space = replace(space, groups=tuple(group for group in space.groups if (group.pipe, group.tensor) == (1, 1)))
+    assert [row.setting.shard for row in search(space, SOURCE, top=1).rows] == ["weights"]
+    monkeypatch.setattr(of_search, "sharing_more", lambda setting: iter(()))
+    assert search(space, SOURCE, top=1).rows == ()
 
 
 def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):

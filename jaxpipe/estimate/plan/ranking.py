@@ -4,6 +4,7 @@ The times of actions bound a group of candidates from below; the placement of it
 closely; its schedule gives the step itself. The item of the lowest bound is refined next, unless it cannot fit by the
 least that it stores. An item whose step is known when it comes first is the next fastest, and becomes a row if it fits.
 So bytes, for which a schedule has to be lowered, are counted only for the rows and for faster settings that do not fit.
+A setting that does not fit is tried again with more shared over copies (`mesh.shard`), which costs time.
 Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a batch of 256 worse than 8.
 """
 
@@ -17,26 +18,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import count
+from itertools import count, islice
 
-from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.memory import fits, memory
-from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
     least_bytes,
     least_s,
     least_with_room_s,
+    may_fit,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
 )
 from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
+from jaxpipe.estimate.plan.sharing import may_gain_by_sharing, sharing_more, with_parameters_of
 from jaxpipe.estimate.plan.space import (
     Space,
     Variant,
@@ -51,7 +52,7 @@ from jaxpipe.estimate.plan.space import (
 )
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.estimate.step_collectives import step_collectives
+from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
@@ -64,7 +65,8 @@ MEMORY_MARGIN = 0.05
 def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: float = MEMORY_MARGIN) -> Plan:
     """As `search`; further rows are of fewer GPUs where these are faster than every way to use more.
 
-    So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node.
+    So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node. If it has a pipeline,
+    the fastest way without one is searched too.
     """
     with _without_collector():
         return _search_with_fewer(space, source, top=top, margin=margin)
@@ -84,6 +86,10 @@ def _search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: fl
             continue
         rows = sorted((*plan.rows, *of_fewer.rows), key=lambda row: row.step_s)
         plan = replace(plan, rows=tuple(rows[:top]), num_of_fewer=plan.num_of_fewer + of_fewer.num_evaluated)
+    groups = tuple(group for group in space.groups if group.pipe == 1)
+    if groups and plan.rows and plan.rows[0].setting.pipe > 1:
+        with suppress(ConfigError):  # `source` has measured times, for none of these meshes
+            plan = replace(plan, alone=search(replace(space, groups=groups), source, top=1, margin=margin))
     return plan
 
 
@@ -157,9 +163,16 @@ def search(
                 continue
             if fits(item.setting, held):
                 tight.setdefault(item.candidate, row)
-                continue
+        setting = item.setting
+        # Of the rest a stronger `shard` changes nothing, so one that does not fit by its parameters is passed over.
+        for stronger in () if item.is_shared_more else sharing_more(item.setting):
+            setting = stronger
+            held = with_parameters_of(stronger, held)
+            if fits(setting, held, margin=margin):
+                frontier.push(frontier.shared(item.candidate, setting))
+                break
         if item.candidate not in least or held.total < least[item.candidate][1].total:
-            least[item.candidate] = item.setting, held
+            least[item.candidate] = setting, held
     too_large = {candidate: item for candidate, item in least.items() if candidate not in fitting | tight.keys()}
     rest = [row for candidate, row in tight.items() if candidate not in fitting]
     smallest = sorted(too_large.values(), key=lambda item: item[1].total)
@@ -216,6 +229,7 @@ class _BoundedSetting:
     estimate: Estimate | None = None
     is_in_room: bool = False  # whether the bound is of its pages too
     is_of_rows: bool = False  # whether the bound is of its rows of few microbatches too
+    is_shared_more: bool = False  # whether the frontier has it with a stronger `shard` too
 
     @property
     def least_s(self) -> float:
@@ -243,7 +257,7 @@ class _Frontier:
         mismatches: list[ConfigError] = []
         for group in space.groups:
             try:
-                times = source.times(group)
+                times = action_times(group, source)
             except ConfigError as error:
                 self.num_not_measured += len(legal_variants(group))
                 mismatches.append(error)
@@ -263,8 +277,17 @@ class _Frontier:
         bound_s = _rounded_down(least_with_room_s(item.setting, item.times))
         if bound_s <= item.bound_s:
             return False
-        self.push(replace(item, bound_s=bound_s, is_in_room=True))
+        self.push(replace(item, bound_s=bound_s, is_in_room=True, is_shared_more=True))
+        # There is more room with more shared, and then its pages need not wait.
+        for stronger in islice(() if item.is_shared_more else sharing_more(item.setting), 1):
+            self.push(self.shared(item.candidate, stronger))
         return True
+
+    def shared(self, candidate: int, setting: Setting) -> _BoundedSetting:
+        """An item of `setting`, which shares more, with an order for times that are longer by what travels."""
+        times = action_times(setting, self._source)
+        collectives = step_collectives(setting, self._source, times)
+        return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
@@ -281,21 +304,21 @@ class _Frontier:
             candidate = next(self._candidates)
             for setting in settings_of(group, variant, times):
                 # Where the head is split, the update of embedding and head is too.
-                own = self._source.times(setting) if setting.vocab_over_pipe else times
-                bound_s = least_s(setting, own, step_collectives(setting, self._source, own))
-                yield _BoundedSetting(candidate, setting, own, _rounded_down(bound_s))
+                own = action_times(setting, self._source) if setting.vocab_over_pipe else times
+                collectives = step_collectives(setting, self._source, own)
+                item = _bounded(candidate, setting, own, collectives)
+                may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
+                yield replace(item, is_shared_more=may_gain)
+                for stronger in sharing_more(setting) if may_gain else ():
+                    yield replace(self.shared(candidate, stronger), is_shared_more=True)
+
+
+def _bounded(candidate: int, setting: Setting, times: Times, collectives: StepCollectives) -> _BoundedSetting:
+    return _BoundedSetting(candidate, setting, times, _rounded_down(least_s(setting, times, collectives)))
 
 
 def _rounded_down(seconds: float) -> float:
     return seconds * (1.0 - _ROUNDING)
-
-
-def may_fit(group: Setting) -> bool:
-    """Whether the parameters of `group` alone, with one stage a device, fit: no schedule has fewer."""
-    split = replace(group, vocab_over_pipe=group.pipe > 1 and group.can_split_vocabulary)
-    of = [parameter_bytes(setting, chunks=1, replicas=1) for setting in (group, split)]
-    least = min(params.optimizer + params.weights + params.gradients for params in of)
-    return least + RESERVE_BYTES <= group.topology.hardware.memory_bytes
 
 
 def _too_many_bytes(setting: Setting) -> Bytes | None:
