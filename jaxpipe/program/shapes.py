@@ -203,7 +203,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     Returns:
         pages: residuals and inputs deferred to W, those of the partner included; left: inputs of one layer that I
             leaves for W, before they are copied to their page, and the copies and gradients of a layer that an action
-            leaves for the next one; transit: pages and gradients on their way between two
+            leaves for the next one, and of one on its way; transit: pages and gradients on their way between two
             devices, each held twice; weights: compute copies of the parameters, if they are not the masters
             themselves; gradients: float32 running sums; messages: those that wait, the current one, the one sent and
             one for each permute in flight; head: entries and slots of one that is split over `pipe`.
@@ -227,9 +227,9 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
         of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize
         kinds["gradients"] += of_sum * num_rows * math.prod(part.sum_shape)
-        # Of one layer, between two actions.
-        layer = math.prod(part.compute_shape)
-        kinds["left"] += copy.dtype.itemsize * layer * part.splits_copy + of_sum * layer * part.splits_sum
+        # Of one layer between two actions, and of one on its way.
+        layers = 2 * math.prod(part.compute_shape)
+        kinds["left"] += copy.dtype.itemsize * layers * part.splits_copy + of_sum * layers * part.splits_sum
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
     if shapes.shared_use:  # copies for the next batch

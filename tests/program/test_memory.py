@@ -169,13 +169,13 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
     num_pages, num_messages = 3, 4
     assert found == {
         ("optimizer", None): held(4, num_pages * x // 2, num_params, num_params, num_messages * x // 2),
-        # Half of the kernels' sums, and of one layer the gradient that the next action sums.
+        # Half of the kernels' sums, and of two layers the gradients: of one that the next action sums, and of one that travels.
         ("gradients", None): held(
-            4, num_pages * x // 2, num_params, kernels // 2 + others, num_messages * x // 2, left=h * h
+            4, num_pages * x // 2, num_params, kernels // 2 + others, num_messages * x // 2, left=2 * h * h
         ),
-        # No copies of kernels, but that of the layer with which the next action begins.
+        # No copies of kernels, but that of the layer with which the next action begins, and one on its way.
         ("weights", None): held(
-            4, num_pages * x // 2, others, kernels // 2 + others, num_messages * x // 2, left=2 * h * h
+            4, num_pages * x // 2, others, kernels // 2 + others, num_messages * x // 2, left=4 * h * h
         ),
         ("none", None): held(4, num_pages * x, 0, num_params, num_messages * x),
         ("none", "bfloat16"): held(2, num_pages * x, num_params, 2 * num_params, num_messages * x),
