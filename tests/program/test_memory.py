@@ -169,7 +169,7 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
     num_pages, num_messages = 3, 4
     assert found == {
         ("optimizer", None): held(4, num_pages * x // 2, num_params, num_params, num_messages * x // 2),
-        # Half of the kernels' sums, and of two layers the gradients: of one that the next action sums, and of one that travels.
+        # Half of the kernels' sums, and the gradients of two layers: one that the next action sums, and one on its way.
         ("gradients", None): held(
             4, num_pages * x // 2, num_params, kernels // 2 + others, num_messages * x // 2, left=2 * h * h
         ),
