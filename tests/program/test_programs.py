@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -263,7 +262,7 @@ def digest(spec: Spec) -> str:
 @pytest.mark.ci
 @pytest.mark.parametrize("spec", [*FEW, *MORE], ids=str)
 def test_the_traced_program_is_unchanged(spec):
-    """A program that changes on purpose gets a new digest: `python tests/program/test_programs.py`."""
+    """A program that changes on purpose gets a new digest: `PYTHONPATH=tests python tests/program/test_programs.py`."""
     golden = json.loads(GOLDEN.read_text())
     if golden["jax"] != jax.__version__:
         pytest.skip(f"the digests are of jax {golden['jax']}")
@@ -271,7 +270,6 @@ def test_the_traced_program_is_unchanged(spec):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     importlib.import_module("conftest")  # eight devices
     digests = {str(spec): digest(spec) for spec in (*FEW, *MORE)}
     GOLDEN.write_text(json.dumps({"jax": jax.__version__, "programs": digests}, indent=1) + "\n")
