@@ -38,10 +38,12 @@ class Case:
     Attributes:
         method: name of the schedule.
         axes: axes of the mesh and their devices.
+        shard: what devices with equal copies share, if it is not the config's default.
     """
 
     method: str
     axes: Mapping[str, int]
+    shard: str = ""
 
     @property
     def num_processes(self) -> int:
@@ -51,7 +53,8 @@ class Case:
     @property
     def name(self) -> str:
         """Name of its cell."""
-        return f"{self.num_processes} processes, {self.method}, {' x '.join(f'{a} {n}' for a, n in self.axes.items())}"
+        mesh = " x ".join(f"{axis} {size}" for axis, size in self.axes.items())
+        return f"{self.num_processes} processes, {self.method}, {mesh}{f', {self.shard} shared' * bool(self.shard)}"
 
     @property
     def is_mixture(self) -> bool:
@@ -64,7 +67,8 @@ class Case:
         method = find_method(self.method)
         num_microbatches = method.nearest_microbatches(self.axes.get("pipe", 1), NUM_MICROBATCHES)
         mesh = {f"mesh.{axis}": size for axis, size in ({"pipe": 1} | dict(self.axes)).items()}
-        return mesh | {"pipeline.schedule": self.method, "pipeline.num_microbatches": num_microbatches}
+        shared: dict[str, object] = {"mesh.shard": self.shard} if self.shard else {}
+        return shared | mesh | {"pipeline.schedule": self.method, "pipeline.num_microbatches": num_microbatches}
 
 
 FIRST = (
@@ -73,6 +77,9 @@ FIRST = (
     Case("bpipe", {"pipe": 4}),
     Case("bitpipe", {"pipe": 4}),
     Case("1f1b", {"data": 2}),
+    Case("1f1b", {"data": 2}, shard="weights"),
+    Case("1f1b", {"data": 2, "pipe": 2}, shard="gradients"),
+    Case("zb_v", {"data": 2, "pipe": 2}, shard="weights"),
     Case("1f1b", {"tensor": 2}),
     Case("1f1b", {"expert": 2}),
     Case("1f1b", {"data": 2, "pipe": 2}),
