@@ -145,7 +145,7 @@ def test_transformers_takes_the_tensors_in_memory_and_has_our_logits(transformer
     np.testing.assert_allclose(their_logits(model, numbers)["masked_lm"], ours, atol=1e-4)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_two_processes_get_what_one_gets_and_one_that_leaves_is_named(tmp_path):
     run = make_run(tmp_path / "run", "llama", "all")
     params, pipeline, config = staged(run)

@@ -273,9 +273,9 @@ def test_commands_refuse_the_run_of_a_given_model_by_name(tmp_path):
 @pytest.mark.ci
 def test_streams_of_weights_during_a_run_change_no_bit_of_it(tmp_path):
     """Ten in 30 steps; each has what its step has left."""
-    small = base_config("llama")
-    small.model.update(num_layers=3, hidden=16, feed_forward=24)
-    small.mesh.update(data=2, pipe=2, tensor=2, platform="cpu")
+    small = base_config()
+    small.model.update(num_layers=3, hidden=16)
+    small.mesh.update(data=2, pipe=2, platform="cpu")
     small.data.update(batch_size=8, seq_len=16, files="jaxpipe/huggingface/*.py")
     small.pipeline.num_microbatches = 2
     small.train.update(steps=30, eval_every=30, eval_batches=1)
