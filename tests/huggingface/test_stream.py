@@ -77,6 +77,12 @@ def test_a_device_holds_two_buckets_beside_the_state_and_a_second_stream_compile
     # Two buckets, and of each layer's parameter the count of the numbers that are lost.
     assert max(num_bytes) < max(peaks) - before <= 2 * BUCKET_BYTES + 4 * len(peaks)
     assert len(num_bytes) > 4
+    peaks.clear()
+    # A caller that keeps none: the stream keeps none either.
+    for bucket in stream(params, pipeline, config, bucket_bytes=BUCKET_BYTES):
+        bucket.tensors.clear()
+    assert peaks
+    assert max(peaks) - before <= BUCKET_BYTES + 4 * len(peaks)
     num_programs = streaming._program.cache_info().misses
     list(stream(params, pipeline, config, bucket_bytes=10**9))
     assert streaming._program.cache_info().misses == num_programs
@@ -99,9 +105,10 @@ MISTAKES = {
     "bytes": ({"bucket_bytes": 0}, ["bucket_bytes=0", "bucket-bytes"]),
     "canonical": ({"params": "canonical"}, ["stream-params", "layers.attention.norm.scale", "pipeline.to_stages"]),
     "model": ({"config": "gpt"}, ["stream-params", "layers.attention.output.bias: missing"]),
+    # The table of tokens and the first norms of all layers fill a bucket.
     "range": (
-        {"dtype": "float16", "params": "large", "bucket_bytes": 1},
-        ["embed_tokens.weight: 3 numbers", "float16", "bfloat16"],
+        {"dtype": "float16", "params": "large", "bucket_bytes": 4300},
+        ["2 parameters do not fit float16", "embed_tokens.weight: 3 ", "input_layernorm.weight: 1 ", "bfloat16"],
     ),
 }
 
@@ -113,11 +120,13 @@ def test_mistakes_are_told(name, llama):
     if given.get("params") == "canonical":
         given = given | {"params": jax.jit(pipeline.from_stages)(params)}
     if given.get("params") == "large":
-        token = params["shared"]["embedding"]["token"]
-        # Infinities of the parameter itself are none that the dtype loses.
-        token = token.at[0, :4].set(np.float32([1e6, -7e4, 65520.0, np.inf]))
-        shared = {**params["shared"], "embedding": {"token": jax.device_put(token, token.sharding)}}
-        given = given | {"params": {**params, "shared": shared}}
+        # Infinities of the parameter itself are none that the dtype loses; of the layers one on the last stage has one.
+        token = params["shared"]["embedding"]["token"].at[60, :4].set(np.float32([1e6, -7e4, 65520.0, np.inf]))
+        scale = params["layers"]["attention"]["norm"]["scale"].at[1, 0, 0, 5].set(1e6)
+        shared = {**params["shared"], "embedding": {"token": token}}
+        attention = {**params["layers"]["attention"], "norm": {"scale": scale}}
+        large = {**params, "shared": shared, "layers": {**params["layers"], "attention": attention}}
+        given = given | {"params": jax.device_put(large, pipeline.shardings(large))}
     if "config" in given:
         given = given | {"config": base_config(given["config"])}
     with pytest.raises(JaxpipeError) as error:
