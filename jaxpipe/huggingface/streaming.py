@@ -21,7 +21,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from ml_collections import ConfigDict
 
 from jaxpipe.config import model_config
 from jaxpipe.config.base import RunConfig
@@ -62,7 +61,7 @@ class Bucket:
 def stream(
     params: Any,
     pipeline: Pipeline,
-    config: ConfigDict | RunConfig,
+    config: Any,
     *,
     bucket_bytes: int = 2**30,
     dtype: str = "float32",
@@ -77,7 +76,7 @@ def stream(
     Args:
         params: staged parameters, as `TrainState.params`.
         pipeline: the pipeline that has them, as `Run.pipeline` or that of `fit(on_start=...)`.
-        config: the config of the run, which names the model.
+        config: the config of the run, as `fit` takes it.
         bucket_bytes: bytes of a bucket at most, unless one layer's parameter has more.
         dtype: of all tensors: "float32", "bfloat16" or "float16".
         to: "device", arrays of JAX; or "host", of NumPy, which may not be written to.
@@ -99,9 +98,9 @@ def stream(
             rule="bucket-bytes: a whole number of bytes, 1 or more",
             repair="give for example 2**30, or leave it out",
         )
-    config = RunConfig.of(config)
-    ours = model_config(config)
-    theirs = configs.new_config(config, dtype=dtype)
+    told = RunConfig.of(config)
+    ours = model_config(told)
+    theirs = configs.new_config(told, dtype=dtype)
     tensors = TensorMap(configs.architecture_of(theirs, where=configs.CONFIG), ours)
     by_path = _by_path(params)
     _check_staged(by_path, tensors, pipeline.layout)
@@ -111,7 +110,7 @@ def stream(
         gather,
         is_on_host=to == "host",
         what=f"{bucket_bytes}-byte buckets of {dtype} weights",
-        lost_after_s=config.train.lost_after_s,
+        lost_after_s=told.train.lost_after_s,
     )
 
 
