@@ -87,6 +87,11 @@ class TensorMap:
         """Number of parameters of the transformers model; a tensor with several names counts once."""
         return sum(int(np.prod(tensor.shape)) for group in self.groups for tensor in group.tensors)
 
+    @staticmethod
+    def is_stacked(path: str) -> bool:
+        """Whether our parameter at `path` has an axis of layers in front."""
+        return path.startswith(_LAYERS)
+
     def check(self, entries: Mapping[str, Entry], *, where: str) -> list[str]:
         """The names that are no parameters; ConfigError if tensors are missing, unknown, or of another shape."""
         tensors = [tensor for group in self.groups for tensor in group.tensors]
@@ -141,7 +146,7 @@ class TensorMap:
 
     def _groups_of(self, parameter: Parameter) -> Iterator[LayerTensors]:
         # Parameters of layers have an axis of layers in front, which no tensor of theirs has.
-        is_stacked = parameter.path.startswith(_LAYERS)
+        is_stacked = self.is_stacked(parameter.path)
         shape = self.shapes[parameter.path][1:] if is_stacked else self.shapes[parameter.path]
         ours = jax.ShapeDtypeStruct(shape, np.float32)
         # The shapes of their tensors by tracing, so that the transforms alone say how ours are cut.

@@ -118,7 +118,8 @@ class Part:
         """The whole parameter, or what is like it, gathered from all devices' parts."""
         if self.master_dim is not None:
             held = gather_over(held, self.copy_axes, num_leading + self.master_dim)
-        for axis, dim in self.split_dims:
+        # The last axis first: of two that split one dim the first is the outermost, as in `spec`.
+        for axis, dim in reversed(self.split_dims):
             held = gather_over(held, (axis,), num_leading + dim)
         return held
 

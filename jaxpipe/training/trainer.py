@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -94,6 +95,7 @@ def fit(
     train_batches: BatchSource | None = None,
     heldout_batches: BatchSource = (),
     optimizer: optax.GradientTransformation | None = None,
+    on_start: Callable[[Pipeline], object] | None = None,
     on_step: OnStep | None = None,
     profile_steps: str = "",
     dry_run: bool = False,
@@ -120,6 +122,8 @@ def fit(
             one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
             {"shared": ..., "layers": ...}, the latter of one layer. If it sums over parameters, as by clipping, they
             see the dims [device, chunk, layer] in front, too, and must decide by name.
+        on_start: (pipeline), called once before the first step in every process; what `jaxpipe.huggingface.stream` and
+            others need of the run in `on_step`.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
             processes, stops the run, as a signal does. Arrays of `state` that it keeps stay as they are: the run then
             goes on with copies. `Run.pipeline.from_stages` brings kept parameters into the model's order.
@@ -240,6 +244,8 @@ def fit(
             return Run(path, num_done, is_stopped=False, state=None, pipeline=pipeline)
 
         # ---- Training
+        if on_start is not None:
+            on_start(pipeline)
         traces = stack.enter_context(profiler.Profiler(path, traced_steps))
         loop = Loop(path, processes, setup, checkpoints, traces, train_step, eval_step, on_step)
         state, num_done = loop.run(state, num_done=num_done)

@@ -16,6 +16,7 @@ from running import SMALL, run, settings, train
 from jaxpipe.config import base_config
 from jaxpipe.distributed.log import file_of
 from jaxpipe.errors import CompileError, ConfigError, DataError, JaxpipeError
+from jaxpipe.huggingface import stream
 from jaxpipe.training import Model, fit
 
 KILLED_AFTER = 5
@@ -267,3 +268,29 @@ def test_commands_refuse_the_run_of_a_given_model_by_name(tmp_path):
         done = run(command, f"--workdir={tmp_path}", *(["--prompt=x"] if command == "sample" else []))
         assert done.returncode == 2
         assert "the model was given in Python" in done.stderr, done.stderr
+
+
+@pytest.mark.ci
+def test_streams_of_weights_during_a_run_change_no_bit_of_it(tmp_path):
+    """Ten in 30 steps; each has what its step has left."""
+    small = base_config()
+    small.model.update(num_layers=3, hidden=16)
+    small.mesh.update(data=2, pipe=2, platform="cpu")
+    small.data.update(batch_size=8, seq_len=16, files="jaxpipe/huggingface/*.py")
+    small.pipeline.num_microbatches = 2
+    small.train.update(steps=30, eval_every=30, eval_batches=1)
+    pipelines, streamed = [], []
+
+    def weights(params):
+        buckets = stream(params, *pipelines, small, bucket_bytes=5000, to="host")
+        return b"".join(array.tobytes() for bucket in buckets for _, array in bucket.tensors)
+
+    def on_step(step, metrics, state):
+        if step % 3 == 0:
+            streamed.append(weights(state.params))
+
+    plain = fit(small, tmp_path / "plain")
+    done = fit(small, tmp_path / "streamed", on_start=pipelines.append, on_step=on_step)
+    assert [row["loss"] for row in done.metrics] == [row["loss"] for row in plain.metrics]
+    assert (len(done.metrics), len(set(streamed)), len(streamed)) == (30, 10, 10)
+    assert streamed[-1] == weights(plain.state.params)

@@ -1,0 +1,252 @@
+"""The weights of a pipeline as a stream of Hugging Face tensors, bucket by bucket: for a sampler, while a run goes on.
+
+Goes in: staged parameters on their devices, as a train state has them. Comes out: what the file export would write, by
+name, in its order. One layer's parameter at a time leaves its stage: it is rounded where it lies, sent over `pipe` by
+the device that owns it, gathered over all other axes, and cut as the table of its class says. Each kind of parameter is
+one program, compiled once, with the layer as an argument. Left to others: files (`jaxpipe.convert`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpipe.config import model_config
+from jaxpipe.config.base import RunConfig
+from jaxpipe.distributed.in_step import InStep
+from jaxpipe.errors import ConfigError, check_choice, first_of
+from jaxpipe.huggingface import configs
+from jaxpipe.huggingface.mapping import Transform
+from jaxpipe.huggingface.tensor_files import CODES
+from jaxpipe.huggingface.tensors import LayerTensors, TensorMap
+from jaxpipe.mesh import on_devices
+from jaxpipe.mesh.collectives import sum_over
+from jaxpipe.mesh.jax_defaults import default_rules
+from jaxpipe.models import Anatomy
+from jaxpipe.program import Pipeline
+from jaxpipe.program.partition import STACKED, Part
+from jaxpipe.program.staged_params import StagedLayout
+
+PLACES = ("device", "host")
+_NUM_CACHED = 64  # programs: a class has a dozen kinds of parameters, and a run one or two dtypes
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Some tensors of a model, all that a stream holds at a time.
+
+    Attributes:
+        tensors: (name, array), what `load_weights` of a sampler takes. Arrays of JAX are whole on every device of the
+            mesh; `array.addressable_data(0)` is the one on this process's first device.
+        num_bytes: bytes of the arrays, on each device or on the host; an array with two names counts once.
+        seconds: wall-clock time to gather them, the first time with the compilation.
+    """
+
+    tensors: list[tuple[str, Any]]
+    num_bytes: int
+    seconds: float
+
+
+def stream(
+    params: Any,
+    pipeline: Pipeline,
+    config: Any,
+    *,
+    bucket_bytes: int = 2**30,
+    dtype: str = "float32",
+    to: str = "device",
+) -> Iterator[Bucket]:
+    """Yields the tensors of transformers that hold `params`, in the order and with the numbers of the file export.
+
+    Of several processes all must iterate to the end, with equal arguments but for `to`; each gets all tensors. Besides
+    `params` a device holds the bucket that the caller has, the next one while it fills, and one layer's parameter twice
+    while it is cut; with `to="host"` the buckets are on the host instead. Nothing is donated or changed.
+
+    Args:
+        params: staged parameters, as `TrainState.params`.
+        pipeline: the pipeline that has them, as `Run.pipeline` or that of `fit(on_start=...)`.
+        config: the config of the run, as `fit` takes it.
+        bucket_bytes: bytes of a bucket at most, unless one layer's parameter has more.
+        dtype: of all tensors: "float32", "bfloat16" or "float16".
+        to: "device", arrays of JAX; or "host", of NumPy, which may not be written to.
+
+    Raises:
+        ConfigError: transformers does not have the model, `params` are not those of the config, an argument is none of
+            the above, or, while it is iterated, a number exceeds the range of `dtype`.
+        LostProcess: another process has left the stream, or does not come within `train.lost_after_s`.
+
+    Example:
+        for bucket in stream(state.params, pipeline, config, dtype="bfloat16", to="host"):
+            sampler.load_weights(bucket.tensors)
+    """
+    check_choice("dtype", dtype, tuple(CODES))
+    check_choice("to", to, PLACES)
+    if type(bucket_bytes) is not int or bucket_bytes < 1:
+        raise ConfigError(
+            f"bucket_bytes={bucket_bytes!r}",
+            rule="bucket-bytes: a whole number of bytes, 1 or more",
+            repair="give for example 2**30, or leave it out",
+        )
+    told = RunConfig.of(config)
+    ours = model_config(told)
+    theirs = configs.new_config(told, dtype=dtype)
+    tensors = TensorMap(configs.architecture_of(theirs, where=configs.CONFIG), ours)
+    by_path = _by_path(params)
+    _check_staged(by_path, tensors, pipeline.layout)
+    gather = _Gather(by_path, _by_path(pipeline.parts(params)), pipeline, ours.anatomy, dtype)
+    return _buckets(
+        _in_buckets(tensors.groups, jnp.dtype(dtype).itemsize, bucket_bytes),
+        gather,
+        is_on_host=to == "host",
+        what=f"{bucket_bytes}-byte buckets of {dtype} weights",
+        lost_after_s=told.train.lost_after_s,
+    )
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _check_staged(params: dict[str, Any], tensors: TensorMap, layout: StagedLayout) -> None:
+    """Raises ConfigError unless `params` have the paths and shapes of the staged parameters of the config's model."""
+    rows = layout.canonical.shape
+
+    def staged(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*rows, *shape[1:]) if tensors.is_stacked(path) else shape
+
+    wanted = {path: staged(path, shape) for path, shape in tensors.shapes.items()}
+    there = {path: jnp.shape(leaf) for path, leaf in params.items()}
+    different = [
+        f"{path}: {there.get(path, 'missing')}, by the config {wanted.get(path, 'none')}"
+        for path in sorted(wanted.keys() | there.keys())
+        if wanted.get(path) != there.get(path)
+    ]
+    if different:
+        raise ConfigError(
+            f"{len(different)} of the given parameters are not the staged ones of the config's model",
+            rule="stream-params: params, pipeline and config are of one run; layers are [device, chunk, layer, ...]",
+            picture=first_of(different),
+            repair="give state.params and the pipeline of the same run; canonical parameters become staged by"
+            " pipeline.to_stages",
+        )
+
+
+def _in_buckets(groups: Sequence[LayerTensors], itemsize: int, bucket_bytes: int) -> list[list[LayerTensors]]:
+    """`groups`, which are never divided, in buckets."""
+    buckets: list[list[LayerTensors]] = []
+    room = 0
+    for group in groups:
+        num_bytes = itemsize * sum(prod(tensor.shape) for tensor in group.tensors)
+        # A first one that is larger than a bucket has one of its own.
+        if num_bytes > room or not buckets:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(group)
+        room -= num_bytes
+    return buckets
+
+
+def _buckets(
+    buckets: Sequence[Sequence[LayerTensors]], gather: _Gather, *, is_on_host: bool, what: str, lost_after_s: float
+) -> Iterator[Bucket]:
+    with InStep(what, num_parts=len(buckets), lost_after_s=lost_after_s) as walk:
+        for groups in buckets:
+            walk.begin()
+            # Not by a name of this function, which would keep a bucket while the next one is gathered.
+            yield gather.bucket(groups, is_on_host=is_on_host)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gather:
+    """Gathers tensors from the devices that have their parts."""
+
+    params: dict[str, Any]  # staged, by path
+    parts: dict[str, Part]
+    pipeline: Pipeline
+    anatomy: Anatomy
+    dtype: str
+
+    def bucket(self, groups: Sequence[LayerTensors], *, is_on_host: bool) -> Bucket:
+        start = time.perf_counter()
+        tensors: list[tuple[str, Any]] = []
+        num_bytes = 0
+        lost = {}
+        for group in groups:
+            arrays, lost[group.tensors[0].names[0]] = self._arrays(group)
+            for tensor, array in zip(group.tensors, arrays, strict=True):
+                # One device's copy: all others are freed with the array.
+                numbers = np.asarray(array.addressable_data(0)) if is_on_host else array
+                tensors += [(name, numbers) for name in tensor.new_names]
+                num_bytes += array.nbytes
+        self._check_none_lost(jax.device_get(lost))
+        jax.block_until_ready([array for _, array in tensors])
+        return Bucket(tensors, num_bytes, time.perf_counter() - start)
+
+    def _arrays(self, group: LayerTensors) -> tuple[Sequence[jax.Array], jax.Array]:
+        path = group.parameter.path
+        program = _program(
+            self.pipeline.layout,
+            self.pipeline.mesh,
+            self.parts[path],
+            group.parameter.transform,
+            self.anatomy,
+            self.dtype,
+        )
+        row = 0 if group.layer is None else self.pipeline.layout.row_of_layer[group.layer]
+        # An argument of the host, which a guard against transfers would refuse.
+        with default_rules():
+            return program(self.params[path], np.int32(row))
+
+    def _check_none_lost(self, lost: dict[str, np.ndarray]) -> None:
+        too_large = [f"{name}: {int(number)} numbers" for name, number in lost.items() if number]
+        if too_large:
+            raise ConfigError(
+                f"{len(too_large)} parameters do not fit {self.dtype}",
+                rule="convert-dtype: every number is within the range of the dtype",
+                picture=first_of(too_large),
+                repair="stream another dtype; bfloat16 has the range of float32",
+            )
+
+
+@lru_cache(_NUM_CACHED)
+def _program(
+    layout: StagedLayout, mesh: Mesh, part: Part, transform: Transform, anatomy: Anatomy, dtype: str
+) -> Callable[[jax.Array, np.int32], tuple[tuple[jax.Array, ...], jax.Array]]:
+    """The jitted function from (staged parameter, row of the layer) to tensors, and how many numbers exceed `dtype`.
+
+    A row is one of `StagedLayout.row_of_layer`; a shared parameter has none, and ignores it.
+    """
+    num_rows = layout.canonical[0].size  # of one device
+
+    def gathered(local: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        is_owner = jnp.bool(True)
+        if part.stacked:
+            local = local.reshape(num_rows, *local.shape[len(STACKED) :])
+            local = lax.dynamic_index_in_dim(local, row % num_rows, keepdims=False)
+            is_owner = lax.axis_index("pipe") == row // num_rows
+        # Rounded before it is sent: half of the bytes travel.
+        rounded = local.astype(dtype)
+        lost = jnp.sum(jnp.isfinite(local) & ~jnp.isfinite(rounded) & is_owner)
+        if part.stacked:
+            # A sum of bytes, of which one term is not 0: a sum of floats would make 0.0 of -0.0.
+            words = jnp.where(is_owner, lax.bitcast_convert_type(rounded, jnp.uint8), 0)
+            rounded = lax.bitcast_convert_type(lax.psum(words, "pipe"), dtype)
+        return part.whole(rounded), sum_over(lost, part.split_axes)
+
+    def tensors(leaf: jax.Array, row: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        whole, lost = on_devices(gathered, mesh=mesh, in_specs=(part.spec(), P()), out_specs=(P(), P()))(leaf, row)
+        return transform.to_theirs(whole, anatomy), lost
+
+    return jax.jit(tensors, out_shardings=NamedSharding(mesh, P()))
