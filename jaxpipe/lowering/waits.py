@@ -50,15 +50,8 @@ def _of_rounds(table: RoundTable) -> int:
     """Waits of the loops over rounds, of all calls; all devices evaluate them alike."""
     others = [name for name in table.transfers if name != table.kinds_of_traffic[0].name]
     light = light_types(table, others)
-    waits = 0
-    for stretch in turns_of(table.round_type[: table.rounds_per_call], light):
-        for place, types in enumerate(stretch.places):
-            taken = sum(row[place] for row in stretch.taken)
-            # The conditional among the permutes of rounds of messages.
-            waits += taken * (len(types) > 1)
-            if not stretch.is_certain(place):
-                waits += taken + len(stretch.taken)
-    return waits * table.num_calls
+    stretches = turns_of(table.round_type[: table.rounds_per_call], light)
+    return sum(place.num_waits for places in stretches for place in places) * table.num_calls
 
 
 def _of_guards(table: RoundTable, round_type: int, *, by_chunk: bool) -> np.ndarray:

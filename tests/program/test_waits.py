@@ -49,7 +49,60 @@ def test_the_host_waits_a_few_times_an_action(name):
     assert waits_per_action(table, by_chunk=True) <= MOST_BY_CHUNK[name]
     # No device is asked what round comes next.
     stretches = turns_of(table.round_type, ())
-    assert all(stretch.is_certain(place) for stretch in stretches for place in range(len(stretch.places)))
+    assert all(place.is_certain for places in stretches for place in places)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_microbatches", "most"),
+    [("pipedream_2bw", 32, 13.5), pytest.param("wpipe", 8, 19, marks=pytest.mark.ci)],
+)
+def test_without_flush_rounds_of_messages_are_a_choice_and_rare_ones_share_a_guard(name, num_microbatches, most):
+    schedule = build(name, num_devices=8, num_microbatches=num_microbatches)
+    table = lower(schedule, layers_per_stage=(2,) * schedule.num_stages)
+    assert 1 < waits_per_action(table) <= most
+
+
+def walked(round_type, stretches):
+    """The rounds that the program takes, and the times that it asks the device, as `run_rounds` does."""
+    type_of = [*round_type, -1]
+    rounds = []
+    num_waits = 0
+
+    def take(types):
+        assert type_of[len(rounds)] in types
+        rounds.append(type_of[len(rounds)])
+
+    for places in stretches:
+        for _ in places[0].taken:
+            for place in places:
+                if place.is_certain:
+                    take(place.types)
+                    continue
+                num_waits += 1
+                if place.is_choice:
+                    if type_of[len(rounds)] in place.types:
+                        take(place.types)
+                    continue
+                while type_of[len(rounds)] in place.types:
+                    take(place.types)
+                    num_guards = 0 if len(place.types) == 1 else 1 if place.is_light else len(place.types) + 1
+                    num_waits += num_guards + 1
+    return rounds, num_waits
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_turns_take_every_round_in_order_and_know_their_waits(seed):
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        num_types = int(random.integers(1, 9))
+        often = random.integers(0, num_types, size=random.integers(1, 60)).tolist()
+        # With period two, as tables without flush, or with none.
+        round_type = np.array([kind for index in often for kind in ([num_types, index] if seed % 2 else [index])])
+        light = np.flatnonzero(random.random(num_types) < 0.5).tolist()
+        stretches = turns_of(round_type, light)
+        rounds, num_waits = walked(round_type.tolist(), stretches)
+        assert rounds == round_type.tolist()
+        assert num_waits == sum(place.num_waits for places in stretches for place in places)
 
 
 @pytest.mark.parametrize(
