@@ -73,7 +73,7 @@ def lower_stream(
         >>> from jaxpipe.schedules import build
         >>> table = lower_stream(build("pipedream_2bw", num_devices=2, num_microbatches=2))
         >>> table.rounds_per_call, table.num_types, table.num_slots
-        (13, 6, 2)
+        (13, 7, 2)
     """
     _check_batches(schedule)
     costs = costs or Costs()

@@ -116,7 +116,6 @@ def _round_of_messages(messages: Messages, place: Place, index: jax.Array, row: 
 
 
 def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: Row, carry: Carry) -> Carry:
-    table = step.shapes.table
     sent = [channel.name for channel in channels if channel.has_buffers and channel.lanes(round_type)]
     if sent:  # of this round, so that XLA does not move a permute of an unchanged buffer out of the loop
         row, buffers = of_round(row, {name: carry.of[name] for name in sent})
@@ -124,13 +123,11 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
     # 1. All that the round before prepared to send starts travelling.
     arrived = {channel.name: channel.begin(round_type, row, carry) for channel in channels}
 
-    # 2. The action of this device, if any; every device traces all kinds that any device has in rounds of this type.
+    # 2. The action of this device, if any.
     state = carry.state
     if step.in_turn:
         state = state._replace(num_done=after(state.num_done, arrived))
-    # Sorted, so that every process traces the same program: a set has no order.
-    for kind in sorted(table.kinds[round_type], reverse=True):
-        state = actions.run(step, round_type, kind, row, state)
+    state = actions.run(step, round_type, row, state)
     for channel in channels:
         state = channel.beside(round_type, row, carry, state)
 
