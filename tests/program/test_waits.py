@@ -14,26 +14,39 @@ from jaxpipe.schedules import REGISTRY, build
 
 # Waits an action of the device that waits most; D=8, N=32, two layers a stage.
 MOST = {
-    "gpipe": 6,
+    "gpipe": 5,
     "1f1b": 6,
-    "interleaved_1f1b": 8,
-    "breadth_first": 10,
-    "bitpipe": 12,
-    "chimera": 12,
-    "gems": 26,
-    "zb_h1": 10,
-    "zb_h2": 10,
-    "zb_v": 10,
-    "v_half": 10,
-    "dualpipe": 10,
-    "dualpipe_v": 10,
-    "v_min": 14,
-    "hanayo": 14,
-    "mixpipe": 14,
-    "bpipe": 18,
+    "interleaved_1f1b": 4,
+    "breadth_first": 5,
+    "bitpipe": 5,
+    "chimera": 5,
+    "gems": 11,
+    "zb_h1": 7,
+    "zb_h2": 9.1,
+    "zb_v": 8,
+    "v_half": 9,
+    "dualpipe": 9,
+    "dualpipe_v": 9,
+    "v_min": 9,
+    "hanayo": 9,
+    "mixpipe": 9,
+    "bpipe": 10,
 }
-# The same where each chunk has actions of its own: where two chunks do a kind, a guard more says which.
-MOST_BY_CHUNK = MOST | {"v_half": 11.5, "dualpipe": 13, "dualpipe_v": 12.5}
+# The same where each chunk has actions of its own.
+MOST_BY_CHUNK = MOST | {
+    "interleaved_1f1b": 5,
+    "breadth_first": 5.1,
+    "chimera": 7,
+    "bitpipe": 9,
+    "zb_v": 9,
+    "v_half": 11,
+    "hanayo": 11.5,
+    "dualpipe_v": 11.5,
+    "v_min": 12,
+    "mixpipe": 12,
+    "dualpipe": 12,
+    "gems": 13,
+}
 FEW = ("1f1b", "interleaved_1f1b", "bitpipe")
 
 
