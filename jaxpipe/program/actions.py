@@ -45,12 +45,12 @@ def run(step: DeviceStep, round_type: int, row: Row, state: State) -> State:
         return state
 
     def is_next(is_wanted: jax.Array, state: State) -> jax.Array:
-        # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
-        # of the pool for the reader.
         return is_wanted & (state.num_done >= 0)
 
     for guard in shared_guards(table.rounds_of_type[round_type], num_runs):
         is_here = reduce(jnp.logical_or, [forms[place].is_of(row) for place in guard])
+        # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
+        # of the pool for the reader.
         state = cond_in_place(is_next(is_here, state), partial(of_any_form, guard), state)
     return state
 

@@ -66,6 +66,7 @@ def run_rounds(
         if place.is_light:
             return r + is_one_of(index, place.types), _round_of_messages(messages, place, index, row_of(r), carry)
         for type_here in place.types:
+            # A loop, not a choice: pools and sums pass it, which XLA would copy beside the branches.
             walk = cond_in_place(index == type_here, partial(run_type, type_here), walk)
         return walk
 
