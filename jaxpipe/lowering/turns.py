@@ -1,9 +1,13 @@
-"""Turns: how the program takes types of rounds one after the other, without asking any device what comes next.
+"""Turns: how the program takes types of rounds one after the other, and asks the device little about what comes next.
 
 On a GPU a loop whose length is known when the program is compiled runs without the host; before every other turn of a
 loop, and before a choice, the host waits for the device. So rounds are cut into stretches, whose types no other has.
 Each is a loop over turns, of a known number. A turn takes the places of a stretch in order: mostly a place is one type,
-of which every turn has one round, and that runs as it is. Else the place is a loop over rounds of its types.
+of which every turn has one round, and that runs as it is. Of the other places
+
+* rounds of messages alone share one: a choice, if no turn has two of them; else a loop over them;
+* types that few turns have share one: a loop over their rounds, and in it a guard for each type;
+* each type that is left is a loop over its rounds.
 """
 
 from __future__ import annotations
@@ -18,20 +22,46 @@ from jaxpipe.lowering.table import RoundTable
 
 
 @dataclass(frozen=True)
-class Turns:
-    """A stretch of rounds as turns of equal places.
+class Place:
+    """A place in the turns of a stretch.
 
     Attributes:
-        places: [place] types of its rounds, of which only those of messages alone share one.
-        taken: [turn][place] rounds that the turn takes there.
+        types: the types of its rounds.
+        taken: [turn] rounds that the turn takes there.
+        is_light: whether in all of them devices only send and receive messages.
     """
 
-    places: tuple[tuple[int, ...], ...]
-    taken: tuple[tuple[int, ...], ...]
+    types: tuple[int, ...]
+    taken: tuple[int, ...]
+    is_light: bool = False
 
-    def is_certain(self, place: int) -> bool:
-        """Whether every turn takes one round at the place."""
-        return all(row[place] == 1 for row in self.taken)
+    @property
+    def is_certain(self) -> bool:
+        """Whether every turn takes one round here, of the only type."""
+        return len(self.types) == 1 and set(self.taken) == {1}
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether a turn chooses here among rounds of messages, and none."""
+        return self.is_light and not self.is_certain and max(self.taken) == 1
+
+    @property
+    def num_waits(self) -> int:
+        """Times that the host waits for the device here, in all turns."""
+        if self.is_certain:
+            return 0
+        num_turns = len(self.taken)
+        if self.is_choice:
+            return num_turns
+        num_rounds = sum(self.taken)
+        of_loop = num_turns + num_rounds
+        if len(self.types) == 1:
+            return of_loop
+        # The choice among the permutes of a round; or a guard for each type, of which one is entered.
+        return of_loop + num_rounds * (1 if self.is_light else len(self.types) + 1)
+
+
+Turns = list[Place]  # the places of a stretch
 
 
 def period_of(round_type: np.ndarray) -> int:
@@ -54,31 +84,40 @@ def turns_of(round_type: np.ndarray, light: Collection[int]) -> list[Turns]:
     """The stretches of rounds of these types, one after the other.
 
     Args:
-        light: types of rounds of messages alone, which are many and small where rounds have no period: they share a
-            place, if else some round is not certain.
+        light: types of rounds of messages alone.
 
     Example:
-        >>> [stretch.places for stretch in turns_of(np.array([0, 1, 0, 1, 2, 3]), ())]
-        [((0,), (1,)), ((2,),), ((3,),)]
-        >>> turns_of(np.array([0, 1, 0, 3, 0, 2, 0, 1]), light=(1, 2))
-        [Turns(places=((0,), (3,), (1, 2)), taken=((1, 0, 1), (1, 1, 0), (1, 0, 1), (1, 0, 1)))]
+        >>> [[place.types for place in places] for places in turns_of(np.array([0, 1, 0, 1, 2, 3]), ())]
+        [[(0,), (1,)], [(2,)], [(3,)]]
+        >>> for place in turns_of(np.array([0, 1, 0, 3, 0, 2, 0, 1]), light=(1, 2))[0]:
+        ...     print(place.types, place.taken, place.num_waits)
+        (0,) (1, 1, 1, 1) 0
+        (3,) (0, 1, 0, 0) 5
+        (1, 2) (1, 0, 1, 1) 4
     """
     last = np.zeros(round_type.max() + 1, int)
     last[round_type] = np.arange(len(round_type))
     # A stretch ends where no type returns that has been there.
     ends = np.flatnonzero(np.maximum.accumulate(last[round_type]) == np.arange(len(round_type))) + 1
-    stretches = []
-    for rounds in np.split(round_type, ends[:-1]):
-        types = np.unique(rounds).tolist()
-        # Every turn has one round of each type, in the same order.
-        if not len(rounds) % len(types) and (rounds.reshape(-1, len(types)) == rounds[: len(types)]).all():
-            places = tuple((index,) for index in rounds[: len(types)].tolist())
-            stretches.append(Turns(places, ((1,) * len(types),) * (len(rounds) // len(types))))
-            continue
-        few = tuple(index for index in types if index in light)
-        heavy = tuple((index,) for index in types if index not in light)
-        stretches.append(_searched(rounds, heavy + (few,) * bool(few)))
-    return stretches
+    return [_stretch(rounds, light) for rounds in np.split(round_type, ends[:-1])]
+
+
+def _stretch(rounds: np.ndarray, light: Collection[int]) -> Turns:
+    types = np.unique(rounds).tolist()
+    # Every turn has one round of each type, in the same order.
+    if not len(rounds) % len(types) and (rounds.reshape(-1, len(types)) == rounds[: len(types)]).all():
+        return [Place((index,), (1,) * (len(rounds) // len(types))) for index in rounds[: len(types)].tolist()]
+    few = tuple(index for index in types if index in light)
+    heavy = [index for index in types if index not in light]
+    often = sorted(heavy, key=lambda index: -(rounds == index).sum())
+
+    def with_rare(num: int) -> Turns:
+        rare = sorted(often[len(often) - num :])
+        singles = [(index,) for index in heavy if index not in rare]
+        return _searched(rounds, [*singles, tuple(rare), few], light)
+
+    # As many types share a place as make the host wait the least.
+    return min(map(with_rare, range(len(heavy) + 1)), key=lambda places: sum(place.num_waits for place in places))
 
 
 def light_types(table: RoundTable, others: Sequence[str]) -> list[int]:
@@ -90,7 +129,9 @@ def light_types(table: RoundTable, others: Sequence[str]) -> list[int]:
     ]
 
 
-def _searched(rounds: np.ndarray, places: tuple[tuple[int, ...], ...]) -> Turns:
+def _searched(rounds: np.ndarray, places: Sequence[tuple[int, ...]], light: Collection[int]) -> Turns:
+    """The turns over these places, of which some may have no types."""
+    places = [types for types in places if types]
     place_of = {index: place for place, types in enumerate(places) for index in types}
     taken = []
     place = len(places)
@@ -100,4 +141,5 @@ def _searched(rounds: np.ndarray, places: tuple[tuple[int, ...], ...]) -> Turns:
             taken.append([0] * len(places))
         place = place_of[index]
         taken[-1][place] += 1
-    return Turns(places, tuple(map(tuple, taken)))
+    columns = zip(*taken, strict=True)
+    return [Place(types, column, types[0] in light) for types, column in zip(places, columns, strict=True)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpipe.lowering.cells import IDLE
+from jaxpipe.lowering.guards import shared_guards, waits_of_guards
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.turns import light_types, turns_of
 from jaxpipe.schedules.schedule import LAYER_KINDS, Kind
@@ -40,7 +41,7 @@ def waits_per_action(table: RoundTable, *, by_chunk: bool = False) -> float:
     """
     waits = np.full(table.schedule.num_devices, _of_rounds(table))
     for round_type in range(table.num_types):
-        waits += _of_guards(table, round_type, by_chunk=by_chunk)
+        waits = waits + _of_guards(table, round_type, by_chunk=by_chunk)
     waits += _of_layers(table) + _of_lanes(table)
     num_actions = (table.kind != IDLE).sum(axis=0)
     return float((waits / num_actions).max())
@@ -50,37 +51,29 @@ def _of_rounds(table: RoundTable) -> int:
     """Waits of the loops over rounds, of all calls; all devices evaluate them alike."""
     others = [name for name in table.transfers if name != table.kinds_of_traffic[0].name]
     light = light_types(table, others)
-    waits = 0
-    for stretch in turns_of(table.round_type[: table.rounds_per_call], light):
-        for place, types in enumerate(stretch.places):
-            taken = sum(row[place] for row in stretch.taken)
-            # The conditional among the permutes of rounds of messages.
-            waits += taken * (len(types) > 1)
-            if not stretch.is_certain(place):
-                waits += taken + len(stretch.taken)
-    return waits * table.num_calls
+    stretches = turns_of(table.round_type[: table.rounds_per_call], light)
+    return sum(place.num_waits for places in stretches for place in places) * table.num_calls
 
 
 def _of_guards(table: RoundTable, round_type: int, *, by_chunk: bool) -> np.ndarray:
     """[D] waits of the guards of actions, and of embedding and head in them, in rounds of a type."""
     here = table.round_type == round_type
-    kind, stage, chunk = (grid[here] for grid in (table.kind, table.stage, table.chunk))
-    waits = np.zeros(table.schedule.num_devices, int)
-    for own in table.kinds[round_type]:
-        waits += here.sum() + (kind == own).sum(axis=0)
-        chunks: list[int | None] = [None]
-        if by_chunk and own in LAYER_KINDS:
-            chunks = np.unique(chunk[kind == own]).tolist()
-        for index in chunks:
-            stages = table.stages_of(round_type, own, index is None or table.chunk == index)
-            runs = (kind == own) & (index is None or chunk == index)
-            if len(chunks) > 1:  # the guard of the chunk, in that of the kind
-                waits += (kind == own).sum(axis=0) + runs.sum(axis=0)
-            for end in _ENDS.get(own, ()):
-                at = 0 if end == "first" else table.schedule.num_stages - 1
-                # Where all or none of the stages are at that end no guard is traced.
-                if at in stages and len(stages) > 1:
-                    waits += runs.sum(axis=0) + (runs & (stage == at)).sum(axis=0)
+    actions: list[tuple[Kind, int | None]] = []
+    for kind in table.kinds[round_type]:
+        is_by_chunk = by_chunk and kind in LAYER_KINDS
+        chunks = np.unique(table.chunk[here][table.kind[here] == kind]).tolist() if is_by_chunk else [None]
+        actions += [(kind, chunk) for chunk in chunks]
+    where = [chunk is None or table.chunk == chunk for _, chunk in actions]
+    runs = [here[:, None] & (table.kind == kind) & there for (kind, _), there in zip(actions, where, strict=True)]
+    num_runs = [run.sum(axis=0) for run in runs]
+    waits = waits_of_guards(here.sum(), num_runs, shared_guards(here.sum(), num_runs))
+    for (kind, _), there, run in zip(actions, where, runs, strict=True):
+        stages = table.stages_of(round_type, kind, there)
+        for end in _ENDS.get(kind, ()):
+            at = 0 if end == "first" else table.schedule.num_stages - 1
+            # Where all or none of the stages are at that end no guard is traced.
+            if at in stages and len(stages) > 1:
+                waits = waits + run.sum(axis=0) + (run & (table.stage == at)).sum(axis=0)
     return waits
 
 

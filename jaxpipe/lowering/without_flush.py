@@ -73,7 +73,7 @@ def lower_stream(
         >>> from jaxpipe.schedules import build
         >>> table = lower_stream(build("pipedream_2bw", num_devices=2, num_microbatches=2))
         >>> table.rounds_per_call, table.num_types, table.num_slots
-        (13, 6, 2)
+        (13, 7, 2)
     """
     _check_batches(schedule)
     costs = costs or Costs()
@@ -213,8 +213,11 @@ def _with_meetings(
     # Actions in even rounds; in odd ones messages, which need types of their own, and UPDATE; and where all meet.
     position = np.arange(per_call) % period
     types = np.insert(np.where(position % 2, position // 2 + 1, 0), more + 1, 0)
+    if not ahead:
+        # Rounds with an UPDATE have types of their own: in the other odd ones devices only send and receive.
+        types[np.unique(taken[columns.is_kind(Kind.UPDATE)] % len(types))] += period // 2
     events = np.zeros_like(types)
-    types[of_meetings] = period // 2 + 1 + np.arange(len(meetings))
+    types[of_meetings] = period + 1 + np.arange(len(meetings))
     events[of_meetings] = [meeting for meeting, _ in meetings]
     _, types = np.unique(types, return_inverse=True)
     return RoundTable(

@@ -8,13 +8,14 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.guards import shared_guards
 from jaxpipe.mesh import with_losses
 from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State
@@ -25,22 +26,33 @@ from jaxpipe.program.in_place import cond_in_place
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 
-def run(step: DeviceStep, round_type: int, kind: Kind, row: Row, state: State) -> State:
-    """Returns `state` after the action of `kind` in a round of the type, on devices whose row has it."""
-    forms = [form for form in _forms(step, kind) if form.stages_in(step.shapes.table, round_type)]
+def run(step: DeviceStep, round_type: int, row: Row, state: State) -> State:
+    """Returns `state` after the action of a round of the type, on devices whose row has one.
 
-    def of_any_form(state: State) -> State:
-        for form in forms:
+    Every device traces all kinds of action that any device has in such rounds.
+    """
+    table = step.shapes.table
+    # Sorted, so that every process traces the same program: a set has no order.
+    kinds = sorted(table.kinds[round_type], reverse=True)
+    forms = [form for kind in kinds for form in _forms(step, round_type, kind)]
+    num_runs = [form.num_runs(table, round_type) for form in forms]
+
+    def of_any_form(guard: list[int], state: State) -> State:
+        for form in (forms[place] for place in guard):
             act = partial(form.act, step, round_type, row)
-            if len(forms) == 1:
-                return act(state)
-            # Guards of forms in that of the kind: rounds of other kinds evaluate one guard.
-            state = cond_in_place(form.is_of(row) & (state.num_done >= 0), act, state)
+            # Guards of forms in that of all: other rounds evaluate one.
+            state = act(state) if len(guard) == 1 else cond_in_place(is_next(form.is_of(row), state), act, state)
         return state
 
-    # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
-    # of the pool for the reader.
-    return cond_in_place((row.kind == kind) & (state.num_done >= 0), of_any_form, state)
+    def is_next(is_wanted: jax.Array, state: State) -> jax.Array:
+        return is_wanted & (state.num_done >= 0)
+
+    for guard in shared_guards(table.rounds_of_type[round_type], num_runs):
+        is_here = reduce(jnp.logical_or, [forms[place].is_of(row) for place in guard])
+        # As in `sequenced`: an action that writes the pool waits for the one that reads it, so that XLA makes no copy
+        # of the pool for the reader.
+        state = cond_in_place(is_next(is_here, state), partial(of_any_form, guard), state)
+    return state
 
 
 @dataclass(frozen=True)
@@ -54,12 +66,22 @@ class _Form:
 
     def stages_in(self, table: RoundTable, round_type: int) -> frozenset[int]:
         """The stages for which a device does such an action in rounds of the type."""
+        return table.stages_of(round_type, self.kind, self._where(table))
+
+    def num_runs(self, table: RoundTable, round_type: int) -> np.ndarray:
+        """[D] rounds of the type in which each device does such an action."""
+        runs = (table.kind == self.kind) & self._where(table)
+        return runs[table.round_type == round_type].sum(axis=0)
+
+    def _where(self, table: RoundTable) -> np.ndarray:
         where = table.hanging & self.needed == self.hanging
-        return table.stages_of(round_type, self.kind, where & (self.chunk is None or table.chunk == self.chunk))
+        return where & (self.chunk is None or table.chunk == self.chunk)
 
     def is_of(self, row: Row) -> jax.Array:
         """Whether the action of `row` is traced so."""
-        is_here = jnp.bool_(True) if row.hanging is None else row.hanging == self.hanging
+        is_here = row.kind == self.kind
+        if row.hanging is not None:
+            is_here &= row.hanging == self.hanging
         return is_here if self.chunk is None else is_here & (row.chunk == self.chunk)
 
     def act(self, step: DeviceStep, round_type: int, row: Row, state: State) -> State:
@@ -75,7 +97,8 @@ class _Form:
         return action(step, row, state)._replace(num_done=state.num_done + 1)
 
 
-def _forms(step: DeviceStep, kind: Kind) -> list[_Form]:
+def _forms(step: DeviceStep, round_type: int, kind: Kind) -> list[_Form]:
+    """The forms of the actions of a kind that any device has in rounds of the type."""
     table = step.shapes.table
     needed = hanging_mask(step.shapes)
     forms = []
@@ -84,7 +107,7 @@ def _forms(step: DeviceStep, kind: Kind) -> list[_Form]:
         is_by_chunk = not hanging and step.shapes.by_chunk and kind in LAYER_KINDS
         chunks = range(step.shapes.num_chunks) if is_by_chunk else (None,)
         forms += [_Form(kind, hanging, needed, chunk) for chunk in chunks]
-    return forms
+    return [form for form in forms if form.stages_in(table, round_type)]
 
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:

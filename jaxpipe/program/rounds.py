@@ -7,7 +7,7 @@ from finishing a permute before the action has begun, or starting it after. All 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -17,14 +17,14 @@ import numpy as np
 from jax import lax
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.turns import Turns, light_types, turns_of
+from jaxpipe.lowering.turns import Place, Turns, light_types, turns_of
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
 from jaxpipe.program.channels import channels_of
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
-from jaxpipe.program.in_place import after, of_round, once
+from jaxpipe.program.in_place import after, cond_in_place, of_round, once
 
 END = -1  # stands behind the type of the last round, so that no loop goes on
 
@@ -34,9 +34,7 @@ def run_rounds(
 ) -> Carry:
     """The carry after all rounds of `table`.
 
-    Rounds are taken in turns (`jaxpipe.lowering.turns`): a loop of known length over the turns of each stretch. A place
-    of a turn that is not certain is a loop over consecutive rounds of its type; one is over rounds in which messages
-    travel and nothing else, and chooses among their permutes.
+    Rounds are taken in turns (`jaxpipe.lowering.turns`): a loop of known length over the turns of each stretch.
 
     Args:
         rows: this device's line of the table for every round, leaves [R, ...].
@@ -53,28 +51,41 @@ def run_rounds(
     # One entry more than rounds: conditions read it when the last round is done.
     type_of = jnp.asarray(np.append(round_type, END), jnp.int32)
 
-    def run_round(walk: tuple[jax.Array, Carry], types: tuple[int, ...]) -> tuple[jax.Array, Carry]:
-        r, carry = walk
-        row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
-        if len(types) == 1:
-            return r + 1, _round(channels, types[0], step, row, carry)
-        return r + 1, _round_of_messages(messages, types, type_of[r], row, carry)
+    def row_of(r: jax.Array) -> Row:
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, r, 0, False), rows)
 
-    def run_turn(stretch: Turns, walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-        for place, types in enumerate(stretch.places):
-            body = partial(run_round, types=types)
-            if stretch.is_certain(place) and step.in_turn:
+    def run_type(round_type: int, walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        r, carry = walk
+        return r + 1, _round(channels, round_type, step, row_of(r), carry)
+
+    def run_place(place: Place, walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        if len(place.types) == 1 and not place.is_choice:
+            return run_type(place.types[0], walk)
+        r, carry = walk
+        index = type_of[r]
+        if place.is_light:
+            return r + is_one_of(index, place.types), _round_of_messages(messages, place, index, row_of(r), carry)
+        for type_here in place.types:
+            # A loop, not a choice: pools and sums pass it, which XLA would copy beside the branches.
+            walk = cond_in_place(index == type_here, partial(run_type, type_here), walk)
+        return walk
+
+    def run_turn(places: Turns, walk: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        for place in places:
+            body = partial(run_place, place)
+            if not (place.is_certain or place.is_choice):
+                walk = lax.while_loop(lambda walk, place=place: is_one_of(type_of[walk[0]], place.types), body, walk)
+            elif step.in_turn:
                 # In a loop of its own: its collectives come after all of the round before, which data may not order.
                 walk = once(body, walk, walk[1].state.num_done)
-            elif stretch.is_certain(place):
-                walk = body(walk)
             else:
-                walk = lax.while_loop(lambda walk, types=types: is_one_of(type_of[walk[0]], types), body, walk)
+                walk = body(walk)
         return walk
 
     walk = jnp.int32(0), carry
-    for stretch in turns_of(round_type, light):
-        walk = lax.fori_loop(0, len(stretch.taken), lambda _, walk, stretch=stretch: run_turn(stretch, walk), walk)
+    for places in turns_of(round_type, light):
+        num_turns = len(places[0].taken)
+        walk = lax.fori_loop(0, num_turns, lambda _, walk, places=places: run_turn(places, walk), walk)
     _, carry = walk
     for channel in channels:
         carry = channel.end(carry)
@@ -86,16 +97,19 @@ def is_one_of(index: jax.Array, types: Sequence[int]) -> jax.Array:
     return reduce(jnp.logical_or, [index == other for other in types])
 
 
-def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Array, row: Row, carry: Carry) -> Carry:
-    """A round of type `index`, one of `types`, in which messages travel and nothing else."""
+def _round_of_messages(messages: Messages, place: Place, index: jax.Array, row: Row, carry: Carry) -> Carry:
+    """A round of type `index`, one of those at `place`, in which messages travel and nothing else; or none."""
 
     def exchange(round_type: int, own: jax.Array, waiting: Waiting) -> tuple[jax.Array, Waiting]:
         arrived = messages.begun(round_type, waiting)
         return messages.pass_on(round_type, row, arrived, own, messages.after_idling(own, waiting))
 
     # Only what a round of messages changes passes the conditional: XLA copies what does.
-    branches = [partial(exchange, round_type) for round_type in types]
-    branch = jnp.argmax(jnp.asarray(types) == index)
+    branches: list[Callable] = [partial(exchange, round_type) for round_type in place.types]
+    branch = jnp.argmax(jnp.asarray(place.types) == index)
+    if place.is_choice:
+        branches.append(lambda own, waiting: (own, waiting))
+        branch = jnp.where(is_one_of(index, place.types), branch, len(place.types))
     message, waiting = lax.switch(branch, branches, carry.state.message, carry.of[messages.name])
     state = carry.state._replace(message=message)
     # Other channels have nothing to do here, by `light_types`: what they carry stays as it is.
@@ -103,7 +117,6 @@ def _round_of_messages(messages: Messages, types: Sequence[int], index: jax.Arra
 
 
 def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: Row, carry: Carry) -> Carry:
-    table = step.shapes.table
     sent = [channel.name for channel in channels if channel.has_buffers and channel.lanes(round_type)]
     if sent:  # of this round, so that XLA does not move a permute of an unchanged buffer out of the loop
         row, buffers = of_round(row, {name: carry.of[name] for name in sent})
@@ -111,13 +124,11 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
     # 1. All that the round before prepared to send starts travelling.
     arrived = {channel.name: channel.begin(round_type, row, carry) for channel in channels}
 
-    # 2. The action of this device, if any; every device traces all kinds that any device has in rounds of this type.
+    # 2. The action of this device, if any.
     state = carry.state
     if step.in_turn:
         state = state._replace(num_done=after(state.num_done, arrived))
-    # Sorted, so that every process traces the same program: a set has no order.
-    for kind in sorted(table.kinds[round_type], reverse=True):
-        state = actions.run(step, round_type, kind, row, state)
+    state = actions.run(step, round_type, row, state)
     for channel in channels:
         state = channel.beside(round_type, row, carry, state)
 

@@ -14,26 +14,39 @@ from jaxpipe.schedules import REGISTRY, build
 
 # Waits an action of the device that waits most; D=8, N=32, two layers a stage.
 MOST = {
-    "gpipe": 6,
+    "gpipe": 5,
     "1f1b": 6,
-    "interleaved_1f1b": 8,
-    "breadth_first": 10,
-    "bitpipe": 12,
-    "chimera": 12,
-    "gems": 26,
-    "zb_h1": 10,
-    "zb_h2": 10,
-    "zb_v": 10,
-    "v_half": 10,
-    "dualpipe": 10,
-    "dualpipe_v": 10,
-    "v_min": 14,
-    "hanayo": 14,
-    "mixpipe": 14,
-    "bpipe": 18,
+    "interleaved_1f1b": 4,
+    "breadth_first": 5,
+    "bitpipe": 5,
+    "chimera": 5,
+    "gems": 11,
+    "zb_h1": 7,
+    "zb_h2": 9.1,
+    "zb_v": 8,
+    "v_half": 9,
+    "dualpipe": 9,
+    "dualpipe_v": 9,
+    "v_min": 9,
+    "hanayo": 9,
+    "mixpipe": 9,
+    "bpipe": 10,
 }
-# The same where each chunk has actions of its own: where two chunks do a kind, a guard more says which.
-MOST_BY_CHUNK = MOST | {"v_half": 11.5, "dualpipe": 13, "dualpipe_v": 12.5}
+# The same where each chunk has actions of its own.
+MOST_BY_CHUNK = MOST | {
+    "interleaved_1f1b": 5,
+    "breadth_first": 5.1,
+    "chimera": 7,
+    "bitpipe": 9,
+    "zb_v": 9,
+    "v_half": 11,
+    "hanayo": 11.5,
+    "dualpipe_v": 11.5,
+    "v_min": 12,
+    "mixpipe": 12,
+    "dualpipe": 12,
+    "gems": 13,
+}
 FEW = ("1f1b", "interleaved_1f1b", "bitpipe")
 
 
@@ -49,7 +62,60 @@ def test_the_host_waits_a_few_times_an_action(name):
     assert waits_per_action(table, by_chunk=True) <= MOST_BY_CHUNK[name]
     # No device is asked what round comes next.
     stretches = turns_of(table.round_type, ())
-    assert all(stretch.is_certain(place) for stretch in stretches for place in range(len(stretch.places)))
+    assert all(place.is_certain for places in stretches for place in places)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_microbatches", "most"),
+    [("pipedream_2bw", 32, 13.5), pytest.param("wpipe", 8, 19, marks=pytest.mark.ci)],
+)
+def test_without_flush_rounds_of_messages_are_a_choice_and_rare_ones_share_a_guard(name, num_microbatches, most):
+    schedule = build(name, num_devices=8, num_microbatches=num_microbatches)
+    table = lower(schedule, layers_per_stage=(2,) * schedule.num_stages)
+    assert 1 < waits_per_action(table) <= most
+
+
+def walked(round_type, stretches):
+    """The rounds that the program takes, and the times that it asks the device, as `run_rounds` does."""
+    type_of = [*round_type, -1]
+    rounds = []
+    num_waits = 0
+
+    def take(types):
+        assert type_of[len(rounds)] in types
+        rounds.append(type_of[len(rounds)])
+
+    for places in stretches:
+        for _ in places[0].taken:
+            for place in places:
+                if place.is_certain:
+                    take(place.types)
+                    continue
+                num_waits += 1
+                if place.is_choice:
+                    if type_of[len(rounds)] in place.types:
+                        take(place.types)
+                    continue
+                while type_of[len(rounds)] in place.types:
+                    take(place.types)
+                    num_guards = 0 if len(place.types) == 1 else 1 if place.is_light else len(place.types) + 1
+                    num_waits += num_guards + 1
+    return rounds, num_waits
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_turns_take_every_round_in_order_and_know_their_waits(seed):
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        num_types = int(random.integers(1, 9))
+        often = random.integers(0, num_types, size=random.integers(1, 60)).tolist()
+        # With period two, as tables without flush, or with none.
+        round_type = np.array([kind for index in often for kind in ([num_types, index] if seed % 2 else [index])])
+        light = np.flatnonzero(random.random(num_types) < 0.5).tolist()
+        stretches = turns_of(round_type, light)
+        rounds, num_waits = walked(round_type.tolist(), stretches)
+        assert rounds == round_type.tolist()
+        assert num_waits == sum(place.num_waits for places in stretches for place in places)
 
 
 @pytest.mark.parametrize(
