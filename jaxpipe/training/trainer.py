@@ -79,6 +79,12 @@ class Run:
         return jax.jit(self.pipeline.from_stages)(self.state.params)
 
     @cached_property
+    def average(self) -> Any:
+        """The average of the weights, like `params`; None if `optimizer.average_decay` is 0, and after a dry run."""
+        average = self.state and self.state.average
+        return average and jax.jit(self.pipeline.from_stages)(average)
+
+    @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """The rows of all steps of the run, those of earlier calls included: {"step": 1, "loss": ...}, ..."""
         rows = self.path / run_folder.METRICS
