@@ -163,9 +163,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     )
 
 
-def export_model(
-    source: str, target: str, *, dtype: str = "", step: int | None = None, average: bool = False
-) -> str:
+def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None, average: bool = False) -> str:
     """Makes the Hugging Face model `target` from a checkpoint of a run; returns the report.
 
     Args:
@@ -174,7 +172,8 @@ def export_model(
         average: whether to export the average of the weights in their place.
 
     Raises:
-        ConfigError: the checkpoint does not exist or has no average, transformers does not have the model, or the target exists.
+        ConfigError: the checkpoint does not exist or has no average, transformers does not have the model, or the
+            target exists.
     """
     run_path = run_folder.path_of(source)
     path = run_folder.path_of(target)
