@@ -122,8 +122,8 @@ def fit(
             give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
         optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
-            `average_decay` stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked layers than of
-            one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
+            `average_decay` stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked
+            layers than of one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
             {"shared": ..., "layers": ...}, the latter of one layer. If it sums over parameters, as by clipping, they
             see the dims [device, chunk, layer] in front, too, and must decide by name.
         on_step: (step, metrics, state), called after each step in every process; a true result, equal in all
