@@ -210,7 +210,8 @@ def _as_saved(like: Any, saved: Iterable[str]) -> Any:
 
 def _with_average_of(like: Any, state: Any) -> Any:
     """A `state` that was read as `_as_saved` says, with an average if `like` has one."""
-    is_averaged, was_averaged = (average_in(each.optimizer) is not None for each in (like, state))
+    is_averaged = average_in(like.optimizer) is not None
+    was_averaged = average_in(state.optimizer) is not None
     if is_averaged == was_averaged:
         return state
     if was_averaged:
