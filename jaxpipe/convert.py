@@ -2,6 +2,7 @@
 
     python -m jaxpipe.convert --from=hf:DIR --to=WORKDIR [--vocab_size=N]
     python -m jaxpipe.convert --from=WORKDIR --to=hf:DIR [--dtype=float32|bfloat16|float16] [--step=N]
+        [--average]
 
 WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with everything that exporting the model in the form that it
 came in needs; without training the export is equal byte for byte. A run that was started from a converted one has `hf/`
@@ -27,7 +28,7 @@ from jaxpipe.command_line import main_of
 from jaxpipe.config import model_config
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_model
-from jaxpipe.config.command_line import run
+from jaxpipe.config.command_line import define_average, run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.data.prepare.endings import ends_of_text
 from jaxpipe.data.prepare.templates import read_templates
@@ -46,7 +47,7 @@ MOST_TOKENS = 10_000_000
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
-    """Defines --from, --to, --dtype, --step and --vocab_size."""
+    """Defines --from, --to, --dtype, --step, --average and --vocab_size."""
     del arguments
     flags.DEFINE_string("from", None, "hf:DIR, a model of transformers, or the folder of a run.", values)
     flags.DEFINE_string("to", None, "The folder of a run, or hf:DIR.", values)
@@ -60,6 +61,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
         flag_values=values,
     )
     flags.DEFINE_integer("step", None, "Step of the run's checkpoint; the last one by default.", flag_values=values)
+    define_average(values)
 
 
 def execute(values: FlagValues) -> None:
@@ -67,11 +69,18 @@ def execute(values: FlagValues) -> None:
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
     source = str(values["from"].value)
     target = str(values["to"].value)
-    print(convert(source, target, dtype=values.dtype, step=values.step, vocab_size=values.vocab_size))
+    options = {"dtype": values.dtype, "step": values.step, "average": values.average, "vocab_size": values.vocab_size}
+    print(convert(source, target, **options))
 
 
 def convert(
-    source: str, target: str, *, dtype: str | None = None, step: int | None = None, vocab_size: int | None = None
+    source: str,
+    target: str,
+    *,
+    dtype: str | None = None,
+    step: int | None = None,
+    average: bool = False,
+    vocab_size: int | None = None,
 ) -> str:
     """Imports or exports a model, as `source` and `target` ask for; returns the report."""
     if source.startswith(HF) == target.startswith(HF):
@@ -85,9 +94,9 @@ def convert(
             {"vocab_size": vocab_size}, f"is for --from={HF}DIR; a run has the tables that it trained", source
         )
         # "" and not None: a dtype that every tensor is written in, or none.
-        return export_model(source, target.removeprefix(HF), dtype=dtype or "", step=step)
+        return export_model(source, target.removeprefix(HF), dtype=dtype or "", step=step, average=average)
     why = f"is for --to={HF}DIR; a run starts at step 0 and has float32 parameters"
-    _check_unused({"dtype": dtype, "step": step}, why, source)
+    _check_unused({"dtype": dtype, "step": step, "average": average or None}, why, source)
     return import_model(source.removeprefix(HF), target, vocab_size=vocab_size)
 
 
@@ -154,15 +163,17 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     )
 
 
-def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None) -> str:
+def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None, average: bool = False) -> str:
     """Makes the Hugging Face model `target` from a checkpoint of a run; returns the report.
 
     Args:
         dtype: dtype of all tensors, "float32", "bfloat16" or "float16"; "" keeps the original dtypes.
         step: step of the checkpoint; None takes the last.
+        average: whether to export the average of the weights in their place.
 
     Raises:
-        ConfigError: the checkpoint does not exist, transformers does not have the model, or the target exists.
+        ConfigError: the checkpoint does not exist or has no average, transformers does not have the model, or the
+            target exists.
     """
     run_path = run_folder.path_of(source)
     path = run_folder.path_of(target)
@@ -186,7 +197,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         tensors = TensorMap.of_names(architecture, ours, in_files)
         # The run's record may have been changed since.
         tensors.check(in_files, where=str(original.folder))
-    saved = open_canonical(run_path, model=LanguageModel(ours), step=step)
+    saved = open_canonical(run_path, model=LanguageModel(ours), step=step, average=average)
     with whole_folder(path, flag=flag) as work:
         # A generator, so that one parameter at a time is in memory.
         files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
@@ -208,7 +219,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
             configs.save_config(work, theirs)
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])
     return (
-        f"read       step {saved.step} of {source}\n"
+        f"read       {'average of the weights at ' if average else ''}step {saved.step} of {source}\n"
         f"written    {target}: {architecture.name}, {tensors.num_params:,} parameters; {names}\n"
         f"next       transformers.{architecture.name}.from_pretrained({target!r})"
     )

@@ -1,6 +1,6 @@
 """Prints the held-out loss of a run's newest checkpoint.
 
-    python -m jaxpipe.eval --workdir=DIR [--config.FIELD=VALUE ...]
+    python -m jaxpipe.eval --workdir=DIR [--average] [--config.FIELD=VALUE ...]
 
 A checkpoint is independent of the mesh: `--config.mesh.pipe=2`, another schedule or other processes evaluate the same
 parameters. Without such changes it takes the run's own schedule.json, whose file or method may be gone.
@@ -21,6 +21,7 @@ from jaxpipe.config import base_config, check
 from jaxpipe.config.command_line import (
     config_of,
     define_allow_code,
+    define_average,
     define_method,
     define_process_flags,
     early_values,
@@ -43,6 +44,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     define_run(values)
     config = run_folder.read_written(given.workdir, allow_code=given.allow_code) if given.workdir else base_config()
     config_flags.DEFINE_config_dict("config", config, "The run's config.", values, sys_argv=["command", *arguments])
+    define_average(values)
     define_method(values)
     define_process_flags(values)
 
@@ -68,13 +70,18 @@ def execute(values: FlagValues) -> None:
         # All processes must evaluate by one schedule, or they would wait for each other.
         check_same_schedule(processes, setup.spec.schedule, setup.spec.config.pipeline.costs)
         step, params = restore_params(
-            run_folder.path_of(values.workdir), model=setup.task.model, pipeline=setup.pipeline, say=say
+            run_folder.path_of(values.workdir),
+            model=setup.task.model,
+            pipeline=setup.pipeline,
+            average=values.average,
+            say=say,
         )
         eval_step = make_eval_step(setup.pipeline)
         # Always the same batches, so that losses of several checkpoints compare.
         heldout = heldout_losses(eval_step, setup, params, num_batches=config.train.eval_batches)
         say(f"devices    {setup.devices.reason}")
-        say(f"step {step}: held-out {format_losses(heldout, unit=setup.task.loss_unit)}")
+        of_average = ", average of the weights" if values.average else ""
+        say(f"step {step}{of_average}: held-out {format_losses(heldout, unit=setup.task.loss_unit)}")
 
 
 main = main_of(run, execute, define_flags=define_flags, usage=__doc__, required={"workdir": "runs/first"})

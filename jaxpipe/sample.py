@@ -1,6 +1,7 @@
 """Prints continuations of a prompt by a trained causal model.
 
     python -m jaxpipe.sample --workdir=DIR --prompt=TEXT [--num_tokens=200] [--temperature=0.8] [--top_k=K] [--seed=0]
+        [--average]
 
 Runs on one device without a pipeline, with the keys and values of earlier tokens kept. A continuation ends early where
 the model ends the text, as the tokenizer's files say (eos_token, generation_config.json, the end of an answer in the
@@ -26,7 +27,7 @@ from jaxpipe.command_line import define_number, main_of
 from jaxpipe.config import model_config
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_model
-from jaxpipe.config.command_line import define_allow_code, run
+from jaxpipe.config.command_line import define_allow_code, define_average, run
 from jaxpipe.config.data import tokenizer_of
 from jaxpipe.config.model import family_of
 from jaxpipe.data import Tokenizer
@@ -50,6 +51,7 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
     del arguments
     flags.DEFINE_string("workdir", None, "Folder of a run, or of a converted model.", values)
     define_allow_code(values)
+    define_average(values)
     flags.DEFINE_string("prompt", None, "The text that is continued.", values)
     flags.DEFINE_boolean("chat", False, "The prompt is a question to the assistant: its answer follows.", values)
     flags.DEFINE_boolean(
@@ -97,7 +99,7 @@ def execute(values: FlagValues) -> None:
         )
     model = LanguageModel(model_config(config))
     tokenizer = tokenizer_of(config)
-    step, params = restore_canonical(run_folder.path_of(values.workdir), model=model)
+    step, params = restore_canonical(run_folder.path_of(values.workdir), model=model, average=values.average)
     # On the device once, not for each token.
     params = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), params))
 
@@ -124,7 +126,7 @@ def execute(values: FlagValues) -> None:
         # Samples that are done are computed on, as all stand in one array; so the last of them ends the loop.
         if all(text.is_done for text in texts):
             break
-    print(f"parameters of step {step}")
+    print(f"{'average of the weights at' if values.average else 'parameters of'} step {step}")
     for number, text in enumerate(texts, 1):
         if len(texts) > 1:
             print(f"--- {number}")

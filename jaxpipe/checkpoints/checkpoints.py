@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxpipe.checkpoints import files
 from jaxpipe.checkpoints.arrays import read_arrays, shapes, write_checkpoint
+from jaxpipe.checkpoints.average import AVERAGE, AveragedState, average_in
 from jaxpipe.checkpoints.checks import check_same, not_written
 from jaxpipe.checkpoints.files import Keep
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
@@ -137,7 +139,8 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """Returns the step and the state of a checkpoint: the newest undamaged one, or that of `step`.
 
-        One of a schedule with flush lacks what one without needs of the step before: its `older` is None.
+        One of a schedule with flush lacks what one without needs of the step before: its `older` is None. Where the run
+        kept no average of the weights and now keeps one, that begins at the weights of the checkpoint.
 
         A checkpoint that the run of this folder deletes meanwhile is passed over.
 
@@ -155,16 +158,14 @@ class Checkpoints:
         def read(chosen: Choice) -> tuple[int, Any]:
             folder = chosen.folder
             saved = read_whole(folder, lambda: shapes(folder))
-            wanted = form
-            # Without flush a state has the weights of the step before; a checkpoint of a schedule with flush lacks
-            # them.
-            if like.older and not any(name.startswith(_OLDER) for name in saved):
-                wanted = StateForm(replace(like, older=None), like.params, self._pipeline)
+            there = _as_saved(like, saved)
+            wanted = form if there is like else StateForm(there, like.params, self._pipeline)
             check_same(saved, wanted.shapes, folder=folder)
             # Only now: the state that was read is of the right model, so what is set aside is not needed.
             if not self._read_only:
                 self._set_aside(chosen.damaged, "damaged")
-            return chosen.step, wanted.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
+            state = wanted.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
+            return chosen.step, _with_average_of(like, state)
 
         self._last, state = read_newest(self.folder, read, step=step, say=self._say)
         return self._last, state
@@ -192,6 +193,30 @@ class Checkpoints:
         if jax.process_index() == 0:
             for path in files.unfinished(self.folder):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _as_saved(like: Any, saved: Iterable[str]) -> Any:
+    """`like` as a checkpoint with arrays of the names `saved` has it: with or without W(t-1), and an average."""
+    has_older, has_average = (any(name.startswith(kind) for name in saved) for kind in (_OLDER, AVERAGE))
+    # Without flush a state has the weights of the step before; a checkpoint of a schedule with flush lacks them.
+    if like.older and not has_older:
+        like = replace(like, older=None)
+    if has_average == (average_in(like.optimizer) is not None):
+        return like
+    # `()` has no arrays, so none of the average is read.
+    optimizer = AveragedState((), like.optimizer) if has_average else like.optimizer.inner
+    return replace(like, optimizer=optimizer)
+
+
+def _with_average_of(like: Any, state: Any) -> Any:
+    """A `state` that was read as `_as_saved` says, with an average if `like` has one."""
+    is_averaged = average_in(like.optimizer) is not None
+    was_averaged = average_in(state.optimizer) is not None
+    if is_averaged == was_averaged:
+        return state
+    if was_averaged:
+        return replace(state, optimizer=state.optimizer.inner)
+    return replace(state, optimizer=AveragedState(jax.tree.map(jnp.copy, state.params), state.optimizer))
 
 
 PAUSES_S = (0, 10, 60, 300)  # before each further try; after the last the run ends

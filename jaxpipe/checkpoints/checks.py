@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
+from jaxpipe.checkpoints.average import AVERAGE
 from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.errors import CheckpointError, ConfigError, first_of
 
 Shapes = Mapping[str, tuple[int, ...]]
-_PARAMS = "params."
+PARAMS = "params."  # before the path of a parameter, in the names of arrays
 _SUMS_RULE = "checkpoint-sums: the files of a checkpoint are those that its SHA256SUMS names, byte for byte"
 _MOST_SHOWN = 20
 
@@ -21,15 +22,15 @@ def check_same(saved: Shapes, wanted: Shapes, *, folder: Path) -> None:
     """Raises ConfigError unless a checkpoint has the wanted arrays, with their shapes; it may have others too."""
     # The checkpoint may have more, but not of the parameters: then it is another model.
     different = sorted(name for name in wanted if saved.get(name) != wanted[name])
-    different += sorted(name for name in saved if name.startswith(_PARAMS) and name not in wanted)
-    params = [name for name in different if name.startswith(_PARAMS)]
+    different += sorted(name for name in saved if name.startswith(PARAMS) and name not in wanted)
+    params = [name for name in different if name.startswith(PARAMS)]
     if params:
         name = params[0]
         raise ConfigError(
             f"the checkpoint {folder} is of another model: {len(params)} parameters differ",
             rule="checkpoint-model: the parameters have the shapes that model.* and data.seq_len give",
             picture=(
-                f"{name.removeprefix(_PARAMS)}: {saved.get(name, 'none')} in the checkpoint, "
+                f"{name.removeprefix(PARAMS)}: {saved.get(name, 'none')} in the checkpoint, "
                 f"{wanted.get(name, 'none')} in the config"
             ),
             repair="leave out the --config.model.* and --config.data.seq_len that the run did not have",
@@ -44,6 +45,17 @@ def check_same(saved: Shapes, wanted: Shapes, *, folder: Path) -> None:
                 "resume with the optimizer.* of the run; to start from its parameters alone"
                 " set\n      checkpoint.init_from to its folder and name another --workdir"
             ),
+        )
+
+
+def check_average(saved: Shapes, *, folder: Path) -> None:
+    """Raises ConfigError unless a checkpoint, whose parameters are those wanted, has an average of them, too."""
+    if not any(name.startswith(AVERAGE) for name in saved):
+        raise ConfigError(
+            f"--average, and the checkpoint {folder} has no average of the weights",
+            rule="average-kept: a run keeps an average of its weights where optimizer.average_decay is more than 0",
+            picture=f"there: {', '.join(sorted({name.partition('.')[0] for name in saved}))}",
+            repair="leave --average out, or name a run with optimizer.average_decay, as 0.999",
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes only the parameters of a checkpoint, for uses other than training.
+"""Reads and writes only the parameters of a checkpoint, or their average, for uses other than training.
 
 The checkpoint holds a train state or a converted model. With a pipeline the parameters go to its devices; without one
 they are NumPy arrays of this host.
@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from jaxpipe.checkpoints.arrays import read_array, read_arrays, shapes, write_checkpoint
-from jaxpipe.checkpoints.checks import check_same, not_written
+from jaxpipe.checkpoints.average import AVERAGE
+from jaxpipe.checkpoints.checks import PARAMS, check_average, check_same, not_written
 from jaxpipe.checkpoints.files import CHECKPOINTS
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
@@ -48,73 +49,99 @@ def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
 
 
 def restore_params(
-    workdir: Path, *, model: HasInit, pipeline: Pipeline, say: Callable[[str], None] = print
+    workdir: Path,
+    *,
+    model: HasInit,
+    pipeline: Pipeline,
+    average: bool = False,
+    say: Callable[[str], None] = print,
 ) -> tuple[int, Any]:
     """Returns the step and the staged parameters of the newest undamaged checkpoint in `workdir`.
 
     Args:
         workdir: folder of the run, which may go on meanwhile.
+        average: whether to take the average of the parameters in their place.
 
     Raises:
-        ConfigError: there is no checkpoint, or it is of another model.
+        ConfigError: there is no checkpoint, it is of another model, or it has no average.
         CheckpointError: all checkpoints are damaged.
     """
     params = jax.eval_shape(pipeline.to_stages, _shapes_of(model))
-    form = StateForm({"params": params}, params, pipeline)
+    # Nested as in a train state: so the arrays have the names of a checkpoint.
+    tree = {"optimizer": {"average": params}} if average else {"params": params}
+    form = StateForm(tree, params, pipeline)
 
     def read(chosen: Choice) -> tuple[int, Any]:
-        folder = _checked(chosen, model).folder
+        folder = _checked(chosen, model, average=average).folder
         state = form.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
-        return chosen.step, state["params"]
+        return chosen.step, jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(state))
 
     return read_newest(workdir / CHECKPOINTS, read, say=say)
 
 
 @dataclass(frozen=True)
 class SavedParams:
-    """The canonical parameters of a checkpoint, read one by one."""
+    """The canonical parameters of a checkpoint, or their average, read one by one."""
 
     step: int
     folder: Path
+    average: bool = False
 
     def read(self, path: str) -> np.ndarray:
         """The parameter at `path`, with all its layers; CheckpointError if the run has deleted the checkpoint."""
-        return read_whole(self.folder, lambda: read_array(self.folder, f"params.{path}"))
+        name = f"{AVERAGE if self.average else PARAMS}{path}"
+        return read_whole(self.folder, lambda: read_array(self.folder, name))
 
 
 def open_canonical(
-    workdir: Path, *, model: HasInit, step: int | None = None, say: Callable[[str], None] = print
+    workdir: Path,
+    *,
+    model: HasInit,
+    step: int | None = None,
+    average: bool = False,
+    say: Callable[[str], None] = print,
 ) -> SavedParams:
     """The parameters of one checkpoint of a run, read one by one when they are needed.
 
     Args:
         step: step of the checkpoint; None takes the newest undamaged one.
+        average: whether to take the average of the parameters in their place.
         say: takes a message about each checkpoint that is passed over, in every process.
 
     Raises:
-        ConfigError: there is no checkpoint, or it is of another model.
+        ConfigError: there is no checkpoint, it is of another model, or it has no average.
         CheckpointError: all checkpoints are damaged, or that of `step` is.
     """
-    return read_newest(workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model), step=step, say=say)
+    return read_newest(
+        workdir / CHECKPOINTS, lambda chosen: _checked(chosen, model, average=average), step=step, say=say
+    )
 
 
 def restore_canonical(
-    workdir: Path, *, model: HasInit, step: int | None = None, say: Callable[[str], None] = print
+    workdir: Path,
+    *,
+    model: HasInit,
+    step: int | None = None,
+    average: bool = False,
+    say: Callable[[str], None] = print,
 ) -> tuple[int, Any]:
     """The step and the canonical parameters, NumPy arrays of this host; arguments and errors as of `open_canonical`."""
 
     def read(chosen: Choice) -> tuple[int, Any]:
-        saved = _checked(chosen, model)
+        saved = _checked(chosen, model, average=average)
         return saved.step, jax.tree_util.tree_map_with_path(lambda path, _: saved.read(_name(path)), _shapes_of(model))
 
     return read_newest(workdir / CHECKPOINTS, read, step=step, say=say)
 
 
-def _checked(chosen: Choice, model: HasInit) -> SavedParams:
-    """The parameters of the chosen checkpoint; raises ConfigError if it is of another model."""
+def _checked(chosen: Choice, model: HasInit, *, average: bool) -> SavedParams:
+    """The parameters of the chosen checkpoint; raises ConfigError if it is of another model, or has no average."""
     wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
-    check_same(read_whole(chosen.folder, lambda: shapes(chosen.folder)), wanted, folder=chosen.folder)
-    return SavedParams(chosen.step, chosen.folder)
+    saved = read_whole(chosen.folder, lambda: shapes(chosen.folder))
+    check_same(saved, wanted, folder=chosen.folder)
+    if average:
+        check_average(saved, folder=chosen.folder)
+    return SavedParams(chosen.step, chosen.folder, average)
 
 
 def _shapes_of(model: HasInit) -> Any:
@@ -125,7 +152,7 @@ def _named(params: Any) -> list[tuple[str, Any]]:
     """Arrays of a checkpoint by name; it has no empty ones."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     # Orbax writes no file for an empty array.
-    return [(f"params.{_name(path)}", leaf) for path, leaf in leaves if leaf.size]
+    return [(f"{PARAMS}{_name(path)}", leaf) for path, leaf in leaves if leaf.size]
 
 
 _name = partial(jax.tree_util.keystr, simple=True, separator=".")

@@ -175,6 +175,13 @@ def define_allow_code(values: FlagValues) -> None:
     flags.DEFINE_bool("allow_code", None, help_text, values)
 
 
+def define_average(values: FlagValues) -> None:
+    """Defines --average, of commands that read the parameters of a run."""
+    flags.DEFINE_bool(
+        "average", False, "The average of the weights in their place, of optimizer.average_decay.", values
+    )
+
+
 def config_of(values: FlagValues) -> RunConfig:
     """The config of --config as a value, with the schedule of --method if that is given.
 

@@ -135,4 +135,5 @@ class OptimizerSection:
     max_grad_norm: float = positive(1.0)  # gradients with a larger global norm are scaled to this
     # For schedules without flush: to each gradient, which is of older weights, is added what the one before it lacked.
     error_feedback: bool = False
+    average_decay: float = at_least(0, 0.0, is_below_one=True)  # of the average of the weights (EMA); 0: none is kept
     zero1: bool = True  # older configs: False stands for mesh.shard="none", which replaces it

@@ -79,6 +79,7 @@ HERE: dict[str, str] = {
     "optimizer.max_grad_norm": (
         "clip_grad max_norm gradient_clipping gradient_clipping_threshold grad_clip grad_clip_norm"
     ),
+    "optimizer.average_decay, as 0.999": "ema ema_decay use_ema exponential_moving_average",
     "optimizer.name": "optimizer opt_type optim optimizer_type",
     "train.steps": "train_iters max_steps num_train_steps training_steps total_steps num_steps iterations max_iters",
     "train.eval_every": "eval_interval eval_steps eval_freq eval_frequency val_interval",
@@ -105,9 +106,6 @@ NOT_HERE: dict[str, str] = {
     ),
     "mesh.tensor always splits the sequence outside attention and feed forward": (
         "sequence sequence_parallel sp ici_sequence_parallelism"
-    ),
-    "no average of the weights is kept; `on_step` of jaxpipe.training.fit sees them": (
-        "ema ema_decay use_ema exponential_moving_average"
     ),
     "products are in float32 or bfloat16; there is no loss scale, which bfloat16 does not need": (
         "fp8 fp8_format quantization float8 fp16 loss_scale initial_loss_scale"

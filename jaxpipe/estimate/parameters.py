@@ -108,7 +108,7 @@ class ParameterBytes:
     """Bytes of a device for the parameters.
 
     Attributes:
-        optimizer: masters, moments and counters.
+        optimizer: masters, moments, an average of the masters, and counters.
         weights: compute copies, if they are not the masters; with shared weights of the layers in flight, and parts
             of layers whose masters the other holder has.
         gradients: float32 running sums; with shared gradients parts of them, and the layers in flight.
@@ -159,7 +159,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
             is_matrix = parameters is shapes.layer and len(parameter.dims) >= 2
             num_moments = optimizer.num_moments_of_matrix if is_matrix else optimizer.num_moments
-            num_masters = 1 + num_moments + setting.error_feedback
+            num_masters = 1 + num_moments + setting.error_feedback + setting.keeps_average
             masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
             # If not one of these holds, the masters themselves are computed with.
             is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0

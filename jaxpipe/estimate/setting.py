@@ -52,6 +52,7 @@ class Setting(MeshSizes):
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
         tells_padding: whether a batch tells routers of experts what is padding.
         error_feedback: whether the optimizer keeps the gradient before.
+        keeps_average: whether it keeps an average of the weights.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
 
     Raises:
@@ -75,6 +76,7 @@ class Setting(MeshSizes):
     packs_documents: bool = False
     tells_padding: bool = False
     error_feedback: bool = False
+    keeps_average: bool = False
     vocab_over_pipe: bool = False
 
     def __post_init__(self) -> None:
@@ -174,6 +176,7 @@ def undecided(
         costs=costs,
         optimizer=config.optimizer.name,
         error_feedback=config.optimizer.error_feedback,
+        keeps_average=config.optimizer.average_decay > 0,
         packs_documents=packing == DOCUMENTS,
         tells_padding=packing != WINDOWS and model.anatomy.num_experts > 1,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",

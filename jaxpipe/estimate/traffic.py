@@ -127,5 +127,7 @@ def update_bytes(setting: Setting) -> float:
     # With two replicas a device has the masters of half of the layers that it computes.
     masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
-    # AdamW: 4 arrays read, 3 written, 1 more read for the norm. Zeroed sums: one write for all that a device computes.
-    return masters * (8 * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES
+    # AdamW: 4 arrays read, 3 written, 1 more read for the norm; an average of the weights is read and written. Zeroed
+    # sums: one write for all that a device computes.
+    num_arrays = 8 + 2 * setting.keeps_average
+    return masters * (num_arrays * FLOAT32_BYTES + copied) + (layers + shared) * FLOAT32_BYTES

@@ -26,7 +26,7 @@ from jaxpipe.models import GIVEN
 from jaxpipe.models.given import GivenModel, recomputed
 from jaxpipe.training.task import Task
 
-_OPTIMIZER_FIELDS = ("max_grad_norm",)  # those that an optimizer given in Python leaves in force
+_OPTIMIZER_FIELDS = ("max_grad_norm", "average_decay")  # those that an optimizer given in Python leaves in force
 NO_NUMBERS = "OSU"  # kinds of dtypes: objects and texts
 GivenBatch = Mapping[str, Any]  # arrays [batch size, ...]
 BatchSource = Callable[[int], GivenBatch] | Iterable[GivenBatch]

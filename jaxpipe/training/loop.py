@@ -152,7 +152,12 @@ class Loop:
 
     def _heldout(self, step: int, state: TrainState) -> dict[str, float]:
         self.processes.begin(f"the evaluation after step {step}")
-        return heldout_losses(self.eval_step, self.setup, state.params, num_batches=self.config.train.eval_batches)
+        num_batches = self.config.train.eval_batches
+        losses = heldout_losses(self.eval_step, self.setup, state.params, num_batches=num_batches)
+        if state.average is None:
+            return losses
+        of_average = heldout_losses(self.eval_step, self.setup, state.average, num_batches=num_batches)
+        return losses | {name.replace("eval_", "eval_average_", 1): loss for name, loss in of_average.items()}
 
     def _saves_after(self, step: int) -> bool:
         checkpoint = self.config.checkpoint

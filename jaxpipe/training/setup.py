@@ -31,7 +31,7 @@ from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import Schedule
 from jaxpipe.training.batches import read_corpus
 from jaxpipe.training.by_layer import by_layer
-from jaxpipe.training.optimizer import learning_rate, make_optimizer, with_load_bias
+from jaxpipe.training.optimizer import learning_rate, make_optimizer, with_average, with_load_bias
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.run_step import Step, StepWithFlush
 from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
@@ -173,6 +173,7 @@ def optimizer_and_step(
         made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not schedule.delays)
     else:
         made = make_optimizer(config, params)
+    made = with_average(made, config.optimizer.average_decay)
     # Optax is written for JAX's own rules of promotion.
     promoted = default_promotion()
     optimizer = optax.GradientTransformation(promoted(made.init), promoted(made.update))

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpipe.checkpoints.average import average_in
 from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import MEASURED, key_of
 from jaxpipe.program import Pipeline
@@ -59,6 +60,11 @@ class TrainState:
     num_skipped: Any
     num_skipped_in_row: Any
     older: Older | None = None
+
+    @property
+    def average(self) -> Any:
+        """The average of the parameters, staged and sharded as they are; None if the run keeps none."""
+        return average_in(self.optimizer)
 
 
 def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:

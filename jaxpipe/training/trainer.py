@@ -80,6 +80,12 @@ class Run:
         return jax.jit(self.pipeline.from_stages)(self.state.params)
 
     @cached_property
+    def average(self) -> Any:
+        """The average of the weights, like `params`; None if `optimizer.average_decay` is 0, and after a dry run."""
+        average = self.state and self.state.average
+        return average and jax.jit(self.pipeline.from_stages)(average)
+
+    @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """The rows of all steps of the run, those of earlier calls included: {"step": 1, "loss": ...}, ..."""
         rows = self.path / run_folder.METRICS
@@ -117,9 +123,9 @@ def fit(
             batch is a dict of arrays [batch size, ...], of the same shapes each time; every process and every call must
             give the same ones.
         heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
-        optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` stays in force,
-            as does `model.bias_rate`. An optimizer that makes something else of stacked layers than of
-            one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
+        optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
+            `average_decay` stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked
+            layers than of one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
             {"shared": ..., "layers": ...}, the latter of one layer. If it sums over parameters, as by clipping, they
             see the dims [device, chunk, layer] in front, too, and must decide by name.
         on_start: (pipeline), called once before the first step in every process; what `jaxpipe.huggingface.stream` and

@@ -1,11 +1,13 @@
 """Checkpoints over the steps of a run: which are kept, what is passed over, what cannot be written."""
 
+import dataclasses
 import errno
 import os
 import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -13,13 +15,15 @@ import jax
 import numpy as np
 import optax
 import pytest
-from tiny_states import FORMS, MODEL, SIZES, assert_equal, like_of, make_pipeline, numbers, staged
+from tiny_states import ADAMW, FORMS, MODEL, SIZES, assert_equal, like_of, make_pipeline, numbers, staged
 
-from jaxpipe.checkpoints import Checkpoints, Keep, restore_canonical, restore_params, save_canonical
+from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep, restore_canonical, restore_params, save_canonical
+from jaxpipe.checkpoints.average import AveragedState
 from jaxpipe.checkpoints.files import SUMS, complete_steps, damages, delete, read_about, set_aside, unfinished_path
 from jaxpipe.errors import CheckpointError, ConfigError
 from jaxpipe.files import write_whole
 from jaxpipe.models import GPTConfig, LanguageModel
+from jaxpipe.training.optimizer import with_average
 
 ROOT = Path(__file__).parents[2]
 
@@ -235,6 +239,37 @@ def test_parameters_alone(tmp_path, pipeline, states):
     assert [step for step, _ in found] == [30, 0]
     for _, params in found:
         assert_equal(params, staged(numbers(2), other, count=0).params)
+
+
+@pytest.mark.parametrize("is_averaged", [True, False])
+@pytest.mark.parametrize("was_averaged", [True, False])
+def test_an_average_is_kept_begun_or_left_out_as_the_run_that_goes_on_wants(
+    tmp_path, pipeline, states, was_averaged, is_averaged
+):
+    plain, of_average = states[0], numbers(2)
+    state = plain
+    if was_averaged:
+        average = staged(of_average, pipeline, count=0).params
+        state = dataclasses.replace(plain, optimizer=AveragedState(average, plain.optimizer))
+    optimizer = with_average(ADAMW, 0.9) if is_averaged else ADAMW
+    with Checkpoints(tmp_path / "run" / CHECKPOINTS, pipeline=pipeline, keep=Keep()) as saved:
+        saved.save(10, state, config={})
+        _, found = saved.restore(like_of(pipeline, optimizer))
+    assert_equal(found.params, plain.params)
+    assert_equal(found.optimizer.inner if is_averaged else found.optimizer, plain.optimizer)
+    assert (found.average is not None) == is_averaged
+    if is_averaged:
+        assert_equal(found.average, state.average if was_averaged else plain.params)
+        return
+    # Of others than training: the parameters, or the average where there is one.
+    other = make_pipeline(**FORMS["bitpipe, tensor"])
+    read = partial(restore_params, tmp_path / "run", model=MODEL, pipeline=other)
+    assert_equal(read()[1], staged(numbers(0), other, count=0).params)
+    if was_averaged:
+        assert_equal(read(average=True)[1], staged(of_average, other, count=0).params)
+    else:
+        with pytest.raises(ConfigError, match="rule average-kept"):
+            read(average=True)
 
 
 def test_files_that_cannot_be_deleted_are_left_to_the_next_start(tmp_path, pipeline, states, monkeypatch):

@@ -100,14 +100,14 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
     [
         # Of the 33 biases on a device of `tensor` none of `data` has a half.
         ("gpt", "bitpipe", (2, 2, 2), {"model.hidden": 22, "model.num_heads": 2}),
-        ("llama", "bpipe", (1, 4, 1), {"mesh.shard": "none"}),
+        ("llama", "bpipe", (1, 4, 1), {"mesh.shard": "none", "optimizer.average_decay": 0.9}),
         ("bert", "zb_v", (2, 2, 1), {"model.dtype": "bfloat16", "model.vocab_size": 300}),
         ("gpt", "gpipe", (2, 2, 1), {"pipeline.layers_per_stage": "3,5", "mesh.shard": "none"}),
         ("llama", "1f1b", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
         ("gpt", "gpipe", (1, 4, 1), {"pipeline.vocab_over_pipe": "true", "mesh.shard": "none"}),
         ("bert", "zb_h1", (2, 2, 2), {"pipeline.vocab_over_pipe": "true", "model.dtype": "bfloat16"}),
         ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
-        ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16"}),
+        ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16", "optimizer.average_decay": 0.9}),
         ("gpt", "pipedream_2bw", (1, 4, 1), {}),
     ],
 )

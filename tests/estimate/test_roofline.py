@@ -179,6 +179,8 @@ def test_update_by_hand():
     assert num == 24 * (12 * 1024**2 + 13 * 1024) + (51200 + 1024 + 2) * 1024
     assert update_bytes(alone) == (32 + 6 + 4) * num
     assert update_bytes(gpt_setting(pipe=1, data=4)) == (38 / 4 + 4) * num
+    averaged = replace(gpt_setting(pipe=1, data=4), keeps_average=True)  # read and written
+    assert update_bytes(averaged) == (46 / 4 + 4) * num
     assert update_bytes(gpt_setting(pipe=1, data=4, shard=Shard.NONE)) == 42 * num
 
 

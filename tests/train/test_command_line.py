@@ -80,7 +80,7 @@ def test_a_field_of_no_family_names_the_closest_of_both(command):
     [
         ("--config.mesh.fsdp=2", "in --config.mesh.fsdp=2: it is not here: parameters are not sharded within a step"),
         ("--config.mesh.context=2", "it is not here: no sequence is split over devices for attention"),
-        ("--config.optimizer.ema_decay=0.9", "it is not here: no average of the weights is kept"),
+        ("--config.optimizer.ema_decay=0.9", "here it is optimizer.average_decay"),
         ("--config.train.gradient_accumulation_steps=4", "here it is pipeline.num_microbatches"),
         ("--config.tensor_model_parallel_size=4", "here it is mesh.tensor"),
         ("--config.optimizer.lr=0.1", "here it is optimizer.learning_rate"),

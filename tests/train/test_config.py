@@ -138,6 +138,8 @@ def test_a_mistyped_field_names_the_closest():
         ({"optimizer__learning_rate": 0.0}, ["more than 0"]),
         ({"data__heldout_fraction": 0.6}, ["at most 0.5"]),
         ({"optimizer__beta1": 1.0}, ["optimizer.beta1=1.0", "less than 1.0"]),
+        ({"optimizer__average_decay": 1.0}, ["optimizer.average_decay=1.0", "less than 1.0"]),
+        ({"optimizer__average_decay": -0.5}, ["optimizer.average_decay=-0.5", "0 or more"]),
         ({"optimizer__beta2": 1.0}, ["optimizer.beta2=1.0", "less than 1.0"]),
         ({"optimizer__beta2": 0.99999999}, ["optimizer.beta2=0.99999999", "less than 1.0"]),  # 1 in float32
         ({"optimizer__epsilon": 1e-50}, ["optimizer.epsilon=1e-50", "at least 1.2e-38"]),

@@ -13,18 +13,22 @@ from resuming import assert_same_arrays, numbers, stop_after
 from running import ROOT, SMALL, environment, in_child, metrics, run, train
 
 from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.checkpoints.arrays import shapes
+from jaxpipe.checkpoints.average import AVERAGE
 from jaxpipe.checkpoints.files import complete_steps
 from jaxpipe.data.indexed_writer import write_indexed
 from jaxpipe.errors import DataError
 from jaxpipe.training import resume
 from jaxpipe.training.metrics import MetricsWriter
 
+AVERAGED = "--config.optimizer.average_decay=0.9"
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nothing disturbed."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    done = train(workdir)
+    done = train(workdir, AVERAGED)
     assert done.returncode == 0, done.stderr
     return workdir
 
@@ -33,17 +37,18 @@ def whole(tmp_path_factory):
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         stop_after(5, patched)
-        stopped = train(tmp_path / "run")
+        stopped = train(tmp_path / "run", AVERAGED)
     assert stopped.returncode == 75, stopped.stderr
     assert "process 0 got SIGTERM" in stopped.stdout
     num_done = len(metrics(tmp_path / "run"))
     assert num_done in (5, 6)  # the step in which the signal comes may be over
     assert complete_steps(tmp_path / "run" / CHECKPOINTS)[-1] == num_done
-    done = train(tmp_path / "run")
+    done = train(tmp_path / "run", AVERAGED)
     assert done.returncode == 0, done.stderr
     assert f"resumes    from the checkpoint of step {num_done}\n" in done.stdout
     assert numbers(tmp_path / "run") == numbers(whole)
     assert_same_arrays(tmp_path / "run", whole, step=12)
+    assert any(name.startswith(AVERAGE) for name in shapes(whole / CHECKPOINTS / "12"))
 
 
 @pytest.mark.ci
@@ -68,7 +73,7 @@ def test_a_file_cut_short_under_a_run_ends_it_by_name_and_leaves_its_checkpoints
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_ends_early_loses_no_digit(tmp_path, number):
     """SIGTERM has an exit status that asks for a requeue; SIGKILL may leave half a row and half a checkpoint."""
-    long = ["--config.train.steps=100", "--config.train.eval_every=50"]
+    long = ["--config.train.steps=100", "--config.train.eval_every=50", AVERAGED]
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     assert in_child("train", "--config=configs/quickstart.py", f"--workdir={whole}", *SMALL, *long).returncode == 0
     command = [sys.executable, "-m", "jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={workdir}"]
@@ -89,9 +94,9 @@ def test_a_process_that_ends_early_loses_no_digit(tmp_path, number):
 def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         stop_after(4, patched)
-        train(tmp_path / "run")
+        train(tmp_path / "run", AVERAGED)
     stopped = len(metrics(tmp_path / "run"))
-    other = ["--config.mesh.pipe=1", "--config.mesh.tensor=2", "--config.pipeline.schedule=gpipe"]
+    other = [AVERAGED, "--config.mesh.pipe=1", "--config.mesh.tensor=2", "--config.pipeline.schedule=gpipe"]
     done = train(tmp_path / "run", *other)
     assert done.returncode == 0, done.stderr
     assert "changed    pipeline.schedule: 1f1b -> gpipe\n" in done.stdout
@@ -104,7 +109,7 @@ def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypa
 @pytest.mark.ci
 def test_a_run_that_is_done_says_so_and_changes_nothing(whole):
     before = (whole / "metrics.jsonl").read_bytes()
-    done = train(whole)
+    done = train(whole, AVERAGED)
     assert done.returncode == 0, done.stderr
     assert "done       all 12 steps" in done.stdout
     assert (whole / "metrics.jsonl").read_bytes() == before

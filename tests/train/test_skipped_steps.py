@@ -1,7 +1,7 @@
 """A step with numbers that are not finite changes nothing but counters; so many in a row end the run with a name."""
 
 import dataclasses
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
 from jaxpipe.training.loop import Skipped, SkippedSteps, parameter_names
+from jaxpipe.training.optimizer import with_average
 from jaxpipe.training.step import init_state, make_train_step
 
 NUM_MICROBATCHES, MICROBATCH_SIZE, HIDDEN, NUM_LAYERS = 3, 4, 8, 4
@@ -25,7 +26,8 @@ def learning_rate(count):
     return 0.01 / (count + 1)
 
 
-OPTIMIZER = optax.adamw(learning_rate)
+DECAY = 0.75
+OPTIMIZER = with_average(optax.adamw(learning_rate), DECAY)  # its state has the average, too
 
 
 def layer(params, x, microbatch, random):
@@ -91,9 +93,10 @@ def first_state():
 
 
 def state_of(params):
-    """The state before the first step; the moments do not depend on the parameters."""
+    """The state before the first step; the moments do not depend on the parameters, the average begins with them."""
     staged = jax.tree.map(np.asarray, pipeline().to_stages(params))
-    first = dataclasses.replace(first_state(), params=staged)
+    optimizer = first_state().optimizer._replace(average=staged)
+    first = dataclasses.replace(first_state(), params=staged, optimizer=optimizer)
     return jax.tree.map(lambda leaf, like: jax.device_put(np.asarray(leaf), like.sharding), first, first_state())
 
 
@@ -134,6 +137,19 @@ def test_the_next_step_is_what_it_would_have_been():
         assert metrics[3][name] == without[1][name]
     # The rate is that of the optimizer's own count.
     assert [numbers["learning_rate"] for numbers in metrics] == pytest.approx([0.01, 0.005, 0.005, 0.005])
+
+
+def test_the_average_is_a_plain_one_of_what_the_steps_leave_that_are_not_skipped():
+    given = [batch(0), batch(1), bad_batch(), batch(2), batch(3), batch(4)]
+    average = jax.device_get(state_of(make_params()).params)
+    for num in range(1, len(given) + 1):
+        state, metrics = train(make_params(), given[:num])
+        if not metrics[-1]["skipped"]:
+            average = jax.tree.map(
+                lambda mean, new: DECAY * np.float64(mean) + (1 - DECAY) * np.float64(new), average, state.params
+            )
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), state.average, average)
+    assert np.abs(average["layers"]["kernel"] - state.params["layers"]["kernel"]).max() > 1e-3
 
 
 def test_skipped_steps_are_counted_in_all_and_in_a_row():

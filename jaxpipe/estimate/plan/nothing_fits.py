@@ -80,6 +80,8 @@ def _changes(setting: Setting, margin: float) -> Iterator[tuple[str, Setting]]:
         yield "model.attention='chunked'", replace(setting, model=replace(setting.model, attention="chunked"))
     if setting.optimizer == "adamw":
         yield "optimizer.name='lion', with one moment", replace(setting, optimizer="lion")
+    if setting.keeps_average:
+        yield "optimizer.average_decay=0.0, without an average", replace(setting, keeps_average=False)
     shorter = _of_length(setting, setting.seq_len // 2)
     while shorter.seq_len % setting.num_token_parts == 0 and shorter.seq_len > 1 and not fits(shorter, margin=margin):
         shorter = _of_length(setting, shorter.seq_len // 2)
