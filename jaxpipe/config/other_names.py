@@ -62,7 +62,7 @@ HERE: dict[str, str] = {
         " num_layers_per_pipeline_stage pipeline_parallel_layers_per_stage"
     ),
     "mesh.shard, 'none', 'optimizer', 'gradients' or 'weights'": (
-        "use_distributed_optimizer zero_stage zero_optimization zero distributed_optimizer zero1 zero2 zero3 fsdp"
+        "use_distributed_optimizer zero_stage zero_optimization zero distributed_optimizer zero2 zero3 fsdp"
         " ici_fsdp_parallelism data_parallel_shard_degree dp_shard use_torch_fsdp2 dcn_fsdp_parallelism fsdp_config"
         " fully_shard hsdp"
     ),

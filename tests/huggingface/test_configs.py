@@ -183,6 +183,10 @@ class Recording(dict):
         self.was_read.add(key)
         return super().__getitem__(key)
 
+    def __contains__(self, key):
+        self.was_read.add(key)
+        return super().__contains__(key)
+
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", CONFIG_CLASSES)

@@ -78,7 +78,7 @@ def test_a_field_of_no_family_names_the_closest_of_both(command):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("--config.mesh.fsdp=2", "in --config.mesh.fsdp=2: it is not here: parameters are not sharded within a step"),
+        ("--config.mesh.fsdp=2", "here it is mesh.shard, 'none', 'optimizer', 'gradients' or 'weights'"),
         ("--config.mesh.context=2", "it is not here: no sequence is split over devices for attention"),
         ("--config.optimizer.ema_decay=0.9", "here it is optimizer.average_decay"),
         ("--config.train.gradient_accumulation_steps=4", "here it is pipeline.num_microbatches"),
@@ -100,7 +100,7 @@ def test_what_others_call_a_field_is_said_and_nothing_far_is_guessed(command, ar
 @pytest.mark.parametrize(
     ("field", "words", "is_guessed"),
     [
-        ("mesh.fsdp", "fsdp: it is not here: parameters are not sharded", False),
+        ("mesh.context_parallel_size", "it is not here: no sequence is split over devices for attention", False),
         ("optimizer.ema_deca", 'Key "ema_deca" does not exist', False),
         ("model.hiden", 'Did you mean "hidden" instead of "hiden"?', True),
     ],
