@@ -41,16 +41,22 @@ STEPS = [
     ("mixtral", (1, 2, 2, 1), "zb_h1", PLAIN | WHOLE | {"model.dispatch": "capacity"}),
     ("gpt", (2, 2, 1, 2), "pipedream_2bw", {"optimizer.name": "muon"}),
     ("gpt", (4, 2, 1, 1), "bpipe", PLAIN | {"optimizer.name": "muon"}),
-    ("llama", (2, 2, 1, 2), "zb_h1", PLAIN | WEIGHTS),
     ("gpt", (2, 4, 1, 1), "dualpipe", PLAIN | WEIGHTS),
     ("mixtral", (1, 2, 2, 2), "1f1b", WEIGHTS),
+]
+RARE = [
+    ("llama", (2, 2, 1, 2), "zb_h1", PLAIN | WEIGHTS),
     ("bert", (4, 2, 1, 1), "bpipe", PLAIN | {"mesh.shard": "gradients"}),
 ]
 
 
 @pytest.mark.parametrize(
     ("family", "shape", "schedule", "fields"),
-    [DIED, *(pytest.param(*case, marks=pytest.mark.ci) for case in (STOOD_STILL, *STEPS))],
+    [
+        DIED,
+        *(pytest.param(*case, marks=pytest.mark.ci) for case in (STOOD_STILL, *STEPS)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in RARE),
+    ],
 )
 def test_of_a_training_step(family, shape, schedule, fields):
     config = base_config(family)

@@ -61,7 +61,6 @@ FEW = tiers(
         Case("mlp", "v_half", {}, 2, 5),
         Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
         Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
-        Case("gpt", "zb_v", {}, 2, 5, data=2, shard="weights"),
         Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2, shard="gradients"),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
         Case("mlp", "gems", {}, 4, 3, data=2),
@@ -76,6 +75,7 @@ FEW = tiers(
         Case("mlp", "1f1b", {}, 4, 8, split=True, balanced=True),
     ],
     slow=[
+        Case("gpt", "zb_v", {}, 2, 5, data=2, shard="weights"),
         Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
         Case("bert", "v_half", {}, 2, 5, tied=False),
         Case("mlp", "bitpipe", {"scaling": "early_forwarding", "eager_sync": False}, 6, 24),
