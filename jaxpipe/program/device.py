@@ -223,13 +223,12 @@ class DeviceStep:
         Args:
             grads: [leaf] gradients of the layer; None adds nothing.
         """
-        leaves = zip(grads, jax.tree.leaves(self.shapes.parts["layers"]), jax.tree.leaves(walk.sums), strict=True)
+        parts = jax.tree.leaves(self.shapes.parts["layers"])
         sent = [
             (d.value if isinstance(d, Summand) else d).astype(total.dtype)
-            for d, part, total in leaves
+            for d, part, total in zip(grads, parts, jax.tree.leaves(walk.sums), strict=True)
             if part.splits_sum and d is not None
         ]
-        parts = jax.tree.leaves(self.shapes.parts["layers"])
         added = [None if part.splits_sum else d for d, part in zip(grads, parts, strict=True)]
         return walk._replace(sums=add_layer(walk.sums, row.chunk, layer, added), grads=sent or None)
 
