@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import enum
 
+# For errors of a config and of a program.
+NEEDS_FLUSH = (
+    "shard-has-flush: without flush devices share no more than masters and optimizer state; each keeps the versions of"
+    " the weights, and the sums, that its updates read"
+)
+
 
 class Shard(enum.StrEnum):
     """A value of `mesh.shard`; each shares what the one before shares, and more.

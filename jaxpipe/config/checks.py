@@ -28,7 +28,7 @@ from jaxpipe.config.model import (
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.files import local_path
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NEEDS_FLUSH, Shard
 
 Check = Callable[[RunConfig], object]
 
@@ -58,8 +58,7 @@ def check_shard(config: RunConfig) -> None:
     if Shard(config.mesh.shard).splits_gradients and outline(config).delays:
         raise ConfigError(
             f"mesh.shard={config.mesh.shard!r} with pipeline.schedule={config.pipeline.schedule!r}",
-            rule="shard-has-flush: without flush devices share no more than masters and optimizer state; each keeps the"
-            " versions of the weights, and the sums, that its updates read",
+            rule=NEEDS_FLUSH,
             repair=f"set mesh.shard={Shard.OPTIMIZER.value!r}, or pipeline.schedule='1f1b'",
         )
 

@@ -40,7 +40,7 @@ from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Kind, Schedule
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NEEDS_FLUSH, Shard
 
 
 class Flight(NamedTuple):
@@ -99,8 +99,7 @@ class Stream:
         if pipeline.shard.splits_gradients:
             raise CompileError(
                 f"shard={str(pipeline.shard)!r} with schedule {schedule.name!r}, which has no flush.",
-                rule="shard-has-flush: without flush devices share no more than masters and optimizer state; each keeps"
-                " the versions of the weights, and the sums, that its updates read",
+                rule=NEEDS_FLUSH,
                 repair=f"give shard={str(Shard.OPTIMIZER)!r}, or a schedule with a flush, for example '1f1b'",
             )
         self.schedule = schedule
