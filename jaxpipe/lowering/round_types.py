@@ -30,7 +30,7 @@ class RoundType:
     """Rounds that may share a loop body."""
 
     pairs: int  # bit mask of the transfers that any round needs, as many bits each as messages of its size
-    kinds: int  # bit mask of the kinds of action that any device does, each with what hangs on its layers
+    kinds: int  # bit mask of the kinds of action that any device does
     num_rounds: int
 
     @cached_property
@@ -76,12 +76,9 @@ def refine(
     """
     pairs, num_messages = _needed_pairs(table)
     columns = table.schedule.columns
-    hanging = table.hanging[table.rounds, columns.device]
-    # A kind of action is traced once for each set of what hangs on its layers.
-    _, variant = np.unique(np.stack([columns.kind, hanging]), axis=1, return_inverse=True)
     kinds = np.zeros(table.num_rounds, dtype=int)
-    # Bits, since several devices do different kinds in one round.
-    np.bitwise_or.at(kinds, table.rounds, 1 << variant.ravel())
+    # Bits, since several devices do different kinds in one round. What hangs on layers changes no rounds.
+    np.bitwise_or.at(kinds, table.rounds, 1 << columns.kind)
     period = period_of(table.round_type)
     # Turns are counted from the last one, which is whole. What is before the first whole one cannot be in its loop.
     first = table.num_rounds % period

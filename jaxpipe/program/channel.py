@@ -13,7 +13,9 @@ knows none of them; what a table has not is not traced.
 | split_head | activations, statistics and gradients of a head on all devices | entries | entries, running sums |
 | shared_sums | gradients of embedding and head, without flush | running sums | masters, compute copies |
 | sums_over_data | gradients of layers, over `data` and other axes | running sums | the same, of all devices |
-| weight_gathers | compute copies of layers, over `data` | masters | compute copies |
+| layer_sums, sum_pieces | the same behind layers, whole layers or pieces | running sums | the same |
+| copy_gathers, copy_pieces | compute copies, over `data`, once a step | masters | compute copies |
+| weight_gathers | compute copies, over `data`, of each action | masters | its layers |
 | gradient_shards | gradients of layers, over `data`, of each action | its layers | running sums |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
@@ -88,8 +90,8 @@ class Channel:
         return state
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> PyTree:
-        """Starts what travels in a round of the type; returns what will have arrived."""
-        raise NotImplementedError
+        """Starts what travels in a round of the type; returns what will have arrived: by default nothing."""
+        return ()
 
     def beside(self, round_type: int, row: Row, carry: Carry, state: State) -> State:
         """The state after what it does beside the action of the round."""
@@ -97,7 +99,7 @@ class Channel:
 
     def store(self, round_type: int, row: Row, arrived: PyTree, carry: Carry) -> Carry:
         """Stores what has arrived, after the action of the round."""
-        raise NotImplementedError
+        return carry
 
     def read(self, round_type: int, row: Row, carry: Carry) -> Carry:
         """Prepares what the next round sends."""

@@ -31,6 +31,7 @@ class Walk(NamedTuple):
     deferred: Any = None  # inputs that I leaves for W, before they are in their page
     num_done: Any = None  # accesses to storage, where reads and writes alternate
     copy: PyTree = None  # compute copies of the turn's layer, if the turn before has gathered them
+    copies: PyTree = None  # compute copies of all layers, if turns gather some of them
     grads: Any = None  # gradients of the turn's layer that a channel sums over devices; it takes them
 
 
@@ -149,6 +150,7 @@ class DeviceStep:
         # Without flush several versions of the weights are there, and the row says which; else a chunk has one.
         at = (row.chunk if row.copied_chunk is None else row.copied_chunk), layer
         stacks = self.params["layers"] if state.copies is None else state.copies
+        stacks = stacks if walk.copies is None else walk.copies
         if walk.copy is not None:  # a stack of one layer
             at = 0, 0
             stacks = jax.tree.map(lambda leaf: leaf[None, None], walk.copy)

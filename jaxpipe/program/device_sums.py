@@ -19,14 +19,12 @@ from jaxpipe.cluster.axes import BATCH_AXES
 from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.in_place import after
-from jaxpipe.program.partition import Part
-from jaxpipe.program.stacked import Index, slice_at, with_slice
+from jaxpipe.program.partition import WHOLE, Part, Piece
+from jaxpipe.program.stacked import Index, slice_at
 
 
-def reduce_layers(
-    grads: PyTree, parts: PyTree, chunk: jax.Array, first: Index, stop: Index, *, deterministic: bool
-) -> PyTree:
-    """Reduces the gradients of layers `first` to `stop` of `chunk` in the running sums, layer by layer, in place.
+def reduce_layers(grads: PyTree, parts: PyTree, chunk: jax.Array, stop: Index, *, deterministic: bool) -> PyTree:
+    """Reduces the gradients of the layers of `chunk` before `stop` in the running sums, layer by layer, in place.
 
     A reduced part is smaller than the sum that it replaces: it occupies the beginning of its dim, see `_reduced_parts`.
 
@@ -35,16 +33,16 @@ def reduce_layers(
     """
 
     def layer(i: jax.Array, grads: PyTree) -> PyTree:
-        arrived = reduced_layer(sums_of_layer(grads, chunk, i), parts, deterministic=deterministic)
+        arrived = reduced_layer(sums_of_layer(grads, parts, chunk, i), parts, deterministic=deterministic)
         return with_reduced(grads, arrived, parts, chunk, i)
 
-    return lax.fori_loop(first, stop, layer, grads)
+    return lax.fori_loop(0, stop, layer, grads)
 
 
-def sums_of_layer(grads: PyTree, chunk: Index, layer: Index) -> PyTree:
-    """A layer's running sums."""
+def sums_of_layer(grads: PyTree, parts: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE) -> PyTree:
+    """A layer's running sums, or a piece of them."""
     # The indexed axes are of size one; a Part knows nothing of them.
-    return jax.tree.map(lambda leaf: slice_at(leaf, chunk, layer)[0, 0], grads)
+    return jax.tree.map(lambda leaf, part: piece.read(leaf, part, chunk, layer)[0, 0], grads, parts)
 
 
 def reduced_layer(sums: PyTree, parts: PyTree, *, deterministic: bool) -> PyTree:
@@ -64,11 +62,17 @@ def scattered(grads: Sequence[jax.Array], parts: Sequence[Part], *, deterministi
         return [part.reduce(leaf, deterministic=deterministic) for leaf, part in zip(grads, parts, strict=True)]
 
 
-def with_reduced(grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index) -> PyTree:
-    """Running sums with the reduced gradients of a layer."""
+def with_reduced(
+    grads: PyTree, reduced: PyTree, parts: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE
+) -> PyTree:
+    """Running sums with the reduced gradients of a layer, or of a piece of it."""
 
     def written(leaf: jax.Array, value: jax.Array, part: Part) -> jax.Array:
-        return with_slice(leaf, value[None, None], chunk, layer) if part.is_summed_once else leaf
+        value = value[None, None]
+        if piece.num > 1 and piece.dim(part) is None:
+            # It travels with every piece, and is reduced already in all but the first.
+            value = jnp.where(piece.index == 0, value, slice_at(leaf, chunk, layer, shape=value.shape[2:]))
+        return piece.write(leaf, value, part, chunk, layer) if part.is_summed_once else leaf
 
     return jax.tree.map(written, grads, reduced, parts)
 

@@ -25,6 +25,7 @@ from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
+from jaxpipe.program.stacked import Index, slice_at, with_slice
 from jaxpipe.sharding import Shard
 
 STACKED = ("pipe", None, None)  # spec of [device, chunk, layer], the first dims of a staged layer parameter
@@ -140,6 +141,42 @@ class Part:
             sent = sum_over(sent, self.partial_axes, deterministic=deterministic)
             total = scatter_sum_over(sent, self.copy_axes, self.master_dim, deterministic=deterministic)
         return total.astype(gradient.dtype)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of `num` equal pieces of a layer's parameters, so that each travels alone.
+
+    A parameter is cut along a dim along which masters are whole. One without such a dim, as a vector, is no longer than
+    a piece of a matrix: it travels whole with every piece.
+    """
+
+    index: Index
+    num: int
+
+    def dim(self, part: Part) -> int | None:
+        """The dim of a parameter that is cut; None: it travels whole."""
+        dims = [d for d, size in enumerate(part.compute_shape) if d != part.master_dim and size % self.num == 0]
+        return dims[0] if dims and self.num > 1 else None
+
+    def read(self, leaf: jax.Array, part: Part, chunk: Index, layer: Index) -> jax.Array:
+        """The piece of what is stacked for a parameter, [chunk, layer, ...]; these axes are kept, of size one."""
+        dim = self.dim(part)
+        if dim is None:
+            return slice_at(leaf, chunk, layer)
+        size = leaf.shape[2 + dim] // self.num
+        at = (chunk, layer, *(self.index * size if d == dim else 0 for d in range(leaf.ndim - 2)))
+        shape = (1, 1, *(size if d == dim else whole for d, whole in enumerate(leaf.shape[2:])))
+        return lax.dynamic_slice(leaf, at, shape, allow_negative_indices=False)
+
+    def write(self, leaf: jax.Array, value: jax.Array, part: Part, chunk: Index, layer: Index) -> jax.Array:
+        """Returns `leaf` with the piece `value`; along the dim of masters that may be the beginning alone."""
+        dim = self.dim(part)
+        offset = 0 if dim is None else self.index * value.shape[2 + dim]
+        return with_slice(leaf, value, chunk, layer, *(offset if d == dim else 0 for d in range(leaf.ndim - 2)))
+
+
+WHOLE = Piece(0, 1)
 
 
 def part_beside(part: Part, param: Any, leaf: Any) -> Part:

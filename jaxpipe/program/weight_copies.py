@@ -10,22 +10,23 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS, WeightGathers
+from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
-from jaxpipe.program.partition import Part
+from jaxpipe.program.partition import WHOLE, Part, Piece
 from jaxpipe.program.stacked import Index, empty, slice_at, with_slice
 from jaxpipe.program.storage import Page, PageForm, pool_for
 
 
 def gathered_later(table: RoundTable, parts: PyTree) -> PyTree:
     """Whether actions gather each parameter of a layer; the others are gathered before them. Bools, like `parts`."""
-    gathers = table.transfers.get(WEIGHT_GATHERS.name)
-    by_action = isinstance(gathers, WeightGathers) and gathers.by_action
 
     def is_later(part: Part) -> bool:
-        return part.splits_copy if by_action else gathers is not None and part.master_dim is not None
+        if WEIGHT_GATHERS.name in table.transfers:
+            return part.splits_copy
+        return COPY_GATHERS.name in table.transfers and part.master_dim is not None
 
     return jax.tree.map(is_later, parts)
 
@@ -66,11 +67,13 @@ def compute_copies(
     return {"shared": shared, "layers": layers}, num_done
 
 
-def gathered_layer(held: PyTree, later: PyTree, parts: PyTree, like: PyTree, chunk: Index, layer: Index) -> PyTree:
-    """The compute copy of a layer, in the dtypes of `like`; those of `later` gathered from the devices' parts."""
+def gathered_layer(
+    held: PyTree, later: PyTree, parts: PyTree, like: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE
+) -> PyTree:
+    """The compute copy of a layer, or a piece of it, in the dtypes of `like`; those of `later` are gathered."""
 
     def gathered(leaf: jax.Array, is_later: bool, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
-        own = slice_at(leaf, chunk, layer)[0, 0]
+        own = (piece if is_later else WHOLE).read(leaf, part, chunk, layer)[0, 0]
         own = own if own.dtype == like.dtype else own.astype(like.dtype)
         return part.gather(own) if is_later else own
 
@@ -88,13 +91,21 @@ def room_for_copies(held: PyTree, later: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(room, held, later, like)
 
 
-def with_gathered(stacks: PyTree, copy: PyTree, later: PyTree, chunk: Index, layer: Index) -> PyTree:
-    """Compute copies with those of a layer; those that are not of `later` are there already."""
+def with_gathered(
+    stacks: PyTree,
+    copy: PyTree,
+    later: PyTree,
+    parts: PyTree,
+    chunk: Index,
+    layer: Index,
+    piece: Piece = WHOLE,
+) -> PyTree:
+    """Compute copies with those of a layer, or a piece; those that are not of `later` are there already."""
 
-    def kept(stack: jax.Array, leaf: jax.Array, is_later: bool) -> jax.Array:
-        return with_slice(stack, leaf[None, None], chunk, layer) if is_later else stack
+    def kept(stack: jax.Array, leaf: jax.Array, is_later: bool, part: Part) -> jax.Array:
+        return piece.write(stack, leaf[None, None], part, chunk, layer) if is_later else stack
 
-    return jax.tree.map(kept, stacks, copy, later)
+    return jax.tree.map(kept, stacks, copy, later, parts)
 
 
 def _gather_layers(

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.lowering.spread import NUMBERS
+from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS, CopyPieces
 from jaxpipe.lowering.transfers.sums_over_data import Left
-from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.schedules import REGISTRY, Kind, build
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.sharding import Shard
@@ -21,41 +22,55 @@ def walk_all(table: RoundTable) -> None:
 
 def walk(table: RoundTable, device: int) -> None:
     """Does what the program's channels do; a layer that is used too early, or summed twice or too early, is seen."""
-    before = WEIGHT_GATHERS.before(table)
-    next_chunk, left = table.grids["weight_gathers"].next_chunk, table.grids["sums_over_data"].left
-    place = {name: 1 << index for index, name in enumerate(table.transfers)}
-    gathered = {(int(before.chunk[device]), layer) for layer in range(before.num_layers[device])}
+    before = COPY_GATHERS.before(table)
+    grids = table.grids
+    hangs = {name: table.hanging >> place & 1 for place, name in enumerate(table.transfers)}
+    # [(chunk, layer)] the fraction of it that has been gathered, or summed.
+    gathered = Counter({(int(before.chunk[device]), layer): WHOLE for layer in range(before.num_layers[device])})
     if before.num_turns[device] > before.num_layers[device]:
-        gathered.add((int(before.next_chunk[device]), 0))
-    assert len(gathered) == before.num_turns[device]  # none twice
-    added, summed, waiting, layer_left = Counter(), Counter(), [], None
+        gathered[int(before.next_chunk[device]), 0] += WHOLE
+    assert sum(gathered.values()) == before.num_turns[device] * WHOLE  # none twice
+    added, summed, waiting, taken = Counter(), Counter(), [], set()
     for round_ in range(table.num_rounds):
+        cell = round_, device
         now, waiting = waiting, []
-        kind, chunk = table.kind[round_, device], int(table.chunk[round_, device])
-        num_layers = table.layers_per_stage[table.stage[round_, device]]
-        hanging = table.hanging[round_, device]
+        kind, chunk = table.kind[cell], int(table.chunk[cell])
+        num_layers = table.layers_per_stage[table.stage[cell]]
+        left_from_before = {name: int(grids[name].before[cell]) for name in SUMS if name in hangs}
         for turn in range(num_layers if kind != IDLE else 0):
             layer = turn if kind == Kind.F else num_layers - 1 - turn
-            if hanging & place["weight_gathers"]:
-                is_last = turn == num_layers - 1
-                coming = (int(next_chunk[round_, device]), 0) if is_last else (chunk, turn + 1)
-            assert (chunk, layer) in gathered, f"round {round_}: layer {layer} of chunk {chunk} is used"
-            if hanging & place["weight_gathers"]:
-                gathered.add(coming)
+            assert gathered[chunk, layer] >= WHOLE, f"round {round_}: layer {layer} of chunk {chunk} is used"
+            for name in GATHERS:
+                if name in hangs and hangs[name][cell]:
+                    line, num = grids[name], table.transfers[name].num_pieces
+                    is_own = turn + 1 < line.num_layers[cell]
+                    coming = (int(line.chunk[cell]), turn + 1) if is_own else (int(line.next_chunk[cell]), 0)
+                    piece = (name, *coming, int(line.piece[cell]))
+                    gathered[coming] += 0 if piece in taken else WHOLE // num
+                    taken.add(piece)
             if kind in (Kind.B, Kind.W, Kind.I):
                 assert not summed[chunk, layer], f"round {round_}: layer {layer} of chunk {chunk} was summed before"
                 added[chunk, layer] += kind != Kind.I
-            if hanging & place["sums_over_data"]:
-                summed[layer_left] += layer_left is not None
-                layer_left = (chunk, layer)
-        summed.update(now)
-        if left[round_, device] == Left.CHUNK:
-            waiting = [(chunk, layer) for layer in range(num_layers)]
-        elif left[round_, device] == Left.LAYER and layer_left is not None:
-            waiting, layer_left = [layer_left], None
-    summed.update(waiting)
-    assert layer_left is None
-    assert +summed == Counter(set(added))
+            for name in SUMS:
+                if name in hangs and hangs[name][cell]:
+                    line = grids[name]
+                    other = (int(line.chunk[cell]), int(line.num_layers[cell]) - turn)
+                    other = (left_from_before[name], 0) if turn == 0 else other
+                    if other[0] != IDLE and (turn == 0 or other[1] > 0):
+                        assert added[other], f"round {round_}: {other} is summed before it is there"
+                        summed[other] += WHOLE // table.transfers[name].num_pieces
+        for layer in now:
+            summed[layer] += WHOLE
+        left, chunk = grids["sums_over_data"].left[cell], int(grids["sums_over_data"].chunk[cell])
+        stop = {Left.NOTHING: 0, Left.CHUNK: num_layers, Left.LAYER: min(num_layers, 1)}[left]
+        waiting = [(chunk, layer) for layer in range(stop)]
+    for layer in waiting:
+        summed[layer] += WHOLE
+    assert +summed == Counter(dict.fromkeys(added, WHOLE))
+
+
+WHOLE = max(NUMBERS)
+GATHERS, SUMS = ("copy_gathers", "copy_pieces"), ("layer_sums", "sum_pieces")
 
 
 def hidden(name: str, uneven: bool = False, num_devices: int = 4, num_microbatches: int = 8) -> RoundTable:
@@ -68,12 +83,12 @@ def hidden(name: str, uneven: bool = False, num_devices: int = 4, num_microbatch
 @pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(4)])
 def test_each_layer_is_gathered_before_it_is_used_and_summed_once(name, uneven):
     table = hidden(name, uneven)
-    is_whole = "weight_gathers" not in table.transfers
+    is_whole = "copy_gathers" not in table.transfers
     assert is_whole == (table.schedule.num_replicas > 1)
     if is_whole:  # two replicas gather all before any action
-        table = replace(table, kinds_of_traffic=(*table.kinds_of_traffic, WEIGHT_GATHERS))
+        table = replace(table, kinds_of_traffic=(*table.kinds_of_traffic, COPY_GATHERS, CopyPieces.of(table)))
     walk_all(table)
-    assert table.num_traced_actions <= 2 * sum(map(len, table.kinds))
+    assert table.num_traced_actions <= 3 * sum(map(len, table.kinds))
 
 
 def test_a_stage_without_layers_breaks_no_chain():
@@ -82,7 +97,7 @@ def test_a_stage_without_layers_breaks_no_chain():
     walk_all(table)
 
 
-@pytest.mark.parametrize(("name", "num_hung"), [("1f1b", (1, 1)), ("interleaved_1f1b", (5, 5)), ("zb_v", (5, 8))])
+@pytest.mark.parametrize(("name", "num_hung"), [("1f1b", (1, 1)), ("interleaved_1f1b", (17, 17)), ("zb_v", (8, 11))])
 def test_nobody_waits_for_a_message_behind_what_hangs(name, num_hung):
     """A first F that waits for a message gathers before; a last B that sends one sums after it has left."""
     table = hidden(name)
@@ -100,16 +115,17 @@ def test_what_hangs_changes_neither_rounds_nor_what_is_sent():
     schedule = build("interleaved_1f1b", num_devices=4, num_microbatches=8)
     plain, table = (lower(schedule, behind_layers=behind) for behind in (False, True))
     assert (plain.rounds == table.rounds).all()
-    assert (table.sent("messages") <= plain.sent("messages")).all()
+    assert (table.sent("messages") == plain.sent("messages")).all()
     assert not lower(forwards_only(schedule), behind_layers=True).completes.any()
 
 
 def walk_by_action(table: RoundTable) -> Counter:
     """[(chunk, layer)] gradients summed on device 0 by channels that hang on every action, each of which is checked."""
     device = 0
-    transfer, place = table.transfers["weight_gathers"], {name: 1 << i for i, name in enumerate(table.transfers)}
+    place = {name: 1 << i for i, name in enumerate(table.transfers)}
+    first_chunk = table.transfers["weight_gathers"].first_chunk(table)
     grids, flushes = table.grids["weight_gathers"], table.grids["gradient_shards"].sums
-    copy, left, summed = (int(transfer.before(table).next_chunk[device]), 0), None, Counter()
+    copy, left, summed = (int(first_chunk[device]), 0), None, Counter()
     for round_ in range(table.num_rounds):
         kind, chunk = table.kind[round_, device], int(table.chunk[round_, device])
         num_layers = table.layers_per_stage[table.stage[round_, device]] if kind != IDLE else 0
@@ -154,7 +170,7 @@ def test_the_walk_would_see_a_layer_of_another_action():
 
 
 def too_late(table: RoundTable) -> None:
-    table.grids["weight_gathers"].next_chunk[:] = 0
+    table.grids["copy_gathers"].next_chunk[:] = 0
 
 
 def twice(table: RoundTable) -> None:
@@ -162,11 +178,19 @@ def twice(table: RoundTable) -> None:
     table.grids["sums_over_data"].left[cell] = Left.CHUNK
 
 
+def another_piece(table: RoundTable) -> None:
+    table.grids["copy_pieces"].piece[:] = 0
+
+
+def before_it_is_complete(table: RoundTable) -> None:
+    table.grids["sum_pieces"].chunk[:] = 0
+
+
 def never(table: RoundTable) -> None:
     table.grids["sums_over_data"].left[:] = Left.NOTHING
 
 
-@pytest.mark.parametrize("spoil", [too_late, twice, never])
+@pytest.mark.parametrize("spoil", [too_late, twice, another_piece, before_it_is_complete, never])
 def test_the_walk_would_see_it(spoil):
     table = hidden("interleaved_1f1b")
     spoil(table)

@@ -8,7 +8,9 @@ import jax
 
 from jaxpipe.program.carry import State
 from jaxpipe.program.channel import Channel
+from jaxpipe.program.channels.copy_gathers import CopyGathers, CopyPieces
 from jaxpipe.program.channels.gradient_shards import GradientShards
+from jaxpipe.program.channels.layer_sums import LayerSums, SumPieces
 from jaxpipe.program.channels.messages import Messages
 from jaxpipe.program.channels.parked_pages import ParkedPages
 from jaxpipe.program.channels.replica_gradients import ReplicaGradients
@@ -31,6 +33,10 @@ CHANNELS: dict[str, type[Channel]] = {
         SplitHead,
         SharedSums,
         SumsOverData,
+        LayerSums,
+        SumPieces,
+        CopyGathers,
+        CopyPieces,
         WeightGathers,
         GradientShards,
     )

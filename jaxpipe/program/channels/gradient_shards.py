@@ -92,19 +92,11 @@ class GradientShards(Channel):
         """All that travels."""
         return OnLayers(self.step)
 
-    def begin(self, round_type: int, row: Row, carry: Carry) -> tuple[()]:
-        """Nothing begins with a round."""
-        return ()
-
     def beside(self, round_type: int, row: Row, carry: Carry, state: State) -> State:
         """Sums what is left of a chunk that is complete."""
         if not self.table.is_at_work(self.name, round_type):
             return state
         return self._flushed(row.of[self.name].sums == 1, state)
-
-    def store(self, round_type: int, row: Row, arrived: Any, carry: Carry) -> Carry:
-        """Nothing has arrived."""
-        return carry
 
     def end(self, carry: Carry) -> Carry:
         """Sums what the last action has left."""
