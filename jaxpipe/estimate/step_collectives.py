@@ -2,13 +2,15 @@
 
 Goes in: a setting, a source of times, and how the program runs. Comes out: seconds before, within and after the rows of
 the schedule, and how long layers take that wait for what travels behind them.
-`jaxpipe.lowering.transfers.weight_gathers` and `sums_over_data` say what hides where.
+`copy_gathers`, `layer_sums` and `sums_over_data` of `jaxpipe.lowering.transfers` say what hides where.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import Times, TimeSource
+from jaxpipe.lowering.spread import NUMBERS, SUMMING_KINDS, Spread, orders_of, spread_gathers, spread_sums
+from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.spec import ScheduleSpec
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Program:
             that adds to them, or behind the layers of that action; False: all devices sum theirs at once after the last
             action, as most other systems do.
         behind_layers: whether layers are gathered and their gradients summed behind other layers, as far as these last
-            (`jaxpipe.lowering.transfers.weight_gathers`, `sums_over_data`). Needs `reduces_in_rounds`.
+            (`jaxpipe.lowering.transfers`). Needs `reduces_in_rounds`.
         messages_block: whether a device computes nothing while its message travels, as in Megatron-LM's 1F1B without
             overlap; of schedules without transfers alone.
         waits_between_steps: whether all devices wait for each other after a step; False: each begins the next as soon
@@ -107,13 +112,18 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     if program.behind_layers and program.reduces_in_rounds and not smallest.delays:
         # W and B are the actions that complete a chunk.
         last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
-        closing = _closing_behind_layers(setting, sum_s, max(0.0, sum_s - last_s))
+        closing = _closing_behind_layers(setting, source, sum_s, last_s)
         if setting.shard.splits_weights:
             gathers_s = gather_s  # the other layers travel behind this one, and so on
         elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
-            stages = [stage for _, stage in placement_of(setting).stages_of[placement_of(setting).devices[0][0]]]
-            gathers_s = gather_s + layers[stages].sum() * max(0.0, gather_s - times.layer_forward_s)
+            device = placement_of(setting).devices[0][0]
+            spread = _spread_gathers(setting.schedule_spec, setting.num_microbatches, setting.layers_per_stage)
+            gathers_s = gather_s
+            for _, stage in placement_of(setting).stages_of[device]:
+                num = spread.num_pieces if stage in spread.places[device] else 1
+                piece_s = _layer_gather_s(setting, source, 1 / num)
+                gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
     others_s = _other_copies_s(setting, source, most)
     shared_s = _shared_s(setting, source)
     # Microbatches that go through a chunk; each is in one replica.
@@ -137,11 +147,15 @@ def longest_closing_s(setting: Setting, collectives: StepCollectives) -> float:
     return float(max(map(sum, of_devices)))
 
 
-def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> np.ndarray:
-    """[stage] what is left of a stage's sums if a layer takes `sum_s`, by which a layer is `longer_s`."""
+def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, behind_s: float) -> np.ndarray:
+    """[stage] what is left of a stage's sums if a layer takes `sum_s`, behind layers of `behind_s`."""
     layers = np.array(setting.layers_per_stage)
     smallest = setting.schedule_spec.smallest
-    closing = layers * longer_s
+    closing = layers * max(0.0, sum_s - behind_s)
+    if smallest.placement.num_replicas == 1 and not setting.shard.splits_gradients:
+        num, places = _spread_sums(setting.schedule_spec, setting.num_microbatches, setting.layers_per_stage)
+        spread = [stage for of_device in places for stage in of_device]
+        closing[spread] = layers[spread] * num * max(0.0, _layer_sum_s(setting, source, 1 / num) - behind_s)
     for held in placement_of(setting).stages_of:
         # Backwards of a device end with its first stage; with two replicas, with any of its stages.
         stages = sorted({stage for _, stage in held})
@@ -158,10 +172,29 @@ def _closing_behind_layers(setting: Setting, sum_s: float, longer_s: float) -> n
     return closing
 
 
-def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group, int]]) -> float:
-    """Seconds to sum gradients over their copies: scattered with ZeRO-1, else gathered again."""
-    over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * number) for group, number in by_copies if number)
-    num_bytes = FLOAT32_BYTES * sum(number for _, number in by_copies)
+@cache
+def _spread_gathers(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...]) -> Spread:
+    """The gathers in pieces of a schedule."""
+    return spread_gathers(orders_of(_short(spec, num_microbatches), layers, Kind.F), layers)
+
+
+@cache
+def _spread_sums(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...]) -> Spread:
+    """The sums in pieces of a schedule."""
+    return spread_sums(orders_of(_short(spec, num_microbatches), layers, *SUMMING_KINDS), layers)
+
+
+def _short(spec: ScheduleSpec, num_microbatches: int) -> Schedule:
+    """The schedule, in any order, of few microbatches: there are as many actions between two chunks as in long ones."""
+    least = spec.smallest.num_microbatches
+    few = max(2 * spec.num_devices, max(NUMBERS))
+    return replace(spec, order=None, head=None).build(min(num_microbatches, math.ceil(few / least) * least))
+
+
+def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group, int]], share: float = 1.0) -> float:
+    """Seconds to sum a share of gradients over their copies: scattered with ZeRO-1, else gathered again."""
+    over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * share * number) for group, number in by_copies if number)
+    num_bytes = FLOAT32_BYTES * share * sum(number for _, number in by_copies)
     # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, apart. Over tensor and
     # token parts a sum is always whole.
     return (1 if setting.shard.splits_masters else 2) * over_copies_s + 2 * source.gather_s(
@@ -169,15 +202,16 @@ def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group
     )
 
 
-def _layer_sum_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to sum the gradients of a layer."""
-    return _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting))
+def _layer_sum_s(setting: Setting, source: TimeSource, share: float = 1.0) -> float:
+    """Seconds to sum a share of the gradients of a layer."""
+    return _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting), share)
 
 
-def _layer_gather_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to gather the compute copies of a layer."""
+def _layer_gather_s(setting: Setting, source: TimeSource, share: float = 1.0) -> float:
+    """Seconds to gather a share of the compute copies of a layer."""
     by_copies = layer_parameters(setting.model).by_copies(setting) if setting.shard.splits_masters else []
-    return sum(source.gather_s(group, ITEMSIZE[setting.dtype] * number) for group, number in by_copies if number)
+    item = share * ITEMSIZE[setting.dtype]
+    return sum(source.gather_s(group, item * number) for group, number in by_copies if number)
 
 
 def _other_copies_s(setting: Setting, source: TimeSource, most: int) -> float:

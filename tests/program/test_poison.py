@@ -279,7 +279,7 @@ def test_the_poison_would_be_seen_in_a_layer_that_is_gathered_too_late(poison):
         if poisoned:
             poison()
         pipeline = make_mlp_that_gathers()
-        vars(pipeline.table.grids["weight_gathers"])["next_chunk"] = pipeline.table.chunk
+        vars(pipeline.table.grids["copy_gathers"])["next_chunk"] = pipeline.table.chunk
         loss, _ = tiny_mlp.loss_and_grads(pipeline)
         assert bool(np.isfinite(loss)) != poisoned
 

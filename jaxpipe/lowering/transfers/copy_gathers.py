@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.spread import Spread, spread
+from jaxpipe.lowering.spread import Order, Spread, order_of, spread_gathers
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.schedule import Kind
@@ -54,15 +54,16 @@ class CopyGathers(Transfer[RoundTable]):
     def hangs(self, table: RoundTable) -> np.ndarray:
         """On the first F of each chunk that is gathered neither before any action nor in pieces."""
         hangs = np.zeros(table.kind.shape, bool)
-        for device, chunks in enumerate(self._rounds(table)):
-            hangs[[round_ for rounds in chunks.values() for round_ in rounds], device] = True
+        for device, stages in enumerate(self._rounds(table)):
+            hangs[[round_ for rounds in stages.values() for round_ in rounds], device] = True
         return hangs
 
     def before(self, table: RoundTable) -> GatheredBefore:
         """What precedes the actions."""
         layers = np.array(table.layers_per_stage)
         chunk, num_layers, next_chunk, num_turns = np.zeros((4, table.schedule.num_devices), np.int32)
-        for device, rounds in enumerate(first_forwards(table)):
+        for device, order in enumerate(_forwards(table)):
+            rounds = order.first.tolist()
             num_before = _num_before(table, device, rounds)
             for round_ in rounds[:num_before]:
                 chunk[device] = table.chunk[round_, device]
@@ -75,28 +76,32 @@ class CopyGathers(Transfer[RoundTable]):
     def grids(self, table: RoundTable) -> CopyGrids:
         """What each action gathers."""
         layers = np.array(table.layers_per_stage)[table.stage]
-        chunk, next_chunk = table.chunk.copy(), table.chunk.copy()
-        num_layers, piece = layers.copy(), np.zeros_like(chunk)
-        of_devices = zip(first_forwards(table), self._rounds(table), strict=True)
-        for device, (first, chunks) in enumerate(of_devices):
-            order = table.chunk[first, device].tolist()
-            following = dict(zip(order, [*order[1:], *order[-1:]], strict=True))
-            for own, rounds in chunks.items():
-                chunk[rounds, device] = own
-                num_layers[rounds, device] = layers[rounds[-1], device]  # the chunk's own F is the last
-                next_chunk[rounds, device] = following[own]
+        chunk = table.chunk.copy()
+        num_layers = layers.copy()
+        next_chunk = chunk.copy()
+        piece = np.zeros_like(chunk)
+        of_devices = zip(_forwards(table), self._rounds(table), strict=True)
+        for device, (order, stages) in enumerate(of_devices):
+            chunks = table.chunk[order.first, device].tolist()
+            following = dict(zip(chunks, [*chunks[1:], *chunks[-1:]], strict=True))
+            for rounds in stages.values():
+                own = rounds[-1], device  # the chunk's own F is the last
+                chunk[rounds, device] = table.chunk[own]
+                num_layers[rounds, device] = layers[own]
+                next_chunk[rounds, device] = following[int(table.chunk[own])]
                 piece[rounds, device] = range(len(rounds))
         return CopyGrids(chunk, num_layers, next_chunk, piece)
 
     def _rounds(self, table: RoundTable) -> list[dict[int, list[int]]]:
-        """[D] chunk -> the rounds in which its layers are gathered behind others."""
+        """[D] stage -> the rounds in which its layers are gathered behind others."""
         pieces = table.transfers.get(CopyPieces.name)
         of_devices = []
-        for device, first in enumerate(first_forwards(table)):
+        for device, order in enumerate(_forwards(table)):
+            first = order.first.tolist()
             later = first[_num_before(table, device, first) :]
-            chunks = {int(table.chunk[round_, device]): [round_] for round_ in later}
-            in_pieces = pieces.spread.rounds[device] if isinstance(pieces, CopyPieces) else {}
-            of_devices.append({chunk: rounds for chunk, rounds in chunks.items() if chunk not in in_pieces})
+            stages = {int(table.stage[round_, device]): [round_] for round_ in later}
+            in_pieces = pieces.spread.places[device] if isinstance(pieces, CopyPieces) else {}
+            of_devices.append({stage: rounds for stage, rounds in stages.items() if stage not in in_pieces})
         return of_devices
 
 
@@ -111,9 +116,7 @@ class CopyPieces(CopyGathers):
     @classmethod
     def of(cls, table: RoundTable) -> CopyPieces:
         """Those of all chunks that have enough F before them."""
-        has_layers = np.array(table.layers_per_stage)[table.stage] > 0
-        forwards = [np.flatnonzero(column).tolist() for column in ((table.kind == Kind.F) & has_layers).T]
-        return cls(spread(table, forwards, first_forwards(table)))
+        return cls(spread_gathers(_forwards(table), table.layers_per_stage))
 
     @property
     def num_pieces(self) -> int:
@@ -121,18 +124,13 @@ class CopyPieces(CopyGathers):
         return self.spread.num_pieces
 
     def _rounds(self, table: RoundTable) -> list[dict[int, list[int]]]:
-        return list(self.spread.rounds)
+        return list(self.spread.places)
 
 
-def first_forwards(table: RoundTable) -> list[list[int]]:
-    """[D] the rounds of the first F of each chunk with layers, in order."""
-    has_layers = np.array(table.layers_per_stage)[table.stage] > 0
-    of_devices = []
-    for device in range(table.schedule.num_devices):
-        rounds = np.flatnonzero((table.kind[:, device] == Kind.F) & has_layers[:, device])
-        _, first = np.unique(table.chunk[rounds, device], return_index=True)
-        of_devices.append(np.sort(rounds[first]).tolist())
-    return of_devices
+def _forwards(table: RoundTable) -> list[Order]:
+    """[D] F with layers; places are rounds."""
+    devices = zip(table.kind.T, table.stage.T, strict=True)
+    return [order_of(kind, stage, table.layers_per_stage, Kind.F) for kind, stage in devices]
 
 
 def _num_before(table: RoundTable, device: int, first: list[int]) -> int:

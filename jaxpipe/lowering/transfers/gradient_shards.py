@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpipe.lowering.spread import SUMMING_KINDS
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
-from jaxpipe.schedules.schedule import Kind
-
-SUMMING_KINDS = (Kind.B, Kind.W)  # whose layers make gradients of matrices; see `jaxpipe.program.shapes` for I
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,17 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.cells import IDLE
-from jaxpipe.lowering.spread import Spread, spread
+from jaxpipe.lowering.spread import SUMMING_KINDS, Spread, order_of, spread_sums
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.schedule import Kind
-
-SUMMING_KINDS = (Kind.B, Kind.W)
 
 
 class Summed(NamedTuple):
     """A chunk that is summed behind layers."""
 
+    stage: int
     chunk: int
     rounds: list[int]  # of the actions behind whose layers its layers are summed; it is complete in the first
     before: int  # the chunk before, whose first layer their first turns sum; IDLE if none has been left
@@ -54,15 +53,17 @@ class LayerSums(Transfer[RoundTable]):
         """On actions that complete a chunk, but for those of pieces, and a device's last one if its message waits."""
         hangs = np.zeros(table.kind.shape, bool)
         for device, chunks in enumerate(summed_behind_layers(table)):
-            for chunk, rounds, _ in chunks:
-                hangs[rounds, device] = self._has(table, device, chunk)
+            for summed in chunks:
+                hangs[summed.rounds, device] = self._has(table, device, summed.stage)
         return hangs
 
     def grids(self, table: RoundTable) -> SumGrids:
         """What each action sums."""
         layers = np.array(table.layers_per_stage)[table.stage]
-        chunk, piece = table.chunk.copy(), np.zeros_like(table.chunk)
-        num_layers, before = layers.copy(), np.full_like(chunk, IDLE)
+        chunk = table.chunk.copy()
+        num_layers = layers.copy()
+        before = np.full_like(chunk, IDLE)
+        piece = np.zeros_like(chunk)
         for device, chunks in enumerate(summed_behind_layers(table)):
             for summed in chunks:
                 rounds = summed.rounds
@@ -72,10 +73,10 @@ class LayerSums(Transfer[RoundTable]):
                 piece[rounds, device] = range(len(rounds))
         return SumGrids(chunk, num_layers, before, piece)
 
-    def _has(self, table: RoundTable, device: int, chunk: int) -> bool:
-        """Whether it sums the chunk."""
+    def _has(self, table: RoundTable, device: int, stage: int) -> bool:
+        """Whether it sums the stage."""
         pieces = table.transfers.get(SumPieces.name)
-        return not (isinstance(pieces, SumPieces) and chunk in pieces.spread.rounds[device])
+        return not (isinstance(pieces, SumPieces) and stage in pieces.spread.places[device])
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +90,17 @@ class SumPieces(LayerSums):
     @classmethod
     def of(cls, table: RoundTable) -> SumPieces:
         """Those of all chunks that have enough B or W behind them."""
-        has_layers = np.array(table.layers_per_stage)[table.stage] > 0
-        sums = np.isin(table.kind, SUMMING_KINDS) & has_layers
-        # From the end to the beginning, since a chunk is summed after it is complete.
-        actions = [np.flatnonzero(column)[::-1].tolist() for column in sums.T]
-        ends = [rounds[::-1] for rounds in _completing(table)]
-        found = spread(table, actions, ends)
-        in_time = tuple({chunk: rounds[::-1] for chunk, rounds in of_device.items()} for of_device in found.rounds)
-        return cls(Spread(found.num_pieces, in_time))
+        layers = table.layers_per_stage
+        devices = zip(table.kind.T, table.stage.T, strict=True)
+        return cls(spread_sums([order_of(kind, stage, layers, *SUMMING_KINDS) for kind, stage in devices], layers))
 
     @property
     def num_pieces(self) -> int:
         """Of a layer."""
         return self.spread.num_pieces
 
-    def _has(self, table: RoundTable, device: int, chunk: int) -> bool:
-        return chunk in self.spread.rounds[device]
+    def _has(self, table: RoundTable, device: int, stage: int) -> bool:
+        return stage in self.spread.places[device]
 
 
 def summed_behind_layers(table: RoundTable) -> list[list[Summed]]:
@@ -114,15 +110,15 @@ def summed_behind_layers(table: RoundTable) -> list[list[Summed]]:
     waits = table.schedule.num_replicas == 1
     of_devices = []
     for device, completing in enumerate(_completing(table)):
-        in_pieces = pieces.spread.rounds[device] if isinstance(pieces, SumPieces) else {}
+        in_pieces = pieces.spread.places[device] if isinstance(pieces, SumPieces) else {}
         chunks: list[Summed] = []
         for round_ in completing:
             sends = table.kind[round_, device] == Kind.B and table.stage[round_, device] > 0
             if sends and round_ == completing[-1]:
                 continue
-            chunk = int(table.chunk[round_, device])
+            stage = int(table.stage[round_, device])
             before = chunks[-1].chunk if chunks and waits else IDLE
-            chunks.append(Summed(chunk, in_pieces.get(chunk, [round_]), before))
+            chunks.append(Summed(stage, int(table.chunk[round_, device]), in_pieces.get(stage, [round_]), before))
         of_devices.append(chunks)
     return of_devices
 

@@ -42,8 +42,7 @@ class OnLayers(LayerChannel):
 
     def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
         """What has been left: the first layer of a chunk."""
-        chunk, layer = jnp.int32(row.of[self.name].before), jnp.int32(0)
-        return self._read(walk.sums, row, chunk, layer), walk
+        return self._read(walk.sums, row, jnp.int32(row.of[self.name].before), jnp.int32(0)), walk
 
     def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
         """Sums it over the devices; nobody keeps the sum if nothing was left."""
