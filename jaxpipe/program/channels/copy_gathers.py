@@ -55,7 +55,10 @@ class OnLayers(LayerChannel):
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Writes it, behind all that the turn's layer reads: XLA would else copy the stack for the layer."""
         copy, (chunk, layer) = arrived
-        chunk = guarded_index(chunk, after(jnp.int32(0), walk.passed))
+        passed = after(jnp.int32(0), walk.passed)
+        # Both: the index of a chunk is dropped where there is one chunk.
+        chunk = guarded_index(chunk, passed)
+        layer = guarded_index(layer, passed)
         piece = Piece(row.of[self.name].piece, self.num_pieces)
         copies = _written(walk.copies, copy, self.step.shapes, chunk, layer, piece)
         return carried, walk._replace(copies=copies)
