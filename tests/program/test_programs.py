@@ -47,7 +47,7 @@ MORE = [
     Spec("v_half", 2, 4, 16, recompute="full"),  # what I defers has most of its room apart
     Spec("1f1b", 2, 8, 7, family="bert", tensor=2),
     Spec("bpipe", 4, 9, 28, tensor=2),  # seven pages a microbatch: two lanes
-    Spec("interleaved_1f1b", 4, 8, 16, tensor=2),
+    Spec("interleaved_1f1b", 4, 8, 16, data=2),  # gathers and sums in pieces
     Spec("zb_h1", 4, 6, 4),
 ]
 ALL = [
@@ -248,9 +248,9 @@ def test_the_turn_of_a_v_is_no_permute():
 @pytest.mark.ci
 def test_the_turn_of_looped_chunks_is_one():
     """From the last device the next chunk begins at the first."""
-    spec = Spec("interleaved_1f1b", 4, 8, 16, tensor=2)
+    spec = Spec("interleaved_1f1b", 4, 8, 16, data=2)
     last, first = 3, 0
-    turns = {(2 * last + t, 2 * first + t) for t in range(2)}  # ids on four devices of pipe with two of tensor
+    turns = {(4 * d + last, 4 * d + first) for d in range(2)}  # ids of two replicas on four devices of pipe
     assert turns <= set().union(*permute_pairs(program(spec).text).values())
 
 
