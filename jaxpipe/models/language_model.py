@@ -24,6 +24,7 @@ from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
+from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
@@ -87,6 +88,11 @@ class LanguageModel:
         axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
         shared = {name: specs_of(self._abstract(name), axes) for name in ("embedding", "head")}
         return {"shared": shared, "layers": specs_of(self._abstract("block"))}
+
+    @cached_property
+    def is_trained(self) -> Params | None:
+        """Whether each parameter is trained, as `specs`; None: all are."""
+        return trained_of(self.specs) if getattr(self.config, "lora", None) else None
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""

@@ -75,6 +75,9 @@ class StageFunctions:
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dims split over axes of `jaxpipe.cluster.axes.PARAMETER_AXES`, as P(None, "tensor") in a language
             model; None if none is.
+        is_trained: {"shared", "layers"}, as `specs`: False for each parameter that is frozen, as a kernel beside its
+            adapters. It has no gradient, and `optax.MaskedNode()` stands in its place among gradients and sums. None:
+            all are trained.
         over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
@@ -95,6 +98,7 @@ class StageFunctions:
     embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
     head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
     specs: PyTree | None = None
+    is_trained: PyTree | None = None
     over_pipe: SplitEnds | None = None
 
     @classmethod
@@ -107,6 +111,7 @@ class StageFunctions:
             embed_backward=getattr(model, "embed_backward", None),
             head_backward=getattr(model, "head_backward", None),
             specs=model.specs,
+            is_trained=getattr(model, "is_trained", None),
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
         )
 

@@ -28,6 +28,7 @@ from jaxpipe.mesh import (
     on_devices,
     permutes_block,
     slices_in_place,
+    trained,
 )
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
@@ -44,6 +45,7 @@ from jaxpipe.program.contract import (
 )
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.device_sums import square_sums, sums_over_devices
+from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.ends import WholeBoundary
 from jaxpipe.program.function_shapes import scale_of_each
 from jaxpipe.program.partition import partition
@@ -67,7 +69,8 @@ class Pipeline:
 
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
-            over all microbatches and its float32 gradients, staged and sharded as the parameters. Gradients of
+            over all microbatches and its float32 gradients, staged and sharded as the parameters; in place of the
+            gradient of a frozen one stands `optax.MaskedNode()`. Gradients of
             complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
             zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
             returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
@@ -204,7 +207,31 @@ class Pipeline:
 
     def parts(self, params: PyTree) -> PyTree:
         """The Part of each of the staged parameters; see `jaxpipe.program.partition`."""
-        return partition(params, self.functions.specs, self.mesh, shard=self.shard, sent_dtype=self.sums_dtype)
+        return partition(
+            params,
+            self.functions.specs,
+            self.mesh,
+            shard=self.shard,
+            sent_dtype=self.sums_dtype,
+            is_trained=self.functions.is_trained,
+        )
+
+    def masters(self, params: PyTree) -> PyTree:
+        """Parameters in the dtypes in which a train state keeps them; traceable.
+
+        These are float32 whatever a model's `init` returns: small updates would vanish in 16 bits. What is frozen gets
+        none, and is kept as it is computed with.
+        """
+
+        def of(leaf: jax.Array, is_trained: bool) -> jax.Array:
+            return leaf.astype(jnp.float32) if is_trained else cast_copy(leaf.astype(jnp.float32), self.dtype)
+
+        is_trained = self.functions.is_trained or jax.tree.map(lambda _: True, params)
+        return jax.tree.map(of, params, is_trained)
+
+    def trained(self, params: PyTree) -> PyTree:
+        """A tree like the parameters without the frozen ones, as gradients are; itself if none is frozen."""
+        return params if self.functions.is_trained is None else trained(params, self.functions.is_trained)
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
@@ -312,7 +339,7 @@ class Pipeline:
             return sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,
-                shapes.parts,
+                shapes.trained_parts,
                 num_done=state.num_done,
                 num_owned=self.layout.num_owned,
                 deterministic=self.deterministic,
@@ -324,7 +351,7 @@ class Pipeline:
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             # A table of forwards returns no gradients: specs of an empty tree.
-            out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
+            out_specs=(P(), trained(specs, shapes.is_trained) if table.has_backward else {"shared": (), "layers": ()}),
         )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
 
 

@@ -169,7 +169,7 @@ def optimizer_and_step(
     # Shapes alone: no parameter is made.
     params = jax.eval_shape(lambda: model.init(key_of(0)))
     if optimizer:
-        staged = jax.eval_shape(partial(_in_float32, pipeline), params)
+        staged = pipeline.trained(jax.eval_shape(partial(_staged_masters, pipeline), params))
         made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not schedule.delays)
     else:
         made = make_optimizer(config, params)
@@ -204,8 +204,8 @@ def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainS
 
 
 def _staged(pipeline: Pipeline, params: Any) -> Any:
-    """Canonical `params` as float32 on the devices of `pipeline`."""
-    stage = partial(_in_float32, pipeline)
+    """Canonical `params` as masters on the devices of `pipeline`."""
+    stage = partial(_staged_masters, pipeline)
     # By the host where they are on several devices, or on others than those of the mesh.
     params = jax.tree.map(
         lambda leaf: np.asarray(leaf) if getattr(leaf, "committed", False) else jnp.asarray(leaf), params
@@ -213,9 +213,9 @@ def _staged(pipeline: Pipeline, params: Any) -> Any:
     return jax.jit(stage, out_shardings=pipeline.shardings(jax.eval_shape(stage, params)))(params)
 
 
-def _in_float32(pipeline: Pipeline, params: Any) -> Any:
-    """Staged float32 parameters from canonical ones; traceable."""
-    return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+def _staged_masters(pipeline: Pipeline, params: Any) -> Any:
+    """Staged masters from canonical parameters; traceable."""
+    return pipeline.to_stages(pipeline.masters(params))
 
 
 def mesh_order(spec: RunSpec, devices: Sequence[Any], gpus_per_node: int | None) -> tuple[str, tuple[Any, ...]]:

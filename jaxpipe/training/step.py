@@ -17,9 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.average import average_in
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.mesh import MEASURED, key_of
+from jaxpipe.mesh import MEASURED, is_masked, key_of, with_trained
 from jaxpipe.program import Pipeline
-from jaxpipe.program.optimizer_step import is_masked
 from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
@@ -46,7 +45,7 @@ class TrainState:
     """The train state: everything that a step updates.
 
     Attributes:
-        params: staged parameters, float32.
+        params: staged parameters: float32, and frozen ones in the dtype of compute copies.
         optimizer: the optimizer's state, sharded as the parameters; its counts are of steps that were not skipped.
         step: steps done, skipped ones included, int32; equals the number of batches consumed.
         num_skipped: skipped steps, which left params and optimizer unchanged, int32.
@@ -79,7 +78,7 @@ def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransf
     """The state before the first step of a run that starts from the staged `params`, which are donated."""
     # Given, not inferred: XLA may replicate the optimizer's state, which ZeRO-1 splits.
     shardings = _shardings(state_like(model, pipeline, optimizer))
-    return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(partial(_before_first_step, optimizer, pipeline), out_shardings=shardings, donate_argnums=0)(params)
 
 
 def state_like(
@@ -121,14 +120,12 @@ def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
 
 
 def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    # Masters are float32 whatever a model's `init` returns: small updates would vanish in 16 bits.
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.init(key))
-    return _before_first_step(optimizer, pipeline.to_stages(params))
+    return _before_first_step(optimizer, pipeline, pipeline.to_stages(pipeline.masters(model.init(key))))
 
 
-def _before_first_step(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+def _before_first_step(optimizer: optax.GradientTransformation, pipeline: Pipeline, params: Any) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, optimizer.init(params), zero, zero, zero)
+    return TrainState(params, optimizer.init(pipeline.trained(params)), zero, zero, zero)
 
 
 def _shardings(tree: Any) -> Any:
@@ -159,7 +156,7 @@ def make_train_step(
 
     The metrics are scalars. Float32: loss, each kind of loss if there are several, grad_norm (before clipping),
     learning_rate. Int32: skipped (0 or 1), num_skipped_in_row (this step included), bad_parameter (index in the
-    flattened parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a batch
+    flattened trained parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a batch
     without terms is NaN, and the step is not skipped.
     """
 
@@ -183,7 +180,9 @@ def make_train_step(
             return optax.apply_updates(params, updates), moments
 
         # A branch, not jnp.where: with that, XLA would hold the old and the new arrays side by side.
-        params, moments = lax.cond(is_skipped, lambda kept: kept, update, (state.params, state.optimizer))
+        kept = pipeline.trained(state.params), state.optimizer
+        params, moments = lax.cond(is_skipped, lambda kept: kept, update, kept)
+        params = with_trained(state.params, params)
         # Int32, since it is summed up.
         skipped = is_skipped.astype(jnp.int32)
         num_skipped_in_row = skipped * (state.num_skipped_in_row + 1)

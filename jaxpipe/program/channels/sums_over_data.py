@@ -60,12 +60,12 @@ class OnLayers(LayerChannel):
     def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
         """Sums it over the devices; nobody keeps the sum if nothing was left."""
         _, sums = carried
-        return reduced_layer(sums, self.step.shapes.parts["layers"], deterministic=self.step.deterministic)
+        return reduced_layer(sums, self.step.shapes.trained_parts["layers"], deterministic=self.step.deterministic)
 
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Keeps the sum, and reads the layer of this turn."""
         (chunk, index, _), _ = carried
-        parts = self.step.shapes.parts["layers"]
+        parts = self.step.shapes.trained_parts["layers"]
         # In a loop of its own. A choice between the sum and what is there would read the sums, and XLA would make one
         # operation of that read and the layer's addition, which needs the sums before and a copy of them.
         sums = cond_in_place(
@@ -92,7 +92,7 @@ class SumsOverData(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether gradients of layers have terms on several devices."""
-        return any(part.is_summed_once for part in jax.tree.leaves(shapes.parts["layers"]))
+        return any(part.is_summed_once for part in jax.tree.leaves(shapes.trained_parts["layers"]))
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Any) -> Layers:
@@ -143,7 +143,7 @@ class SumsOverData(Channel):
         """Returns `state` with the gradients of `layers` summed over the devices that have terms."""
 
         def reduce(grads: PyTree, _: jax.Array) -> PyTree:
-            parts = self.shapes.parts["layers"]
+            parts = self.shapes.trained_parts["layers"]
             return reduce_layers(grads, parts, *layers, deterministic=self.step.deterministic)
 
         # Ordered like an access to storage: on CPUs its collectives would else meet others that stand in loops.
