@@ -1,7 +1,8 @@
 """LoRA: kernels are frozen, and beside some of them stand products of two small matrices, which are trained.
 
 y = x @ kernel + alpha / rank * (x @ A) @ B, with A "in rank" and B "rank out". B begins as zeros, so that a model
-begins as the one that it is made of. Left to others: which parameters that freezes in a step (`jaxpipe.program.partition`).
+begins as the one that it is made of. Left to others: what it means in a step that a parameter is frozen
+(`jaxpipe.program.partition`).
 Source: Hu et al., LoRA, ICLR 2022 (arXiv 2106.09685), section 4.1; initial values as those of Hugging Face's peft.
 """
 

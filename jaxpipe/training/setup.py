@@ -34,7 +34,7 @@ from jaxpipe.training.by_layer import by_layer
 from jaxpipe.training.optimizer import learning_rate, make_optimizer, with_average, with_load_bias
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.run_step import Step, StepWithFlush
-from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
+from jaxpipe.training.step import TrainState, init_state, initial_trained, make_train_step, state_of
 from jaxpipe.training.task import Task, Trained, language_model, task_of
 from jaxpipe.training.without_flush import StepWithoutFlush
 
@@ -195,7 +195,10 @@ def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainS
     model = setup.task.model
     pipeline = setup.pipeline
     if config.checkpoint.init_from:
-        _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
+        adapters = partial(initial_trained, model, pipeline, seed=config.train.seed)
+        _, params = restore_params(
+            path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, adapters=adapters, say=say
+        )
     elif setup.task.params is not None:
         params = _staged(pipeline, setup.task.params)
     else:

@@ -62,8 +62,9 @@ class TrainState:
 
     @property
     def average(self) -> Any:
-        """The average of the parameters, staged and sharded as they are; None if the run keeps none."""
-        return average_in(self.optimizer)
+        """The average of the parameters, staged and sharded as they are, with frozen ones; None if the run keeps none."""
+        average = average_in(self.optimizer)
+        return None if average is None else with_trained(self.params, average)
 
 
 def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:
@@ -72,6 +73,18 @@ def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
         partial(_init, model, pipeline, optimizer), out_shardings=_shardings(state_like(model, pipeline, optimizer))
     )
     return make(key_of(seed))
+
+
+def initial_trained(model: Trained, pipeline: Pipeline, *, seed: int) -> Any:
+    """The trained ones of the staged parameters of `init_state`, as a tree without the frozen ones."""
+
+    def make(key: jax.Array) -> Any:
+        return pipeline.trained(pipeline.to_stages(pipeline.masters(model.init(key))))
+
+    parts = pipeline.parts(jax.eval_shape(make, key_of(seed)))
+    shardings = jax.tree.map(lambda part: part.sharding(pipeline.mesh), parts)
+    # XLA leaves out what nothing reads: no frozen parameter is made.
+    return jax.jit(make, out_shardings=shardings)(key_of(seed))
 
 
 def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -156,8 +169,8 @@ def make_train_step(
 
     The metrics are scalars. Float32: loss, each kind of loss if there are several, grad_norm (before clipping),
     learning_rate. Int32: skipped (0 or 1), num_skipped_in_row (this step included), bad_parameter (index in the
-    flattened trained parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a batch
-    without terms is NaN, and the step is not skipped.
+    flattened trained parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a
+    batch without terms is NaN, and the step is not skipped.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
