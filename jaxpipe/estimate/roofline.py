@@ -226,8 +226,9 @@ class Roofline:
         if setting.is_given:
             parts = given_parts(setting)
             return {name: part.num_kernels for name, part in vars(parts).items() if isinstance(part, TracedPart)}
-        # A split backward runs as many kernels in I as in W.
-        backward = dict.fromkeys(("layer_input_gradient", "layer_weight_gradient"), self.backward_kernels / 2)
+        # A split backward runs as many kernels in I as in W; of adapters I runs all.
+        of_w = self.backward_kernels / 2 if traced_layer(setting).weight_gradient else 0
+        backward = {"layer_input_gradient": self.backward_kernels - of_w, "layer_weight_gradient": of_w}
         return {"layer_forward": self.forward_kernels, **backward, "embed_forward": 1, "embed_backward": 1}
 
     def link(self, *, in_node: bool) -> Link:

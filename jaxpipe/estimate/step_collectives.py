@@ -175,8 +175,9 @@ def _layer_sum_s(setting: Setting, source: TimeSource) -> float:
 
 
 def _layer_gather_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to gather the compute copies of a layer."""
-    by_copies = layer_parameters(setting.model).by_copies(setting) if setting.shard.splits_masters else []
+    """Seconds to gather the compute copies of a layer, those of frozen kernels only where every action does."""
+    parameters = layer_parameters(setting.model, with_frozen=setting.shard.splits_weights)
+    by_copies = parameters.by_copies(setting) if setting.shard.splits_masters else []
     return sum(source.gather_s(group, ITEMSIZE[setting.dtype] * number) for group, number in by_copies if number)
 
 
@@ -185,7 +186,7 @@ def _other_copies_s(setting: Setting, source: TimeSource, most: int) -> float:
     places = places_of(setting)
     placement = placement_of(setting)
     item = ITEMSIZE[setting.dtype]
-    parameters = layer_parameters(setting.model)
+    parameters = layer_parameters(setting.model, with_frozen=True)
     seconds = 0.0
     if setting.shard.splits_masters:
         seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))

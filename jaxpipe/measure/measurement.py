@@ -171,8 +171,8 @@ def subject_of_config(config: RunConfig) -> dict[str, Any]:
 
 
 def num_parameters(pipeline: Pipeline, params: Any, *, num_layers: int) -> dict[str, int]:
-    """Parameters on a device: in a layer, in embedding and head, and in all that is updated with `num_layers`."""
-    parts = pipeline.parts(params)
+    """Trained parameters on a device: in a layer, in embedding and head, in all that is updated with `num_layers`."""
+    parts = pipeline.parts(pipeline.trained(params))
     layer, shared = (
         sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
     )

@@ -230,6 +230,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     Empty if a device has one layer, since adding to its sum writes all of it. With two replicas a device sums the
     gradients of its chunks of both.
     """
+    params = pipeline.trained(params)
     pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
     num_replicas = pipeline.schedule.num_replicas
     stacks = [(num_replicas * leaf.shape[1], leaf.shape[2], *part.compute_shape) for leaf, part in pairs]

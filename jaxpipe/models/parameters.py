@@ -7,7 +7,7 @@ Modules go in, built or abstract; trees of dicts come out, as a step takes them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import ParameterShape
 from jaxpipe.models.family import ModelConfig
+from jaxpipe.models.lora import is_adapter
 
 Params = dict[str, Any]
 
@@ -48,9 +49,16 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
     if isinstance(given := getattr(config, "parameter_shapes", None), ParameterShapes):
         return given
 
+    has_adapters = getattr(config, "lora", None) is not None
+
     def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
         params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
-        return tuple(jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)))
+        return tuple(
+            replace(shape, is_trained=not has_adapters or is_adapter(path))
+            for path, shape in jax.tree_util.tree_leaves_with_path(
+                params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)
+            )
+        )
 
     return ParameterShapes(
         layer=of_module(config.new_block),
