@@ -62,7 +62,6 @@ class GivenModel:
     @cached_property
     def parameter_shapes(self) -> ParameterShapes:
         """Shapes of the parameters of one layer, and of the others."""
-
         is_trained = self.model.is_trained or jax.tree.map(lambda _: True, self.params)
 
         def shapes(kind: str, num_leading: int) -> tuple[ParameterShape, ...]:

@@ -24,7 +24,8 @@ from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
-from jaxpipe.models.lora import trained_of
+from jaxpipe.models.linear import Linear
+from jaxpipe.models.lora import Columns, trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
@@ -93,6 +94,13 @@ class LanguageModel:
     def is_trained(self) -> Params | None:
         """Whether each parameter is trained, as `specs`; None: all are."""
         return trained_of(self.specs) if getattr(self.config, "lora", None) else None
+
+    @cached_property
+    def adapted(self) -> dict[str, Columns]:
+        """How adapters stand in the columns of the kernels that have some, by the path of the linear layer."""
+        modules = nnx.iter_graph(self._abstract("block")) if getattr(self.config, "lora", None) else ()
+        linears = [(path, module) for path, module in modules if isinstance(module, Linear) and module.columns]
+        return {".".join(("layers", *map(str, path))): linear.columns for path, linear in linears}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""

@@ -9,7 +9,7 @@ Source: Hu et al., LoRA, ICLR 2022 (arXiv 2106.09685), section 4.1; initial valu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -149,6 +149,21 @@ class Columns:
             for name, width in zip(self.names, self.widths, strict=True)
         ]
         return jnp.concatenate(parts, axis=-1).reshape(*leading, -1)
+
+
+def merged(kernel: jax.Array, columns: Columns, adapters: Mapping[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
+    """The kernel "in out" of one layer, float32, with its adapters' products added.
+
+    Args:
+        adapters: A and B by the name of their part.
+    """
+    products = {name: a.astype(jnp.float32) @ b.astype(jnp.float32) for name, (a, b) in adapters.items()}
+    return kernel.astype(jnp.float32) + columns.scale * columns.joined(products)
+
+
+def base_of(config: Any) -> Any:
+    """The config of the same model without adapters."""
+    return replace(config, lora=None) if getattr(config, "lora", None) else config
 
 
 def is_adapter(path: Sequence[Any]) -> bool:

@@ -62,7 +62,7 @@ class TrainState:
 
     @property
     def average(self) -> Any:
-        """The average of the parameters, staged and sharded as they are, with frozen ones; None if the run keeps none."""
+        """The average of the parameters, staged and sharded as they are, with frozen ones; None: the run keeps none."""
         average = average_in(self.optimizer)
         return None if average is None else with_trained(self.params, average)
 
