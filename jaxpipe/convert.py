@@ -46,6 +46,7 @@ from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.lora import base_of
+from jaxpipe.models.parameters import adapted_columns
 from jaxpipe.training import run_folder
 
 HF = "hf:"
@@ -261,7 +262,7 @@ def export_adapters(source: str, target: str, *, step: int | None = None, averag
     config = RunConfig.of(run_folder.read_config(source))
     check_model(config, name=f"{source}/{run_folder.CONFIG}")
     model = LanguageModel(model_config(config))
-    if not model.adapted:
+    if not adapted_columns(model.config):
         raise ConfigError(
             f"{flag} of a run without adapters",
             rule="peft-export: peft's files have adapters, which a run has with model.lora_rank above 0",

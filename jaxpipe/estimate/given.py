@@ -73,8 +73,7 @@ def _parts(subject: Subject, microbatch_size: int) -> GivenParts:
     residuals = backward.invars[split.num_params : split.num_params + split.num_residuals]
     # Saved arrays are written into their page in place, so that of a forward its result alone is new.
     num_results = len(jax.tree.leaves(vjp.y))
-    is_trained = functions.is_trained
-    summed = shared if is_trained is None else trained(shared, is_trained["shared"])
+    summed = trained(shared, functions.is_trained and functions.is_trained["shared"])
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), summed)
     loss = shapes_on_a_device(of.mesh, functions.head, shared, of.x, microbatch)
     num_sums = len(jax.tree.leaves(sums))

@@ -23,6 +23,7 @@ from jaxpipe.huggingface.mapping import SEPARATE_QKV_WEIGHTS, TRANSPOSED, Archit
 from jaxpipe.huggingface.tensor_files import TensorFiles, TensorWriter, new_header
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.lora import NAMES, Columns, Lora, merged
+from jaxpipe.models.parameters import adapted_columns
 
 CONFIG = "adapter_config.json"
 FILE = "adapter_model.safetensors"
@@ -59,7 +60,7 @@ def read_merged(read: Callable[[str], np.ndarray], model: LanguageModel) -> Call
     def read_one(path: str) -> np.ndarray:
         linear, _, kind = path.rpartition(".")
         array = read(path)
-        columns = model.adapted.get(linear) if kind == "kernel" else None
+        columns = adapted_columns(model.config).get(linear) if kind == "kernel" else None
         if columns is None:
             return np.asarray(array, np.float32)
         # Layer by layer, as the stream of weights merges them: both have the same numbers.
@@ -91,7 +92,7 @@ def modules_of(architecture: Architecture, model: LanguageModel) -> list[Module]
     modules = []
     rows = {row.path: row for row in architecture.parameters}
     lora = _lora_of(model)
-    for path, columns in model.adapted.items():
+    for path, columns in adapted_columns(model.config).items():
         row = rows[f"{path}.kernel"]
         if row.transform not in (TRANSPOSED, SEPARATE_QKV_WEIGHTS):
             raise ConfigError(
@@ -174,7 +175,8 @@ class PeftFiles:
         path = folder / CONFIG
         try:
             about = json.loads(read_whole(path))
-            rank, alpha = about["r"], about["lora_alpha"]
+            rank = about["r"]
+            alpha = about["lora_alpha"]
             if type(rank) is not int or rank < 1 or not isinstance(alpha, (int, float)):
                 raise TypeError(f"r={rank!r}, lora_alpha={alpha!r}")
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:

@@ -35,6 +35,7 @@ from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.models import Anatomy, LanguageModel
 from jaxpipe.models.lora import NAMES, Columns, base_of, merged
+from jaxpipe.models.parameters import adapted_columns
 from jaxpipe.program import Pipeline
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.program.staged_params import StagedLayout
@@ -106,7 +107,7 @@ def stream(
     by_path = _by_path(params)
     model = LanguageModel(ours)
     _check_staged(by_path, _shapes_of(model), pipeline.layout)
-    gather = _Gather(by_path, _by_path(pipeline.parts(params)), pipeline, ours.anatomy, dtype, model.adapted)
+    gather = _Gather(by_path, _by_path(pipeline.parts(params)), pipeline, ours.anatomy, dtype, adapted_columns(ours))
     return _buckets(
         _in_buckets(tensors.groups, jnp.dtype(dtype).itemsize, bucket_bytes),
         gather,

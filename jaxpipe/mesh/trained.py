@@ -19,16 +19,18 @@ def is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
-def trained(tree: PyTree, is_trained: PyTree) -> PyTree:
+def trained(tree: PyTree, is_trained: PyTree | None) -> PyTree:
     """`tree` without the leaves of frozen parameters; itself if there are none.
 
     Args:
-        is_trained: of each parameter, a tree of bools.
+        is_trained: of each parameter, a tree of bools; None: all are.
 
     Example:
         >>> len(jax.tree.leaves(trained({"a": 1, "b": 2}, {"a": True, "b": False})))
         1
     """
+    if is_trained is None:
+        return tree
     return jax.tree.map(lambda wanted, leaf: leaf if wanted else optax.MaskedNode(), is_trained, tree)
 
 

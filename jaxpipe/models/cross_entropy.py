@@ -49,6 +49,9 @@ class Statistics(NamedTuple):
     chosen: jax.Array  # the target's logit, 0 if it is not among them
 
 
+# What all devices need of one device's S: of its logits; and the head's other losses, which all compute alike.
+HeadStatistics = tuple[Statistics, dict[str, Any]]
+
 _LEAST: Any = np.finfo(np.float32).min  # not -inf, whose difference from itself is NaN
 _ZERO: Any = np.float32(0)
 _OF_NONE = Statistics(_LEAST, _ZERO, _ZERO)  # the statistics of no logits

@@ -20,18 +20,16 @@ from flax import nnx
 from jaxpipe.mesh import Randomness, TensorAxis, added, only_on_the_first, with_losses
 from jaxpipe.models import cross_entropy
 from jaxpipe.models.attention import Cache
+from jaxpipe.models.cross_entropy import HeadStatistics
 from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
-from jaxpipe.models.linear import Linear
-from jaxpipe.models.lora import Columns, trained_of
+from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
 TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
-# What all devices need of one device's S: of its logits; and the head's other losses, which all compute alike.
-HeadStatistics = tuple[cross_entropy.Statistics, Params]
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,7 @@ class LanguageModel:
 
     @cached_property
     def specs(self) -> Params:
-        """PartitionSpecs of the shared parameters and of the parameters of one layer.
-
-        Among the shared ones `tensor` splits rows of the vocabulary, which `pipe` may split too.
-        """
+        """PartitionSpecs of the shared parameters, whose rows of tokens `pipe` may split too, and of a layer's."""
         axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
         shared = {name: specs_of(self._abstract(name), axes) for name in ("embedding", "head")}
         return {"shared": shared, "layers": specs_of(self._abstract("block"))}
@@ -94,13 +89,6 @@ class LanguageModel:
     def is_trained(self) -> Params | None:
         """Whether each parameter is trained, as `specs`; None: all are."""
         return trained_of(self.specs) if getattr(self.config, "lora", None) else None
-
-    @cached_property
-    def adapted(self) -> dict[str, Columns]:
-        """How adapters stand in the columns of the kernels that have some, by the path of the linear layer."""
-        modules = nnx.iter_graph(self._abstract("block")) if getattr(self.config, "lora", None) else ()
-        linears = [(path, module) for path, module in modules if isinstance(module, Linear) and module.columns]
-        return {".".join(("layers", *map(str, path))): linear.columns for path, linear in linears}
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
@@ -344,9 +332,8 @@ class LanguageModel:
     def _with_head(self, sums: Params, d_params: Params, of_words: cross_entropy.KernelSums) -> Params:
         """`sums` with the gradients of the head's parameters before the logits added, and with those of the logits."""
         owner, kernel = self._kernel_path
-        sums = {**sums, "head": added(sums["head"], d_params)}
-        if of_words.bias is not None:
-            sums["head"] = {**sums["head"], "bias": of_words.bias}
+        bias = {} if of_words.bias is None else {"bias": of_words.bias}
+        sums = {**sums, "head": {**added(sums["head"], d_params), **bias}}
         return {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:

@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import ParameterShape
 from jaxpipe.models.family import ModelConfig
-from jaxpipe.models.lora import is_adapter
+from jaxpipe.models.linear import Linear
+from jaxpipe.models.lora import Columns, is_adapter
 
 Params = dict[str, Any]
 
@@ -64,6 +65,24 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
         layer=of_module(config.new_block),
         shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
     )
+
+
+@cache
+def adapted_columns(config: ModelConfig) -> dict[str, Columns]:
+    """How adapters stand in the columns of the kernels that have some, by the path of the linear layer.
+
+    Example:
+        >>> from jaxpipe.models import GPTConfig
+        >>> from jaxpipe.models.lora import Lora
+        >>> sizes = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab_size": 16, "num_positions": 4}
+        >>> list(adapted_columns(GPTConfig(**sizes, lora=Lora(2, 4.0, ("down",)))))
+        ['layers.feed_forward.down']
+    """
+    if getattr(config, "lora", None) is None:
+        return {}
+    block = nnx.eval_shape(lambda: config.new_block(TensorAxis(), nnx.Rngs(0)))
+    columns = ((path, module.columns) for path, module in nnx.iter_graph(block) if isinstance(module, Linear))
+    return {".".join(("layers", *map(str, path))): of for path, of in columns if of}
 
 
 def values_of(module: nnx.Module) -> Params:

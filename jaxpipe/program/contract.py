@@ -247,6 +247,22 @@ def check_shard(shard: str, behind_layers: bool | None) -> None:
         )
 
 
+def key_data(key: jax.Array | None) -> jax.Array | None:
+    """The words of the step's key."""
+    if key is None:
+        return None
+    # Both forms of a key are in use: a typed one, and its two words.
+    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if is_typed else key
+    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
+        raise CompileError(
+            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
+            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
+            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
+        )
+    return words
+
+
 @jax.custom_jvp
 def without_derivative(inputs: PyTree) -> PyTree:
     """Returns `inputs`, through which nothing is differentiated: the program makes its gradients itself."""

@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import MASTER_AXES
-from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import (
     BATCH_AXES,
@@ -41,11 +40,12 @@ from jaxpipe.program.contract import (
     check_jax,
     check_mesh,
     check_shard,
+    key_data,
     without_derivative,
 )
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.device_sums import square_sums, sums_over_devices
-from jaxpipe.program.dtypes import cast_copy
+from jaxpipe.program.dtypes import masters_of
 from jaxpipe.program.ends import WholeBoundary
 from jaxpipe.program.function_shapes import scale_of_each
 from jaxpipe.program.partition import partition
@@ -217,21 +217,12 @@ class Pipeline:
         )
 
     def masters(self, params: PyTree) -> PyTree:
-        """Parameters in the dtypes in which a train state keeps them; traceable.
-
-        These are float32 whatever a model's `init` returns: small updates would vanish in 16 bits. What is frozen gets
-        none, and is kept as it is computed with.
-        """
-
-        def of(leaf: jax.Array, is_trained: bool) -> jax.Array:
-            return leaf.astype(jnp.float32) if is_trained else cast_copy(leaf.astype(jnp.float32), self.dtype)
-
-        is_trained = self.functions.is_trained or jax.tree.map(lambda _: True, params)
-        return jax.tree.map(of, params, is_trained)
+        """Parameters in the dtypes in which a train state keeps them; traceable."""
+        return masters_of(params, self.functions.is_trained, self.dtype)
 
     def trained(self, params: PyTree) -> PyTree:
         """A tree like the parameters without the frozen ones, as gradients are; itself if none is frozen."""
-        return params if self.functions.is_trained is None else trained(params, self.functions.is_trained)
+        return trained(params, self.functions.is_trained)
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
@@ -352,20 +343,4 @@ class Pipeline:
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             # A table of forwards returns no gradients: specs of an empty tree.
             out_specs=(P(), trained(specs, shapes.is_trained) if table.has_backward else {"shared": (), "layers": ()}),
-        )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
-
-
-def _key_data(key: jax.Array | None) -> jax.Array | None:
-    """The words of the step's key."""
-    if key is None:
-        return None
-    # Both forms of a key are in use: a typed one, and its two words.
-    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
-    words = jax.random.key_data(key) if is_typed else key
-    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
-        raise CompileError(
-            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
-            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
-            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
-        )
-    return words
+        )(params, batch, scale_of_each(shapes.losses.joined, scale), key_data(key), rows)

@@ -14,12 +14,14 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, stream_of
 
 from jaxpipe.errors import CompileError, ConfigError
-from jaxpipe.mesh import is_masked, make_mesh, trained, with_trained
+from jaxpipe.mesh import TensorAxis, is_masked, make_mesh, trained, with_trained
 from jaxpipe.models import LanguageModel
 from jaxpipe.models.lora import Lora, base_of, merged
+from jaxpipe.models.parameters import adapted_columns
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.shapes import held_bytes
 from jaxpipe.schedules import build
+from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.training.step import init_state, make_train_step
 
 LORA = Lora(2, 6.0, ("all",))
@@ -34,7 +36,7 @@ def merged_params(config: Any, params: Any) -> Any:
     def of_linear(path: str, node: Any) -> Any:
         if not isinstance(node, dict):
             return node
-        columns = model.adapted.get(path)
+        columns = adapted_columns(model.config).get(path)
         inner = {name: of_linear(f"{path}.{name}", value) for name, value in node.items()}
         if columns is None:
             return inner
@@ -65,7 +67,12 @@ def assert_gradients(name: str, family: str, pipe: int, lora: Lora = LORA, num_l
     schedule = build(name, num_devices=pipe, num_microbatches=NUM_MICROBATCHES)
     config = config_of(family, num_layers=num_layers, lora=lora)
     params, batch = random_params(config), random_batch(NUM_MICROBATCHES, seed=1, family=family)
-    pipeline = pipeline_of(schedule, config, **options)
+    if options.pop("over_pipe", False):
+        model = LanguageModel(config, TensorAxis.of(num_pipe=pipe))
+        mesh = make_mesh(data=1, pipe=pipe, tensor=1)
+        pipeline = Pipeline(vocabulary(schedule), mesh, StageFunctions.of(model), num_layers=num_layers)
+    else:
+        pipeline = pipeline_of(schedule, config, **options)
     staged = pipeline.to_stages(params)
     staged = jax.device_put(staged, pipeline.shardings(staged))
     loss, grads = pipeline.loss_and_grads(staged, batch, 0.1)
@@ -92,6 +99,7 @@ CASES = tiers(
         ("bpipe", "llama", {"pipe": 4, "tensor": 2}),
         ("zb_v", "qwen3", {"pipe": 2, "tensor": 2, "lora": Lora(1, 1.0, ("query", "value"))}),
         ("1f1b", "mixtral", {"pipe": 2, "tensor": 2}),
+        ("1f1b", "bert", {"pipe": 2, "over_pipe": True}),
         ("gpipe", "bert", {"pipe": 2, "data": 2, "shard": "none"}),
         ("interleaved_1f1b", "gpt", {"pipe": 2, "tensor": 2, "shard": "gradients", "data": 2}),
         ("chimera", "llama", {"pipe": 2, "data": 2, "shard": "weights"}),

@@ -47,7 +47,8 @@ def test_a_run_goes_on_with_adapters_resumes_and_is_evaluated(tmp_path):
             np.testing.assert_array_equal(wanted, found)
     # Evaluated by the command, on another mesh, the average with the frozen weights.
     for more, name in ((["--average"], "eval_average_loss"), ([], "eval_loss")):
-        told = run("eval", f"--workdir={tmp_path}/once", *more, "--config.mesh.data=1", "--config.mesh.pipe=4")
+        mesh = ("--config.mesh.data=1", "--config.mesh.pipe=4")
+        told = run("eval", f"--workdir={tmp_path}/once", *more, *mesh)
         assert f"held-out loss {once.metrics[-1][name]:.3f}" in told.stdout.replace("\n", " "), (
             told.stdout + told.stderr
         )
