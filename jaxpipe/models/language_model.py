@@ -43,8 +43,7 @@ class LanguageModel:
     Example:
         >>> from jaxpipe.models import GPTConfig
         >>> model = LanguageModel(GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=256, num_positions=4))
-        >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
-        >>> shapes["layers"]["feed_forward"]["up"]["kernel"].shape
+        >>> jax.eval_shape(model.init, jax.random.key(0))["layers"]["feed_forward"]["up"]["kernel"].shape
         (2, 8, 32)
     """
 
