@@ -44,9 +44,10 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
 
     def without_actions(params: Any, batch: Any, scale: Any, key: jax.Array | None) -> Any:
         del batch, scale, key
-        # The casts and zeroed sums of a step, which belong to its rest.
-        copies = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype), params)
-        grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        # The casts and zeroed sums of a step, which belong to its rest; what is frozen has neither.
+        masters = pipeline.trained(params)
+        copies = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype), masters)
+        grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), masters)
         # The barrier hides from the compiler that gradients are zero and that nothing reads the copies.
         _, grads = lax.optimization_barrier((copies, grads))
         return jax.tree.map(lambda loss: jnp.zeros(loss.shape, loss.dtype), losses), grads
