@@ -3,6 +3,8 @@
     python -m jaxpipe.convert --from=hf:DIR --to=WORKDIR [--vocab_size=N]
     python -m jaxpipe.convert --from=WORKDIR --to=hf:DIR [--dtype=float32|bfloat16|float16] [--step=N]
         [--average]
+    python -m jaxpipe.convert --from=WORKDIR --to=peft:DIR [--step=N] [--average]
+    python -m jaxpipe.convert --from=peft:DIR --base=WORKDIR --to=WORKDIR
 
 WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with everything that exporting the model in the form that it
 came in needs; without training the export is equal byte for byte. A run that was started from a converted one has `hf/`
@@ -10,14 +12,17 @@ too and is exported the same way. Dtypes are those of the original tensors, and 
 --dtype sets that of all tensors. With --vocab_size the tables of tokens get more rows, for a tokenizer with more tokens
 than the model: each new row is the mean of the others. Importing needs 8 bytes a parameter, since Orbax copies what it
 saves, and one tensor; exporting needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the
-target is written under another name, then renamed.
+target is written under another name, then renamed. Adapters are merged into the model of hf:DIR; peft:DIR has them
+alone, in the files of Hugging Face's peft, and --base names the run whose model they are for.
 """
 
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from absl import flags
@@ -35,22 +40,26 @@ from jaxpipe.data.prepare.templates import read_templates
 from jaxpipe.data.special_tokens import FILE
 from jaxpipe.data.tokenizer_file import identity_of
 from jaxpipe.errors import ConfigError
-from jaxpipe.huggingface import configs, source_model
+from jaxpipe.huggingface import adapters, configs, source_model
 from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, TensorFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.lora import base_of
+from jaxpipe.models.parameters import adapted_columns
 from jaxpipe.training import run_folder
 
 HF = "hf:"
+PEFT = "peft:"
 MOST_TOKENS = 10_000_000
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
-    """Defines --from, --to, --dtype, --step, --average and --vocab_size."""
+    """Defines --from, --to, --base, --dtype, --step, --average and --vocab_size."""
     del arguments
-    flags.DEFINE_string("from", None, "hf:DIR, a model of transformers, or the folder of a run.", values)
-    flags.DEFINE_string("to", None, "The folder of a run, or hf:DIR.", values)
+    flags.DEFINE_string("from", None, "hf:DIR or peft:DIR, of transformers or peft, or the folder of a run.", values)
+    flags.DEFINE_string("to", None, "The folder of a run, or hf:DIR or peft:DIR.", values)
+    flags.DEFINE_string("base", None, "The run whose model the adapters of peft:DIR are for.", values)
     flags.DEFINE_enum("dtype", None, list(CODES), "Dtype of the tensors that are written to hf:DIR.", values)
     flags.DEFINE_integer(
         "vocab_size",
@@ -70,6 +79,7 @@ def execute(values: FlagValues) -> None:
     source = str(values["from"].value)
     target = str(values["to"].value)
     options = {"dtype": values.dtype, "step": values.step, "average": values.average, "vocab_size": values.vocab_size}
+    options["base"] = values.base
     print(convert(source, target, **options))
 
 
@@ -81,14 +91,25 @@ def convert(
     step: int | None = None,
     average: bool = False,
     vocab_size: int | None = None,
+    base: str | None = None,
 ) -> str:
     """Imports or exports a model, as `source` and `target` ask for; returns the report."""
-    if source.startswith(HF) == target.startswith(HF):
+    if source.startswith((HF, PEFT)) == target.startswith((HF, PEFT)):
         raise ConfigError(
             f"--from={source} with --to={target}",
-            rule=f"convert-direction: one of the two is a model of transformers, {HF}DIR, the other a run",
+            rule=f"convert-direction: one of the two is a model of transformers, {HF}DIR, or adapters of peft, "
+            f"{PEFT}DIR; the other is a run",
             repair=f"write {HF} before the folder of transformers",
         )
+    if source.startswith(PEFT):
+        others = {"dtype": dtype, "step": step, "average": average or None, "vocab_size": vocab_size}
+        _check_unused(others, f"is not for --from={PEFT}DIR", source)
+        return import_adapters(source.removeprefix(PEFT), target, base=base)
+    _check_unused({"base": base}, f"is for --from={PEFT}DIR: the run whose model the adapters are for", source)
+    if target.startswith(PEFT):
+        others = {"dtype": dtype, "vocab_size": vocab_size}
+        _check_unused(others, f"is not for --to={PEFT}DIR, whose tensors are float32", source)
+        return export_adapters(source, target.removeprefix(PEFT), step=step, average=average)
     if target.startswith(HF):
         _check_unused(
             {"vocab_size": vocab_size}, f"is for --from={HF}DIR; a run has the tables that it trained", source
@@ -186,21 +207,24 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype=dtype or "float32")
     where = str(original.folder / configs.CONFIG if original else configs.CONFIG)
     architecture = configs.architecture_of(theirs, where=where)
+    base = base_of(ours)
     if original is None:
-        tensors = TensorMap(architecture, ours)
+        tensors = TensorMap(architecture, base)
         files = new_files(tensors.new_tensors, dtype=dtype or "float32")
     else:
         configs.check_same_model(config, configs.read_config(theirs, where=where), run=source, where=where)
         # Without a dtype every tensor keeps the one of its file.
         files = files_of_source(original, dtype=dtype)
         in_files = {name: entry for header in files.headers.values() for name, entry in entries(header).items()}
-        tensors = TensorMap.of_names(architecture, ours, in_files)
+        tensors = TensorMap.of_names(architecture, base, in_files)
         # The run's record may have been changed since.
         tensors.check(in_files, where=str(original.folder))
-    saved = open_canonical(run_path, model=LanguageModel(ours), step=step, average=average)
+    model = LanguageModel(ours)
+    saved = open_canonical(run_path, model=model, step=step, average=average)
+    read = adapters.read_merged(saved.read, model)
     with whole_folder(path, flag=flag) as work:
         # A generator, so that one parameter at a time is in memory.
-        files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(saved.read)))
+        files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(read)))
         if original:
             is_other = source_model.is_other_tokenizer(config, original.folder)
             copied = source_model.copy_companions(original.folder, work, has_tokenizer=not is_other)
@@ -222,6 +246,98 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         f"read       {'average of the weights at ' if average else ''}step {saved.step} of {source}\n"
         f"written    {target}: {architecture.name}, {tensors.num_params:,} parameters; {names}\n"
         f"next       transformers.{architecture.name}.from_pretrained({target!r})"
+    )
+
+
+def export_adapters(source: str, target: str, *, step: int | None = None, average: bool = False) -> str:
+    """Writes the adapters of a run as the files of peft in `target`; returns the report.
+
+    Raises:
+        ConfigError: the run has no adapters, peft has none of their form, or as `export_model`.
+    """
+    run_path = run_folder.path_of(source)
+    path = run_folder.path_of(target)
+    flag = f"--to={PEFT}{target}"
+    check_target(path, flag=flag)
+    config = RunConfig.of(run_folder.read_config(source))
+    check_model(config, name=f"{source}/{run_folder.CONFIG}")
+    model = LanguageModel(model_config(config))
+    if not adapted_columns(model.config):
+        raise ConfigError(
+            f"{flag} of a run without adapters",
+            rule="peft-export: peft's files have adapters, which a run has with model.lora_rank above 0",
+            repair=f"export the whole model: --to={HF}{target}",
+        )
+    original = source_model.read_source_model(run_path)
+    theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype="float32")
+    architecture = configs.architecture_of(theirs, where=configs.CONFIG)
+    saved = open_canonical(run_path, model=model, step=step, average=average)
+    with whole_folder(path, flag=flag) as work:
+        base = str(theirs.get("_name_or_path", ""))
+        num_params = adapters.write(work, architecture, model, saved.read, base=base)
+        kept = run_path / adapters.FOLDER / adapters.CONFIG
+        if kept.is_file() and adapters.describes(kept, work / adapters.CONFIG):
+            shutil.copyfile(kept, work / adapters.CONFIG)
+    return (
+        f"read       step {saved.step} of {source}\n"
+        f"written    {target}: {num_params:,} parameters of adapters; {adapters.FILE}, {adapters.CONFIG}\n"
+        f"next       peft.PeftModel.from_pretrained(model, {target!r})"
+    )
+
+
+def import_adapters(source: str, target: str, *, base: str | None) -> str:
+    """Makes the run `target` of the model of the run `base` with the adapters in the folder `source` of peft.
+
+    Raises:
+        ConfigError: `base` is not named, the adapters are not for its model or of a kind that jaxpipe does not have, or
+            the target exists.
+    """
+    if base is None:
+        raise ConfigError(
+            f"--from={PEFT}{source} without --base",
+            rule="peft-base: adapters stand beside the kernels of a model, that of a run",
+            repair=f"import the model first, --from={HF}DIR --to=runs/base, and name it: --base=runs/base",
+        )
+    path = run_folder.path_of(target)
+    check_target(path, flag=f"--to={target}")
+    run_folder.check_name(path, flag=f"--to={target}")
+    base_path = run_folder.path_of(base)
+    config = RunConfig.of(run_folder.read_config(base))
+    check_model(config, name=f"{base}/{run_folder.CONFIG}")
+    if getattr(config.model, "lora_rank", None) != 0:
+        raise ConfigError(
+            f"--base={base} has adapters itself, or a family without them",
+            rule="peft-base: adapters are for the model of a run that has none",
+            repair="name the run that the adapters began with",
+        )
+    original = source_model.read_source_model(base_path)
+    theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype="float32")
+    architecture = configs.architecture_of(theirs, where=configs.CONFIG)
+    folder = run_folder.path_of(source)
+    files = adapters.PeftFiles.open(folder)
+    names = {"lora_rank": int(files.about["r"]), "lora_targets": "all"}
+    widest = config.replaced({f"model.{name}": value for name, value in names.items()})
+    fields = files.lora_fields(architecture, LanguageModel(model_config(widest)))
+    config_with = config.replaced({f"model.{name}": value for name, value in fields.items()})
+    model = LanguageModel(model_config(config_with))
+    arrays = files.read(architecture, model)
+    saved = open_canonical(base_path, model=LanguageModel(model_config(config)))
+
+    def value(key_path: Any, leaf: Any) -> Any:
+        del leaf
+        name = jax.tree_util.keystr(key_path, simple=True, separator=".")
+        return arrays[name] if name in arrays else saved.read(name)
+
+    params = jax.tree_util.tree_map_with_path(value, jax.eval_shape(model.init, jax.random.key(0)))
+    with whole_folder(path, flag=f"--to={target}") as work:
+        save_canonical(work, step=0, params=params)
+        run_folder.write_config(work, config_with)
+        source_model.copy_source_model(base_path, work)
+        (work / adapters.FOLDER).mkdir()
+        shutil.copyfile(folder / adapters.CONFIG, work / adapters.FOLDER / adapters.CONFIG)
+    return (
+        f"read       adapters of rank {fields['lora_rank']} beside {fields['lora_targets']} from {source}\n"
+        f"written    {target}: {base} with them"
     )
 
 

@@ -165,7 +165,7 @@ class Checkpoints:
             if not self._read_only:
                 self._set_aside(chosen.damaged, "damaged")
             state = wanted.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
-            return chosen.step, _with_average_of(like, state)
+            return chosen.step, _with_average_of(like, state, self._pipeline)
 
         self._last, state = read_newest(self.folder, read, step=step, say=self._say)
         return self._last, state
@@ -208,7 +208,7 @@ def _as_saved(like: Any, saved: Iterable[str]) -> Any:
     return replace(like, optimizer=optimizer)
 
 
-def _with_average_of(like: Any, state: Any) -> Any:
+def _with_average_of(like: Any, state: Any, pipeline: Pipeline) -> Any:
     """A `state` that was read as `_as_saved` says, with an average if `like` has one."""
     is_averaged = average_in(like.optimizer) is not None
     was_averaged = average_in(state.optimizer) is not None
@@ -216,7 +216,9 @@ def _with_average_of(like: Any, state: Any) -> Any:
         return state
     if was_averaged:
         return replace(state, optimizer=state.optimizer.inner)
-    return replace(state, optimizer=AveragedState(jax.tree.map(jnp.copy, state.params), state.optimizer))
+    return replace(
+        state, optimizer=AveragedState(jax.tree.map(jnp.copy, pipeline.trained(state.params)), state.optimizer)
+    )
 
 
 PAUSES_S = (0, 10, 60, 300)  # before each further try; after the last the run ends

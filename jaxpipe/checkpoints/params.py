@@ -6,7 +6,7 @@ they are NumPy arrays of this host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+import optax
 
 from jaxpipe.checkpoints.arrays import read_array, read_arrays, shapes, write_checkpoint
 from jaxpipe.checkpoints.average import AVERAGE
@@ -21,6 +22,7 @@ from jaxpipe.checkpoints.checks import PARAMS, check_average, check_same, not_wr
 from jaxpipe.checkpoints.files import CHECKPOINTS
 from jaxpipe.checkpoints.reading import Choice, read_newest, read_whole
 from jaxpipe.checkpoints.state import StateForm
+from jaxpipe.mesh import is_masked, with_trained
 from jaxpipe.program import Pipeline
 
 
@@ -54,27 +56,41 @@ def restore_params(
     model: HasInit,
     pipeline: Pipeline,
     average: bool = False,
+    adapters: Callable[[], Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> tuple[int, Any]:
     """Returns the step and the staged parameters of the newest undamaged checkpoint in `workdir`.
 
     Args:
         workdir: folder of the run, which may go on meanwhile.
-        average: whether to take the average of the parameters in their place.
+        average: whether to take the average of the parameters in their place; frozen ones have none.
+        adapters: makes the staged parameters that are trained beside frozen ones, for a checkpoint that has none of
+            them: that of a model without adapters.
 
     Raises:
         ConfigError: there is no checkpoint, it is of another model, or it has no average.
         CheckpointError: all checkpoints are damaged.
     """
-    params = jax.eval_shape(pipeline.to_stages, _shapes_of(model))
-    # Nested as in a train state: so the arrays have the names of a checkpoint.
-    tree = {"optimizer": {"average": params}} if average else {"params": params}
-    form = StateForm(tree, params, pipeline)
+    params = jax.eval_shape(lambda params: pipeline.to_stages(pipeline.masters(params)), _shapes_of(model))
+    trained = pipeline.trained(params)
+    frozen = jax.tree.map(
+        lambda leaf, of: of if is_masked(leaf) else optax.MaskedNode(), trained, params, is_leaf=is_masked
+    )
+    trained_names = {f"{PARAMS}{_name(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(trained)}
+    has_frozen = bool(jax.tree.leaves(frozen))
 
     def read(chosen: Choice) -> tuple[int, Any]:
-        folder = _checked(chosen, model, average=average).folder
+        saved = read_whole(chosen.folder, lambda: shapes(chosen.folder))
+        lacks = adapters is not None and has_frozen and trained_names.isdisjoint(saved)
+        folder = _checked(chosen, model, average=average, left_out=trained_names if lacks else ()).folder
+        # Nested as in a train state: so the arrays have the names of a checkpoint.
+        tree = {"optimizer": {"average": trained}, "params": frozen} if average else {"params": params}
+        form = StateForm({"params": frozen} if lacks else tree, params, pipeline)
         state = form.to_state(lambda leaves: read_whole(folder, lambda: read_arrays(folder, leaves)))
-        return chosen.step, jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(state))
+        if lacks:
+            assert adapters
+            return chosen.step, with_trained(state["params"], adapters())
+        return chosen.step, with_trained(state["params"], state["optimizer"]["average"]) if average else state["params"]
 
     return read_newest(workdir / CHECKPOINTS, read, say=say)
 
@@ -85,11 +101,11 @@ class SavedParams:
 
     step: int
     folder: Path
-    average: bool = False
+    averaged: frozenset[str] = frozenset()  # paths of those of which the average is read
 
     def read(self, path: str) -> np.ndarray:
         """The parameter at `path`, with all its layers; CheckpointError if the run has deleted the checkpoint."""
-        name = f"{AVERAGE if self.average else PARAMS}{path}"
+        name = f"{AVERAGE if path in self.averaged else PARAMS}{path}"
         return read_whole(self.folder, lambda: read_array(self.folder, name))
 
 
@@ -134,14 +150,15 @@ def restore_canonical(
     return read_newest(workdir / CHECKPOINTS, read, step=step, say=say)
 
 
-def _checked(chosen: Choice, model: HasInit, *, average: bool) -> SavedParams:
+def _checked(chosen: Choice, model: HasInit, *, average: bool, left_out: Collection[str] = ()) -> SavedParams:
     """The parameters of the chosen checkpoint; raises ConfigError if it is of another model, or has no average."""
-    wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model))}
+    wanted = {name: tuple(leaf.shape) for name, leaf in _named(_shapes_of(model)) if name not in left_out}
     saved = read_whole(chosen.folder, lambda: shapes(chosen.folder))
     check_same(saved, wanted, folder=chosen.folder)
     if average:
         check_average(saved, folder=chosen.folder)
-    return SavedParams(chosen.step, chosen.folder, average)
+    averaged = (name.removeprefix(AVERAGE) for name in saved if average and name.startswith(AVERAGE))
+    return SavedParams(chosen.step, chosen.folder, frozenset(averaged))
 
 
 def _shapes_of(model: HasInit) -> Any:

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.checkpoints.arrays import Arrays
+from jaxpipe.mesh import is_masked
 from jaxpipe.program import Pipeline
-from jaxpipe.program.optimizer_step import is_masked
 from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.program.staged_params import Canonical
 
@@ -26,7 +26,7 @@ GROUP_BYTES = 2**28  # of leaves copied at the same time, on a device; a larger 
 
 def has_tree_of(params: Any) -> Callable[[Any], bool]:
     """Whether a node of a train state is a tree like `params`, of which parameters of other groups may be left out."""
-    of_params = jax.tree.structure(params)
+    of_params = jax.tree.structure(params, is_leaf=is_masked)
     return lambda node: jax.tree.structure(node, is_leaf=is_masked) == of_params
 
 

@@ -115,6 +115,7 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     microbatch = shapes.microbatch
     shared = shapes.copies["shared"]
     layers = _stacked(shapes.copies["layer"])
+    summed = {"shared": shapes.trained_copies["shared"], "layers": _stacked(shapes.trained_copies["layers"])}
     saved = shapes.storage.saved
     pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
@@ -157,17 +158,17 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         given = losses.layers, microbatch, random
         parts = {layer_input_gradient: (pages, x), layer_weight_gradient: (read_by_w,)}
         of_split = {
-            part.__name__: _temp_bytes(pipeline, part, layers, layers, *read, index, *given)
+            part.__name__: _temp_bytes(pipeline, part, summed["layers"], layers, *read, index, *given)
             for part, read in parts.items()
         }
     return {
         **of_split,
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
         "layer_backward": _temp_bytes(
-            pipeline, layer_backward, layers, layers, pages, result, index, microbatch, random
+            pipeline, layer_backward, summed["layers"], layers, pages, result, index, microbatch, random
         ),
-        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, losses.head),
-        "embed_backward": _temp_bytes(pipeline, embedding, shared, shared, microbatch, random, x),
+        "head": _temp_bytes(pipeline, head, summed["shared"], shared, x, microbatch, losses.head),
+        "embed_backward": _temp_bytes(pipeline, embedding, summed["shared"], shared, microbatch, random, x),
     }
 
 

@@ -63,6 +63,40 @@ def check_shard(config: RunConfig) -> None:
         )
 
 
+def check_lora(config: RunConfig) -> None:
+    """Raises ConfigError for what adapters do not go together with."""
+    rank = getattr(config.model, "lora_rank", 0)
+    if not rank:
+        return
+    others = (
+        (
+            bool(outline(config).delays),
+            f"pipeline.schedule={config.pipeline.schedule!r}",
+            "without flush every parameter has two versions and an update of its own",
+            "pipeline.schedule='1f1b'",
+        ),
+        (
+            config.optimizer.name == "muon",
+            "optimizer.name='muon'",
+            "Muon is for the kernels of layers, which are frozen",
+            "optimizer.name='adamw'",
+        ),
+        (
+            getattr(config.model, "bias_rate", 0.0) > 0,
+            f"model.bias_rate={getattr(config.model, 'bias_rate', 0.0)}",
+            "the biases of experts are frozen, too",
+            "model.bias_rate=0.0",
+        ),
+    )
+    for is_there, what, why, repair in others:
+        if is_there:
+            raise ConfigError(
+                f"model.lora_rank={rank} with {what}",
+                rule=f"lora-alone: with adapters all other parameters are frozen; {why}",
+                repair=f"set {repair}, or model.lora_rank=0",
+            )
+
+
 # ---- What is counted in steps must fit into them: warm-up, and checkpoints that are kept
 
 
@@ -136,6 +170,7 @@ _OF_GIVEN: tuple[Check, ...] = (
     check_vocab_over_pipe,
     check_error_feedback,
     check_shard,
+    check_lora,
     check_batch,
     check_kept_steps,
     check_best,

@@ -18,6 +18,7 @@ import optax
 from jaxpipe.config.legal import at_least, one_of, positive
 from jaxpipe.config.muon import products_of, scale_by_muon
 from jaxpipe.models import Anatomy
+from jaxpipe.models.lora import NAMES
 
 Path = tuple[Any, ...]
 
@@ -54,12 +55,12 @@ class Optimizer:
 
 
 def is_kernel(params: Any) -> Any:
-    """A tree of bools that selects the kernels of matrix products, by the name of each leaf.
+    """A tree of bools that selects the kernels of matrix products, adapters' among them, by the name of each leaf.
 
     Biases, norms and embeddings are not decayed. The name decides, because a staged parameter has more dimensions
     than a canonical one.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, _: name_of(path) == "kernel", params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: name_of(path) in ("kernel", *NAMES), params)
 
 
 def name_of(path: Path) -> str | None:

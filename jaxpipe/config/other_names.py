@@ -36,6 +36,8 @@ HERE: dict[str, str] = {
         "recompute_granularity recompute_activations recompute_method remat_policy remat gradient_checkpointing"
         " activation_checkpoint activation_checkpointing"
     ),
+    "model.lora_rank": "lora lora_r lora_dim peft",
+    "model.lora_targets": "target_modules lora_target_modules lora_attn_modules",
     "model.dtype='bfloat16', with float32 masters": "bf16 mixed_precision mixed_precision_param param_dtype precision",
     "model.attention, 'cudnn' or 'chunked'": "use_flash_attn flash_attention attn_implementation attention_backend",
     "data.batch_size": "global_batch_size train_batch_size global_batch batch",
@@ -118,7 +120,7 @@ NOT_HERE: dict[str, str] = {
     "metrics are in metrics.jsonl and tensorboard/ of --workdir": (
         "wandb wandb_project report_to tensorboard tensorboard_dir enable_tensorboard enable_wandb"
     ),
-    "adapters are not trained; configs/finetune.py trains all weights": "lora lora_rank peft lora_alpha qlora",
+    "the frozen kernels beside adapters are not quantized; model.dtype='bfloat16' keeps them in 16 bits": "qlora",
 }
 
 _ADVICE = {

@@ -17,7 +17,7 @@ from jaxpipe.estimate.buffers import TracedPart, traced_part
 from jaxpipe.estimate.products import flops
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.traced import Arguments, Subject, arguments_of, layer_halves
-from jaxpipe.mesh import PyTree
+from jaxpipe.mesh import PyTree, trained
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.ends import embed_backward, head_backward
 from jaxpipe.program.function_shapes import shapes_on_a_device
@@ -73,7 +73,8 @@ def _parts(subject: Subject, microbatch_size: int) -> GivenParts:
     residuals = backward.invars[split.num_params : split.num_params + split.num_residuals]
     # Saved arrays are written into their page in place, so that of a forward its result alone is new.
     num_results = len(jax.tree.leaves(vjp.y))
-    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), shared)
+    summed = trained(shared, functions.is_trained and functions.is_trained["shared"])
+    sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, sum_dtype(leaf.dtype)), summed)
     loss = shapes_on_a_device(of.mesh, functions.head, shared, of.x, microbatch)
     num_sums = len(jax.tree.leaves(sums))
     return GivenParts(

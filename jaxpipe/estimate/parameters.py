@@ -64,15 +64,20 @@ class Parameters:
 
 
 @cache
-def layer_parameters(model: ModelConfig) -> Parameters:
-    """Number of parameters of one layer."""
-    return _counted(parameter_shapes(model).layer)
+def layer_parameters(model: ModelConfig, *, with_frozen: bool = False) -> Parameters:
+    """Number of parameters of one layer that have gradients, or of all."""
+    return _counted(parameter_shapes(model).layer, with_frozen=with_frozen)
 
 
 @cache
 def shared_parameters(model: ModelConfig) -> Parameters:
-    """Number of parameters of embedding and head."""
+    """Number of parameters of embedding and head that have gradients."""
     return _counted(parameter_shapes(model).shared)
+
+
+def are_ends_trained(model: ModelConfig) -> bool:
+    """Whether embedding and head have gradients, all or none."""
+    return any(parameter.is_trained for parameter in parameter_shapes(model).shared)
 
 
 def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
@@ -87,7 +92,8 @@ def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
     return ((places.shared, rows + whole),)
 
 
-def _counted(shapes: tuple[ParameterShape, ...]) -> Parameters:
+def _counted(shapes: tuple[ParameterShape, ...], *, with_frozen: bool = False) -> Parameters:
+    shapes = tuple(shape for shape in shapes if shape.is_trained or with_frozen)
     split, whole, experts = (
         sum(shape.size for shape in shapes if (shape.split_experts is not None, shape.split is not None) in kinds)
         for kinds in ([(False, True)], [(False, False)], [(True, True), (True, False)])
@@ -108,7 +114,8 @@ class ParameterBytes:
     """Bytes of a device for the parameters.
 
     Attributes:
-        optimizer: masters, moments, an average of the masters, and counters.
+        optimizer: masters, moments, an average of the masters, and counters; of frozen parameters what is computed
+            with, alone.
         weights: compute copies, if they are not the masters; with shared weights of the layers in flight, and parts
             of layers whose masters the other holder has.
         gradients: float32 running sums; with shared gradients parts of them, and the layers in flight.
@@ -160,15 +167,24 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             is_matrix = parameters is shapes.layer and len(parameter.dims) >= 2
             num_moments = optimizer.num_moments_of_matrix if is_matrix else optimizer.num_moments
             num_masters = 1 + num_moments + setting.error_feedback + setting.keeps_average
-            masters += num_masters * FLOAT32_BYTES * owned * size // num_parts
+            of_master = num_masters * FLOAT32_BYTES
+            if not parameter.is_trained:
+                of_master = itemsize
+                # As in `jaxpipe.program.partition`: split only where each action gathers it.
+                is_gathered = is_matrix and setting.shard.splits_weights
+                num_parts = num_parts if is_gathered else 1
+            masters += of_master * owned * size // num_parts
             # If not one of these holds, the masters themselves are computed with.
-            is_copied = num_parts > 1 or itemsize != FLOAT32_BYTES or computed > owned or copies > 0
+            is_cast = parameter.is_trained and itemsize != FLOAT32_BYTES
+            is_copied = num_parts > 1 or is_cast or computed > owned or copies > 0
             # The program leaves vectors on all devices: they are small.
             travels = is_matrix and num_parts > 1
             if travels and setting.shard.splits_weights:
                 weights += (LAYERS_IN_FLIGHT * size + (computed - owned) * size // num_parts) * itemsize
             else:
                 weights += int(is_copied * held * size) * itemsize
+            if not parameter.is_trained:
+                continue
             if travels and setting.shard.splits_gradients:
                 gradients += FLOAT32_BYTES * (LAYERS_IN_FLIGHT * size + computed * size // num_parts)
             else:

@@ -177,22 +177,24 @@ class Roofline:
             computed_s = sum(self.matmul_s(matmul, dtype) for matmul in of) + self.draw_s(num_drawn)
             return computed_s + self.memory_s(num_bytes) + sent_s(number) + kernels.get(part, 0) * self.kernel_s
 
+        has_w = bool(matmuls.weight_gradient)  # of adapters I is all of B
         # B is I and W in one, without what W repeats of I's collectives and without copies of pages.
         input_gradient_s = part_s(
             matmuls.input_gradient,
             moved.input_gradient,
             drawn.backward,
-            lambda over: over.input_gradient + is_again * over.again,
+            lambda over: (over.input_gradient if has_w else over.backward) + is_again * over.again,
             "layer_input_gradient",
         )
         weight_gradient_s = part_s(
             matmuls.weight_gradient,
             moved.weight_gradient,
             0,
-            lambda over: over.weight_gradient,
+            lambda over: has_w * over.weight_gradient,
             "layer_weight_gradient",
         )
-        repeated_s = sent_s(lambda over: over.input_gradient + over.weight_gradient - over.backward)  # by W
+        # By W.
+        repeated_s = sent_s(lambda over: has_w * (over.input_gradient + over.weight_gradient - over.backward))
         copied_s = self.memory_s(moved.deferred) if self.halves_copy else 0.0
         apart = 1.0 + (self.halves_fraction if self.halves_copy else 0.0)
         times = Times(
@@ -226,8 +228,9 @@ class Roofline:
         if setting.is_given:
             parts = given_parts(setting)
             return {name: part.num_kernels for name, part in vars(parts).items() if isinstance(part, TracedPart)}
-        # A split backward runs as many kernels in I as in W.
-        backward = dict.fromkeys(("layer_input_gradient", "layer_weight_gradient"), self.backward_kernels / 2)
+        # A split backward runs as many kernels in I as in W; of adapters I runs all.
+        of_w = self.backward_kernels / 2 if traced_layer(setting).weight_gradient else 0.0
+        backward = {"layer_input_gradient": self.backward_kernels - of_w, "layer_weight_gradient": of_w}
         return {"layer_forward": self.forward_kernels, **backward, "embed_forward": 1, "embed_backward": 1}
 
     def link(self, *, in_node: bool) -> Link:

@@ -208,8 +208,9 @@ def _layer_sum_s(setting: Setting, source: TimeSource, share: float = 1.0) -> fl
 
 
 def _layer_gather_s(setting: Setting, source: TimeSource, share: float = 1.0) -> float:
-    """Seconds to gather a share of the compute copies of a layer."""
-    by_copies = layer_parameters(setting.model).by_copies(setting) if setting.shard.splits_masters else []
+    """Seconds to gather a share of the compute copies of a layer, those of frozen kernels where every action does."""
+    parameters = layer_parameters(setting.model, with_frozen=setting.shard.splits_weights)
+    by_copies = parameters.by_copies(setting) if setting.shard.splits_masters else []
     item = share * ITEMSIZE[setting.dtype]
     return sum(source.gather_s(group, item * number) for group, number in by_copies if number)
 
@@ -219,7 +220,7 @@ def _other_copies_s(setting: Setting, source: TimeSource, most: int) -> float:
     places = places_of(setting)
     placement = placement_of(setting)
     item = ITEMSIZE[setting.dtype]
-    parameters = layer_parameters(setting.model)
+    parameters = layer_parameters(setting.model, with_frozen=True)
     seconds = 0.0
     if setting.shard.splits_masters:
         seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))

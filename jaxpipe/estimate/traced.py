@@ -197,7 +197,7 @@ def arguments_of(subject: Subject, microbatch_size: int) -> Arguments:
     functions = StageFunctions.of(source)
     mesh = abstract_mesh(dict(subject.axes))
     staged = {**params, "layers": jax.tree.map(_staged, params["layers"])}
-    parts = partition(staged, functions.specs, mesh, shard=Shard.NONE)
+    parts = partition(staged, functions.specs, mesh, shard=Shard.NONE, is_trained=functions.is_trained)
     copies = jax.tree.map(
         lambda leaf, part: jax.ShapeDtypeStruct(part.compute_shape, copy_dtype(leaf.dtype, jnp.dtype(subject.dtype))),
         staged,
@@ -223,7 +223,10 @@ def trace_layer(subject: Subject, microbatch_size: int) -> TracedLayer:
 def layer_halves(of: Arguments) -> tuple[SavedResiduals, LayerVjp, SplitBackward]:
     """What a layer saves, its vjp, and its split backward."""
     given = of.microbatch, of.random
-    saved, vjp, split = residual_shapes(of.functions, of.mesh, of.copies["layers"], of.x, *given, split_backward=True)
+    is_trained = of.functions.is_trained and jax.tree.leaves(of.functions.is_trained["layers"])
+    saved, vjp, split = residual_shapes(
+        of.functions, of.mesh, of.copies["layers"], of.x, *given, is_trained=is_trained, split_backward=True
+    )
     assert vjp
     assert split
     return saved, vjp, split

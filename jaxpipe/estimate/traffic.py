@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.given import given_parts
-from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
+from jaxpipe.estimate.parameters import are_ends_trained, layer_parameters, shared_by_copies
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
 from jaxpipe.estimate.traced import traced_layer
@@ -82,11 +82,13 @@ def traffic(setting: Setting) -> Traffic:
     return Traffic(
         # Saved arrays are written once more, into their page, and read from the layer's.
         forward=forward + 2 * residuals.page_bytes,
-        input_gradient=2 * forward + recomputed,
-        weight_gradient=added,
+        # Of adapters I makes all gradients.
+        input_gradient=2 * forward + recomputed + (0 if residuals.weight_gradient else added),
+        weight_gradient=added if residuals.weight_gradient else 0,
         deferred=2 * residuals.deferred_bytes,  # XLA copies to a page and from it
         embed_forward=item * 3 * of.stream,
-        embed_backward=item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.num_token_parts,
+        embed_backward=are_ends_trained(setting.model)
+        * (item * 3 * of.stream + (item + 2 * FLOAT32_BYTES) * of.stream * setting.num_token_parts),
         head=_head_bytes(setting),
         # Float32 logits are read twice, for their statistics and for the exponentials, which are read in T.
         statistics=item * 3 * of.stream + part * (2 * FLOAT32_BYTES + item),

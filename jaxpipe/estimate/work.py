@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxpipe.estimate.given import given_parts
+from jaxpipe.estimate.parameters import are_ends_trained
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import layer_sizes
@@ -29,8 +30,7 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     rows = anatomy.num_rows // setting.num_kernel_parts
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
-    of_words = (logits, logits.of_inputs, replace(logits.of_weights, summed=True))
-    return (*of_words, *_with_backward(_before_logits(setting)))
+    return (logits, *_logits_backward(setting, logits), *_with_backward(setting, _before_logits(setting)))
 
 
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:
@@ -42,8 +42,12 @@ def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matm
     num_chunks, size = chunks_of(predicted_tokens(setting), rows)
     logits = Matmul(size, rows, setting.anatomy.hidden, num_chunks)
     before = _before_logits(setting)
-    of_words = (logits.of_inputs, replace(logits.of_weights, summed=True))
-    return (logits, *before), (*of_words, *_with_backward(before))
+    return (logits, *before), (*_logits_backward(setting, logits), *_with_backward(setting, before))
+
+
+def _logits_backward(setting: Setting, logits: Matmul) -> tuple[Matmul, ...]:
+    of_kernel = (replace(logits.of_weights, summed=True),) if are_ends_trained(setting.model) else ()
+    return (logits.of_inputs, *of_kernel)
 
 
 def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
@@ -56,8 +60,11 @@ def _before_logits(setting: Setting) -> tuple[Matmul, ...]:
     )
 
 
-def _with_backward(matmuls: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
-    return tuple(product for matmul in matmuls for product in (matmul, matmul.of_inputs, matmul.of_weights))
+def _with_backward(setting: Setting, matmuls: tuple[Matmul, ...]) -> tuple[Matmul, ...]:
+    num_products = 3 if are_ends_trained(setting.model) else 2
+    return tuple(
+        product for matmul in matmuls for product in (matmul, matmul.of_inputs, matmul.of_weights)[:num_products]
+    )
 
 
 def predicted_tokens(setting: Setting) -> int:

@@ -33,7 +33,8 @@ MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer 
 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
 _AS_COMPUTED = ("attention", "recompute", "vocab_multiple", "dispatch", "capacity_factor")
-_NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss")  # how it is computed, and losses of training alone
+# How it is computed, losses of training alone, and adapters, which are merged or stand apart.
+_NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss", "lora")
 
 
 def load_config(folder: Path) -> dict[str, Any]:

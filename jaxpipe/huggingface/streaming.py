@@ -1,9 +1,9 @@
 """The weights of a pipeline as a stream of Hugging Face tensors, bucket by bucket: for a sampler, while a run goes on.
 
 Goes in: staged parameters on their devices, as a train state has them. Comes out: what the file export would write, by
-name, in its order. One layer's parameter at a time leaves its stage: it is rounded where it lies, sent over `pipe` by
-the device that owns it, gathered over all other axes, and cut as the table of its class says. Each kind of parameter is
-one program, compiled once, with the layer as an argument. Left to others: files (`jaxpipe.convert`).
+name, in its order, adapters merged. One layer's parameter at a time leaves its stage: it is rounded where it lies, sent
+over `pipe` by the device that owns it, gathered over all other axes, and cut as the table of its class says. Each kind
+of parameter is one program, compiled once, with the layer as an argument. Left to others: files (`jaxpipe.convert`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from jaxpipe.huggingface.tensors import LayerTensors, TensorMap
 from jaxpipe.mesh import on_devices
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.mesh.jax_defaults import default_rules
-from jaxpipe.models import Anatomy
+from jaxpipe.models import Anatomy, LanguageModel
+from jaxpipe.models.lora import NAMES, Columns, base_of, merged
+from jaxpipe.models.parameters import adapted_columns
 from jaxpipe.program import Pipeline
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.program.staged_params import StagedLayout
@@ -101,10 +103,11 @@ def stream(
     told = RunConfig.of(config)
     ours = model_config(told)
     theirs = configs.new_config(told, dtype=dtype)
-    tensors = TensorMap(configs.architecture_of(theirs, where=configs.CONFIG), ours)
+    tensors = TensorMap(configs.architecture_of(theirs, where=configs.CONFIG), base_of(ours))
     by_path = _by_path(params)
-    _check_staged(by_path, tensors, pipeline.layout)
-    gather = _Gather(by_path, _by_path(pipeline.parts(params)), pipeline, ours.anatomy, dtype)
+    model = LanguageModel(ours)
+    _check_staged(by_path, _shapes_of(model), pipeline.layout)
+    gather = _Gather(by_path, _by_path(pipeline.parts(params)), pipeline, ours.anatomy, dtype, adapted_columns(ours))
     return _buckets(
         _in_buckets(tensors.groups, jnp.dtype(dtype).itemsize, bucket_bytes),
         gather,
@@ -119,14 +122,19 @@ def _by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _check_staged(params: dict[str, Any], tensors: TensorMap, layout: StagedLayout) -> None:
+def _shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
+    """The shapes of canonical parameters, by path."""
+    return {path: leaf.shape for path, leaf in _by_path(jax.eval_shape(model.init, jax.random.key(0))).items()}
+
+
+def _check_staged(params: dict[str, Any], shapes: dict[str, tuple[int, ...]], layout: StagedLayout) -> None:
     """Raises ConfigError unless `params` have the paths and shapes of the staged parameters of the config's model."""
     rows = layout.canonical.shape
 
     def staged(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*rows, *shape[1:]) if tensors.is_stacked(path) else shape
+        return (*rows, *shape[1:]) if TensorMap.is_stacked(path) else shape
 
-    wanted = {path: staged(path, shape) for path, shape in tensors.shapes.items()}
+    wanted = {path: staged(path, shape) for path, shape in shapes.items()}
     there = {path: jnp.shape(leaf) for path, leaf in params.items()}
     different = [
         f"{path}: {there.get(path, 'missing')}, by the config {wanted.get(path, 'none')}"
@@ -177,6 +185,7 @@ class _Gather:
     pipeline: Pipeline
     anatomy: Anatomy
     dtype: str
+    adapted: dict[str, Columns]  # path of a linear layer -> how its adapters, which are merged, stand in its columns
 
     def bucket(self, groups: Sequence[LayerTensors], *, is_on_host: bool) -> Bucket:
         start = time.perf_counter()
@@ -196,18 +205,24 @@ class _Gather:
 
     def _arrays(self, group: LayerTensors) -> tuple[Sequence[jax.Array], jax.Array]:
         path = group.parameter.path
+        linear, _, kind = path.rpartition(".")
+        columns = self.adapted.get(linear) if kind == "kernel" else None
+        names = [name for name in columns.names if f"{linear}.{name}.{NAMES[0]}" in self.params] if columns else []
+        paths = (path, *(f"{linear}.{name}.{side}" for name in names for side in NAMES))
         program = _program(
             self.pipeline.layout,
             self.pipeline.mesh,
-            self.parts[path],
+            tuple(self.parts[path] for path in paths),
             group.parameter.transform,
             self.anatomy,
             self.dtype,
+            columns,
+            tuple(names),
         )
         row = 0 if group.layer is None else self.pipeline.layout.row_of_layer[group.layer]
         # An argument of the host, which a guard against transfers would refuse.
         with default_rules():
-            return program(self.params[path], np.int32(row))
+            return program([self.params[path] for path in paths], np.int32(row))
 
     def _check_none_lost(self, lost: dict[str, np.ndarray]) -> None:
         too_large = [f"{name}: {int(number)} numbers" for name, number in lost.items() if number]
@@ -222,15 +237,23 @@ class _Gather:
 
 @lru_cache(_NUM_CACHED)
 def _program(
-    layout: StagedLayout, mesh: Mesh, part: Part, transform: Transform, anatomy: Anatomy, dtype: str
-) -> Callable[[jax.Array, np.int32], tuple[tuple[jax.Array, ...], jax.Array]]:
+    layout: StagedLayout,
+    mesh: Mesh,
+    parts: tuple[Part, ...],
+    transform: Transform,
+    anatomy: Anatomy,
+    dtype: str,
+    columns: Columns | None,
+    names: tuple[str, ...],
+) -> Callable[[list[jax.Array], np.int32], tuple[tuple[jax.Array, ...], jax.Array]]:
     """The jitted function from (staged parameter, row of the layer) to tensors, and how many numbers exceed `dtype`.
 
-    A row is one of `StagedLayout.row_of_layer`; a shared parameter has none, and ignores it.
+    A row is one of `StagedLayout.row_of_layer`; a shared parameter has none, and ignores it. With `columns` the
+    parameters are a kernel and, by the `names` of their parts, A and B of the adapters that are added to it.
     """
     num_rows = layout.canonical[0].size  # of one device
 
-    def gathered(local: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def gathered(local: jax.Array, row: jax.Array, part: Part, dtype: Any) -> tuple[jax.Array, jax.Array]:
         is_owner = jnp.bool(True)
         if part.stacked:
             local = local.reshape(num_rows, *local.shape[len(STACKED) :])
@@ -245,8 +268,23 @@ def _program(
             rounded = lax.bitcast_convert_type(lax.psum(words, "pipe"), dtype)
         return part.whole(rounded), sum_over(lost, part.split_axes)
 
-    def tensors(leaf: jax.Array, row: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        whole, lost = on_devices(gathered, mesh=mesh, in_specs=(part.spec(), P()), out_specs=(P(), P()))(leaf, row)
+    def all_gathered(leaves: list[jax.Array], row: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        if columns is None:
+            whole, lost = gathered(leaves[0], row, parts[0], dtype)
+            return [whole], lost
+        # Merged first, and rounded then.
+        wholes = [gathered(leaf, row, part, leaf.dtype)[0] for leaf, part in zip(leaves, parts, strict=True)]
+        return wholes, jnp.int32(0)
+
+    def tensors(leaves: list[jax.Array], row: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        specs = [part.spec() for part in parts]
+        gather = on_devices(all_gathered, mesh=mesh, in_specs=(specs, P()), out_specs=(P(), P()))
+        (whole, *adapters), lost = gather(leaves, row)
+        if columns is not None:
+            pairs = zip(adapters[::2], adapters[1::2], strict=True)
+            exact = merged(whole, columns, dict(zip(names, pairs, strict=True)))
+            whole = exact.astype(dtype)
+            lost = jnp.sum(jnp.isfinite(exact) & ~jnp.isfinite(whole))
         return transform.to_theirs(whole, anatomy), lost
 
     return jax.jit(tensors, out_shardings=NamedSharding(mesh, P()))

@@ -41,8 +41,12 @@ _ALIGNMENT_BYTES = 8
 class TensorFiles:
     """All tensors of the files in a folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *, single: str = SINGLE):
         """Opens the files.
+
+        Args:
+            folder: where they are.
+            single: name of the file that has all tensors, if one has.
 
         Raises:
             ConfigError: a file is missing or damaged, or a tensor is in two files or in another than the index says.
@@ -50,8 +54,8 @@ class TensorFiles:
         self._folder = folder
         # A single file comes before an index that lies beside it, as in transformers.
         # Text of the index; None for a single file.
-        self.index = None if (folder / SINGLE).is_file() else _read_index(folder)
-        names = [SINGLE] if self.index is None else _shards(folder, self.index)
+        self.index = None if (folder / single).is_file() else _read_index(folder)
+        names = [single] if self.index is None else _shards(folder, self.index)
         self._open = {name: _open(folder / name) for name in names}
         self.headers = {name: read_header(folder / name) for name in names}  # the header of each file, by its name
         in_file = {name: entries(header) for name, header in self.headers.items()}

@@ -44,9 +44,10 @@ def compile_update(stages: Stages) -> Callable[[], Any]:
 
     def without_actions(params: Any, batch: Any, scale: Any, key: jax.Array | None) -> Any:
         del batch, scale, key
-        # The casts and zeroed sums of a step, which belong to its rest.
-        copies = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype), params)
-        grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        # The casts and zeroed sums of a step, which belong to its rest; what is frozen has neither.
+        masters = pipeline.trained(params)
+        copies = jax.tree.map(lambda leaf: leaf.astype(pipeline.dtype), masters)
+        grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), masters)
         # The barrier hides from the compiler that gradients are zero and that nothing reads the copies.
         _, grads = lax.optimization_barrier((copies, grads))
         return jax.tree.map(lambda loss: jnp.zeros(loss.shape, loss.dtype), losses), grads
@@ -171,8 +172,8 @@ def subject_of_config(config: RunConfig) -> dict[str, Any]:
 
 
 def num_parameters(pipeline: Pipeline, params: Any, *, num_layers: int) -> dict[str, int]:
-    """Parameters on a device: in a layer, in embedding and head, and in all that is updated with `num_layers`."""
-    parts = pipeline.parts(params)
+    """Trained parameters on a device: in a layer, in embedding and head, in all that is updated with `num_layers`."""
+    parts = pipeline.parts(pipeline.trained(params))
     layer, shared = (
         sum(math.prod(part.compute_shape) for part in jax.tree.leaves(parts[name])) for name in ("layers", "shared")
     )

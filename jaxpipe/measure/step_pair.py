@@ -22,7 +22,7 @@ from jaxpipe.config.base import RunConfig
 from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.estimate import resolve
 from jaxpipe.measure.actions import no_actions
-from jaxpipe.mesh import Randomness, added, key_of
+from jaxpipe.mesh import Randomness, added, key_of, trained, with_trained
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import held_bytes
@@ -168,20 +168,23 @@ def unpipelined_loss_and_grads(
         key: the step's random key; None means no dropout.
     """
     random = None if key is None else Randomness(jax.random.key_data(key), jnp.zeros((), jnp.int32))
+    of_trained = trained(params, model.is_trained)
 
-    def losses_of(params: PyTree, microbatch: PyTree, index: jax.Array) -> tuple[jax.Array, PyTree]:
-        losses = jax.tree.map(jnp.multiply, scale, model.loss_sum(params, microbatch, random, index))
+    def losses_of(part: PyTree, microbatch: PyTree, index: jax.Array) -> tuple[jax.Array, PyTree]:
+        losses = jax.tree.map(
+            jnp.multiply, scale, model.loss_sum(with_trained(params, part), microbatch, random, index)
+        )
         return sum(map(jnp.sum, jax.tree.leaves(losses)), jnp.float32(0)), losses
 
     def microbatch(sums: tuple[PyTree, PyTree], numbered: tuple[jax.Array, PyTree]) -> tuple[tuple, None]:
         index, microbatch = numbered
-        grads, losses = jax.grad(losses_of, has_aux=True)(params, microbatch, index)
+        grads, losses = jax.grad(losses_of, has_aux=True)(of_trained, microbatch, index)
         return added(sums, (losses, grads)), None
 
     numbered = (jnp.arange(jax.tree.leaves(batch)[0].shape[0]), batch)
     # The first microbatch, for its shapes alone.
     index, first = jax.tree.map(lambda leaf: leaf[0], numbered)
-    likes = jax.eval_shape(losses_of, params, first, index)[1], params
+    likes = jax.eval_shape(losses_of, of_trained, first, index)[1], of_trained
     # Sums in float32, as the pipeline's: in 16 bits they would lose small gradients.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), likes)
     return lax.scan(microbatch, zeros, numbered)[0]
@@ -230,6 +233,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     Empty if a device has one layer, since adding to its sum writes all of it. With two replicas a device sums the
     gradients of its chunks of both.
     """
+    params = pipeline.trained(params)
     pairs = zip(jax.tree.leaves(params["layers"]), jax.tree.leaves(pipeline.parts(params)["layers"]), strict=True)
     num_replicas = pipeline.schedule.num_replicas
     stacks = [(num_replicas * leaf.shape[1], leaf.shape[2], *part.compute_shape) for leaf, part in pairs]

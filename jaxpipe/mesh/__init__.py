@@ -15,6 +15,7 @@ from jaxpipe.mesh.devices import (
 )
 from jaxpipe.mesh.on_devices import PyTree, on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
+from jaxpipe.mesh.trained import is_masked, trained, with_trained
 
 __all__ = [
     "AXES",
@@ -27,6 +28,7 @@ __all__ = [
     "added",
     "choose_devices",
     "collectives_in_turn",
+    "is_masked",
     "key_of",
     "make_mesh",
     "node_by_node",
@@ -36,5 +38,7 @@ __all__ = [
     "order_devices",
     "permutes_block",
     "slices_in_place",
+    "trained",
     "with_losses",
+    "with_trained",
 ]

@@ -17,12 +17,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.cluster.axes import BATCH_AXES, MeshSizes
+from jaxpipe.mesh.trained import is_masked
 
 
 def added(sums: Any, terms: Any) -> Any:
-    """A tree of running sums with one of terms added, in the dtypes of the sums."""
+    """A tree of running sums with one of terms added, in the dtypes of the sums; frozen parameters have no sum."""
+
     # Sums are float32; terms may come in the compute dtype.
-    return jax.tree.map(lambda total, term: total + term.astype(total.dtype), sums, terms)
+    def with_term(total: Any, term: Any) -> Any:
+        return total if is_masked(total) else total + term.astype(total.dtype)
+
+    return jax.tree.map(with_term, sums, terms, is_leaf=is_masked)
 
 
 def only_on_the_first(values: Any, axis: str) -> Any:

@@ -78,11 +78,13 @@ class ParameterShape:
         dims: dims of the whole parameter.
         split: the dim split over `tensor`, or None.
         split_experts: the dim split over `expert`, or None.
+        is_trained: False: it is frozen.
     """
 
     dims: tuple[int, ...]
     split: int | None = None
     split_experts: int | None = None
+    is_trained: bool = True
 
     @property
     def splits(self) -> tuple[tuple[str, int], ...]:

@@ -33,6 +33,7 @@ from jaxpipe.models.gpt import (
     with_positions,
 )
 from jaxpipe.models.linear import LayerNorm, Linear, initial_deviation
+from jaxpipe.models.lora import FIELDS, with_lora
 
 
 class BertHead(nnx.Module):
@@ -179,9 +180,10 @@ BERT = Family(
         "sentence_order": True,  # it also learns in which order the two segments of a sequence stood
         **DROPOUTS,
         **CHOICES,
+        **FIELDS,
     },
     words=LAYER_NORM_WORDS,
-    build=lambda fields, seq_len: BertConfig(**with_positions(fields, seq_len)),
+    build=lambda fields, seq_len: BertConfig(**with_lora(with_positions(fields, seq_len))),
     check=check_positions,
     masked=True,
     example="configs/bert_base.py",

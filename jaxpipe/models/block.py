@@ -20,6 +20,7 @@ from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.attention import AttentionDropout, Cache, Visible
 from jaxpipe.models.dropout import Site, drop
 from jaxpipe.models.linear import Linear, RMSNorm, from_stream, initial_deviation, to_stream
+from jaxpipe.models.lora import Lora
 
 # Arrays of a microbatch that layers read, a number for each token, by their names, as far as there are any.
 TokenArrays = dict[str, jax.Array]
@@ -40,6 +41,7 @@ class SelfAttention(nnx.Module):
         rotate: (queries or keys "batch seq head head_dim", positions "batch seq" or None for 0, 1, ...) -> the same
             with positions added; None: no positions.
         output_deviation: standard deviation of the initial kernel back to the stream.
+        lora: adapters of the model.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class SelfAttention(nnx.Module):
         head_norm: Callable[[], RMSNorm] | None = None,
         rotate: Callable[[jax.Array, jax.Array | None], jax.Array] | None,
         output_deviation: float,
+        lora: Lora | None = None,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
@@ -61,8 +64,18 @@ class SelfAttention(nnx.Module):
         num_columns = width + 2 * anatomy.num_kv_heads * anatomy.head_size
         deviation = initial_deviation(hidden)
         self.norm = norm
-        self.query_key_value = Linear(hidden, num_columns, split=1, bias=bias, deviation=deviation, rngs=rngs)
-        self.output = Linear(width, hidden, split=0, bias=output_bias, deviation=output_deviation, rngs=rngs)
+        parts = (
+            ("query", width // anatomy.num_kv_heads),
+            ("key", anatomy.head_size),
+            ("value", anatomy.head_size),
+        )
+        self.query_key_value = Linear(
+            hidden, num_columns, split=1, bias=bias, deviation=deviation, lora=lora, parts=parts, rngs=rngs
+        )
+        of_output = {"lora": lora, "parts": (("output", hidden),)}
+        self.output = Linear(
+            width, hidden, split=0, bias=output_bias, deviation=output_deviation, **of_output, rngs=rngs
+        )
         if head_norm is not None:
             self.query_norm = head_norm()
             self.key_norm = head_norm()
@@ -141,6 +154,7 @@ class FeedForward(nnx.Module):
     Args:
         names: names of the matmuls before the activation.
         activation: function of as many arrays as `names`.
+        lora: adapters of the model.
     """
 
     def __init__(
@@ -152,16 +166,19 @@ class FeedForward(nnx.Module):
         activation: Callable,
         bias: bool,
         output_deviation: float,
+        lora: Lora | None = None,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
         hidden = anatomy.hidden
         width = anatomy.width
         deviation = initial_deviation(hidden)
+        more = {"bias": bias, "lora": lora, "rngs": rngs}
         self.norm = norm
         for name in names:
-            setattr(self, name, Linear(hidden, width, split=1, bias=bias, deviation=deviation, rngs=rngs))
-        self.down = Linear(width, hidden, split=0, bias=bias, deviation=output_deviation, rngs=rngs)
+            setattr(self, name, Linear(hidden, width, split=1, deviation=deviation, parts=((name, width),), **more))
+        parts = (("down", hidden),)
+        self.down = Linear(width, hidden, split=0, deviation=output_deviation, parts=parts, **more)
         self.names = names
         self.activation = activation
         self.tensor = tensor

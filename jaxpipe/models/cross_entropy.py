@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpipe.mesh import TensorAxis
+from jaxpipe.mesh import TensorAxis, is_masked
 
 # Tokens of a chunk. Each chunk reads the kernel twice and adds to its sum, 8 bytes an element, while it does 6 FLOPs an
 # element and token: with fewer than 1,200 tokens (H100; 600: A100) the last of the three matmuls waits for memory. An
@@ -32,10 +32,13 @@ MOST_LOGITS = 2**27  # half a GiB in float32
 
 
 class KernelSums(NamedTuple):
-    """Running float32 sums of gradients: of the kernel "local_vocab hidden" and of the bias "local_vocab", or None."""
+    """Running float32 sums of gradients: of the kernel "local_vocab hidden" and of the bias "local_vocab", or None.
 
-    kernel: jax.Array
-    bias: jax.Array | None
+    Of frozen ones there is no array.
+    """
+
+    kernel: Any
+    bias: Any
 
 
 class Statistics(NamedTuple):
@@ -45,6 +48,9 @@ class Statistics(NamedTuple):
     total: jax.Array  # the sum of the exponentials of logits less the largest
     chosen: jax.Array  # the target's logit, 0 if it is not among them
 
+
+# What all devices need of one device's S: of its logits; and the head's other losses, which all compute alike.
+HeadStatistics = tuple[Statistics, dict[str, Any]]
 
 _LEAST: Any = np.finfo(np.float32).min  # not -inf, whose difference from itself is NaN
 _ZERO: Any = np.float32(0)
@@ -209,9 +215,12 @@ def _of_chunk(
 
 def _with_gradients(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> KernelSums:
     """Returns `sums` with the gradients of some tokens "tokens hidden" added, from those of their logits."""
-    d_kernel = jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
-    d_bias = None if sums.bias is None else sums.bias + d_logits.astype(jnp.float32).sum(axis=0)
-    return KernelSums(sums.kernel + d_kernel, d_bias)
+    kernel, bias = sums
+    if not is_masked(kernel):
+        kernel = kernel + jnp.einsum("tv,th->vh", d_logits, x, preferred_element_type=jnp.float32)
+    if not (bias is None or is_masked(bias)):
+        bias = bias + d_logits.astype(jnp.float32).sum(axis=0)
+    return KernelSums(kernel, bias)
 
 
 def _softmax(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array, Statistics]:

@@ -6,6 +6,7 @@ from jaxpipe.models.anatomy import MatmulSizes
 from jaxpipe.models.family import ModelConfig
 
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
+PASSES_OF_FROZEN = 2  # of a kernel without a gradient
 
 
 def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> int:
@@ -26,6 +27,9 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
 
     Without a window, with a d = h, g = a, k = 2 and f = 4 h that is 72 s L h^2 (1 + s / (6 h) + v / (12 h L)).
 
+    With adapters the kernels have no gradient: their matmuls count twice, and not three times; those of adapters are
+    left out, as in a model into which they are merged.
+
     Args:
         seq_len: tokens of the sequence, padding included.
         num_predicted: predicted tokens of a masked model; None: every token is predicted.
@@ -41,7 +45,11 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
         '1.076 TFLOP a token'
     """
     layer, head = _multiplications(config, seq_len, num_predicted)
-    return PASSES * 2 * (config.num_layers * layer + head)
+    every = PASSES * 2 * (config.num_layers * layer + head)
+    if getattr(config, "lora", None) is None:
+        return every
+    of_kernels = config.num_layers * (layer - seq_len * _of_scores(config, seq_len)) + head
+    return every - (PASSES - PASSES_OF_FROZEN) * 2 * of_kernels
 
 
 def head_in_layers(config: ModelConfig, *, seq_len: int, num_predicted: int | None = None) -> float:
@@ -63,18 +71,23 @@ def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | Non
     h = anatomy.hidden
     a = anatomy.num_heads
     d = anatomy.head_size
-    # A window that is longer than the sequence hides no key.
-    num_keys = min(seq_len, anatomy.window or seq_len)
     num_predicted = seq_len if num_predicted is None else num_predicted
     # All matrices to the width and the one back; only the chosen experts' are multiplied.
     feed_forward = anatomy.experts_per_token * (anatomy.num_up + 1) * h * anatomy.width
     if anatomy.num_experts > 1:
         # The router scores every expert, however few are chosen.
         feed_forward += h * anatomy.num_experts
-    layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + 2 * num_keys * a * d
+    layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + _of_scores(config, seq_len)
     # `vocab_size`, not `num_rows`: rows that only fill the table up for its split are no work of the model.
     head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
     return seq_len * layer, head
+
+
+def _of_scores(config: ModelConfig, seq_len: int) -> int:
+    """Multiplications of one token's scores and of what it attends to."""
+    anatomy = config.anatomy
+    # A window that is longer than the sequence hides no key.
+    return 2 * min(seq_len, anatomy.window or seq_len) * anatomy.num_heads * anatomy.head_size
 
 
 def _size(matmuls: MatmulSizes) -> int:

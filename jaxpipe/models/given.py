@@ -62,11 +62,13 @@ class GivenModel:
     @cached_property
     def parameter_shapes(self) -> ParameterShapes:
         """Shapes of the parameters of one layer, and of the others."""
+        is_trained = self.model.is_trained or jax.tree.map(lambda _: True, self.params)
 
-        def shapes(leaves: PyTree, num_leading: int) -> tuple[ParameterShape, ...]:
-            return tuple(ParameterShape(leaf.shape[num_leading:]) for leaf in jax.tree.leaves(leaves))
+        def shapes(kind: str, num_leading: int) -> tuple[ParameterShape, ...]:
+            leaves = zip(jax.tree.leaves(self.params[kind]), jax.tree.leaves(is_trained[kind]), strict=True)
+            return tuple(ParameterShape(leaf.shape[num_leading:], is_trained=wanted) for leaf, wanted in leaves)
 
-        return ParameterShapes(layer=shapes(self.params["layers"], 1), shared=shapes(self.params["shared"], 0))
+        return ParameterShapes(layer=shapes("layers", 1), shared=shapes("shared", 0))
 
     @cached_property
     def bytes_of_sequence(self) -> int:

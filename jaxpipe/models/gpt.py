@@ -30,6 +30,7 @@ from jaxpipe.models.choices import (
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family, Fields
 from jaxpipe.models.linear import LayerNorm, output_deviation
+from jaxpipe.models.lora import FIELDS, OF_ATTENTION, Lora, with_lora
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class LayerNormSizes:
             probabilities; or of the whole layer.
         embedding_dropout, attention_dropout, hidden_dropout: the fraction, in [0, 1), that training drops of the
             embeddings, of the attention probabilities, and of a layer's additions to the stream.
+        lora: adapters, beside which all else is frozen; None: all is trained.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -72,6 +74,7 @@ class LayerNormSizes:
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
+    lora: Lora | None = None
     # Last, where the field stands that BERT has in its place.
     num_token_types: ClassVar[int] = 0
 
@@ -80,6 +83,8 @@ class LayerNormSizes:
         check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_activation(self.activation)
         check_choices(attention=self.attention, recompute=self.recompute)
+        if self.lora:
+            self.lora.check((*OF_ATTENTION, "up", "down"), frozen={"gate": "is a matmul of gated feed forwards alone"})
 
     def layer_sizes(self, tensor: TensorAxis, microbatch_size: int, seq_len: int) -> tuple[int, ...]:
         """Sizes by which a layer's arrays and matmuls grow with the microbatch: see `Family.build`."""
@@ -121,6 +126,7 @@ class LayerNormSizes:
             attend=attend_of(self.attention, self.recompute),
             rotate=None,
             output_deviation=deviation,
+            lora=self.lora,
             tensor=tensor,
             rngs=rngs,
         )
@@ -131,6 +137,7 @@ class LayerNormSizes:
             activation=ACTIVATIONS[self.activation],
             bias=True,
             output_deviation=deviation,
+            lora=self.lora,
             tensor=tensor,
             rngs=rngs,
         )
@@ -188,9 +195,9 @@ LAYER_NORM_WORDS = {"feed_forward": "auto", "num_positions": "auto"}
 
 GPT = Family(
     name="gpt",
-    fields={**LAYER_NORM_FIELDS, **DROPOUTS, **CHOICES},
+    fields={**LAYER_NORM_FIELDS, **DROPOUTS, **CHOICES, **FIELDS},
     words=LAYER_NORM_WORDS,
-    build=lambda fields, seq_len: GPTConfig(**with_positions(fields, seq_len)),
+    build=lambda fields, seq_len: GPTConfig(**with_lora(with_positions(fields, seq_len))),
     check=check_positions,
     example="configs/quickstart.py",
 )

@@ -20,16 +20,16 @@ from flax import nnx
 from jaxpipe.mesh import Randomness, TensorAxis, added, only_on_the_first, with_losses
 from jaxpipe.models import cross_entropy
 from jaxpipe.models.attention import Cache
+from jaxpipe.models.cross_entropy import HeadStatistics
 from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
+from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
 TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
-# What all devices need of one device's S: of its logits; and the head's other losses, which all compute alike.
-HeadStatistics = tuple[cross_entropy.Statistics, Params]
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class LanguageModel:
     Example:
         >>> from jaxpipe.models import GPTConfig
         >>> model = LanguageModel(GPTConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=256, num_positions=4))
-        >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
-        >>> shapes["layers"]["feed_forward"]["up"]["kernel"].shape
+        >>> jax.eval_shape(model.init, jax.random.key(0))["layers"]["feed_forward"]["up"]["kernel"].shape
         (2, 8, 32)
     """
 
@@ -80,13 +79,15 @@ class LanguageModel:
 
     @cached_property
     def specs(self) -> Params:
-        """PartitionSpecs of the shared parameters and of the parameters of one layer.
-
-        Among the shared ones `tensor` splits rows of the vocabulary, which `pipe` may split too.
-        """
+        """PartitionSpecs of the shared parameters, whose rows of tokens `pipe` may split too, and of a layer's."""
         axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
         shared = {name: specs_of(self._abstract(name), axes) for name in ("embedding", "head")}
         return {"shared": shared, "layers": specs_of(self._abstract("block"))}
+
+    @cached_property
+    def is_trained(self) -> Params | None:
+        """Whether each parameter is trained, as `specs`; None: all are."""
+        return trained_of(self.specs) if getattr(self.config, "lora", None) else None
 
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
@@ -330,9 +331,8 @@ class LanguageModel:
     def _with_head(self, sums: Params, d_params: Params, of_words: cross_entropy.KernelSums) -> Params:
         """`sums` with the gradients of the head's parameters before the logits added, and with those of the logits."""
         owner, kernel = self._kernel_path
-        sums = {**sums, "head": added(sums["head"], d_params)}
-        if of_words.bias is not None:
-            sums["head"] = {**sums["head"], "bias": of_words.bias}
+        bias = {} if of_words.bias is None else {"bias": of_words.bias}
+        sums = {**sums, "head": {**added(sums["head"], d_params), **bias}}
         return {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:

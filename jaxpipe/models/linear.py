@@ -9,16 +9,18 @@ Source: Korthikanti et al., Reducing Activation Recomputation in Large Transform
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.lora import Adapter, Columns, Lora
 
 
 @dataclass(frozen=True)
@@ -80,20 +82,54 @@ def output_deviation(hidden: int, num_layers: int) -> float:
 
 
 class Linear(nnx.Module):
-    """A kernel "in out" and, unless left out, a bias "out"; `split` is the kernel's dim split over `tensor`, if any."""
+    """A kernel "in out" and, unless left out, a bias "out"; `split` is the kernel's dim split over `tensor`, if any.
+
+    Args:
+        lora: adapters of the model; None: there are none.
+        parts: name of each part of the columns that may have an adapter of its own, and its columns in each group; a
+            kernel of one part has one group.
+    """
 
     def __init__(
-        self, num_inputs: int, num_outputs: int, *, split: int | None, bias: bool, deviation: float, rngs: nnx.Rngs
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        split: int | None,
+        bias: bool,
+        deviation: float,
+        lora: Lora | None = None,
+        parts: Sequence[tuple[str, int]] = (),
+        rngs: nnx.Rngs,
     ):
-        kernel = deviation * jax.random.normal(rngs.params(), (num_inputs, num_outputs))
+        key = rngs.params()
+        kernel = deviation * jax.random.normal(key, (num_inputs, num_outputs))
         self.kernel = nnx.Param(kernel, split=split)
+        self.columns = None
+        targets = [name for name, _ in parts if lora and lora.is_target(name)]
+        if lora and targets:
+            names, widths = zip(*parts, strict=True)
+            self.columns = Columns(names, widths if len(parts) > 1 else None, lora.scale)
+            group = sum(widths)
+            for i, (name, width) in enumerate(parts):
+                if name in targets:
+                    size = num_outputs // group * width
+                    # From the kernel's key: with adapters all other parameters begin with the values that they have
+                    # without.
+                    of_adapter = jax.random.fold_in(key, i)
+                    setattr(self, name, Adapter(num_inputs, size, rank=lora.rank, split=split, key=of_adapter))
         if bias:
             # A bias of rows is added after the sum over `tensor`, so every device has it whole.
             self.bias = nnx.Param(jnp.zeros(num_outputs), split=0 if split == 1 else None)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Arrays of the matmul: {"kernel"} and, if there is one, "bias"."""
-        return {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
+        """Arrays of the matmul: {"kernel"}; if there are, "bias", and "adapters", A and B by the name of their part."""
+        arrays: dict[str, Any] = {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
+        if self.columns:
+            arrays["adapters"] = {
+                name: getattr(self, name).arrays() for name in self.columns.names if hasattr(self, name)
+            }
+        return arrays
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Matmul "... out" with `x` "... in", on each device separately."""
@@ -111,7 +147,8 @@ def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: Te
     Returns:
         "batch seq local_out" for each of `linears`.
     """
-    return _from_stream(norm.apply, tensor, x, norm.arrays(), tuple(linear.arrays() for linear in linears))
+    columns = tuple(linear.columns for linear in linears)
+    return _from_stream(norm.apply, tensor, columns, x, norm.arrays(), tuple(linear.arrays() for linear in linears))
 
 
 def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linear, tensor: TensorAxis) -> jax.Array:
@@ -125,19 +162,45 @@ def to_stream(activation: Callable, inputs: tuple[jax.Array, ...], linear: Linea
     """
     arrays = linear.arrays()
     # The bias comes after the sum: before it, it would be added once for each device.
-    return _add_bias(tensor.scatter_sum(_to_stream(activation, inputs, arrays["kernel"]), 1), arrays)
+    of_product = {name: array for name, array in arrays.items() if name != "bias"}
+    return _add_bias(tensor.scatter_sum(_to_stream(activation, linear.columns, inputs, of_product), 1), arrays)
 
 
 # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
-def _from_stream(norm: Callable, tensor: TensorAxis, x: jax.Array, norm_arrays: Any, linears: Any) -> Any:
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1, 2))
+def _from_stream(
+    norm: Callable,
+    tensor: TensorAxis,
+    columns: Sequence[Columns | None],
+    x: jax.Array,
+    norm_arrays: Any,
+    linears: Any,
+) -> Any:
     whole = tensor.gather(norm(x, norm_arrays), 1)
-    return tuple(_add_bias(_times(whole, arrays["kernel"]), arrays) for arrays in linears)
+    products = _products(whole, columns, linears)
+    return tuple(_add_bias(product, arrays) for product, arrays in zip(products, linears, strict=True))
 
 
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
-def _to_stream(activation: Callable, inputs: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
-    return _times(activation(*inputs), kernel)
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 1))
+def _to_stream(activation: Callable, columns: Columns | None, inputs: tuple[jax.Array, ...], arrays: Any) -> jax.Array:
+    return _products(activation(*inputs), (columns,), (arrays,))[0]
+
+
+def _products(x: jax.Array, columns: Sequence[Columns | None], linears: Any) -> list[jax.Array]:
+    """`x` times the kernel of each of `linears`, with what its adapters add."""
+    products = [_times(x, arrays["kernel"]) for arrays in linears]
+    pairs = [pair for arrays in linears for pair in arrays.get("adapters", {}).values()]
+    if not pairs:
+        return products
+    # One product for all of them, which read the same `x`: one alone is too narrow for a GPU's tensor cores.
+    low = _times(x, jnp.concatenate([a for a, _ in pairs], axis=1))
+    ends = np.cumsum([a.shape[1] for a, _ in pairs])[:-1]
+    by_pair = iter(jnp.split(low, ends, axis=-1))
+    for i, (of, arrays) in enumerate(zip(columns, linears, strict=True)):
+        if of:
+            added = {name: _times(of.scale * next(by_pair), b) for name, (_, b) in arrays["adapters"].items()}
+            products[i] = products[i] + of.joined(added)
+    return products
 
 
 def _times(x: jax.Array, kernel: jax.Array) -> jax.Array:

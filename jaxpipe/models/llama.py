@@ -32,6 +32,7 @@ from jaxpipe.models.choices import (
 from jaxpipe.models.embedding_and_head import Embedding, Head
 from jaxpipe.models.family import Family
 from jaxpipe.models.linear import RMSNorm, output_deviation
+from jaxpipe.models.lora import FIELDS, GATED, OF_ATTENTION, Lora, with_lora
 from jaxpipe.models.rotary import (
     ROTARY_FIELDS,
     ROTARY_SCALINGS,
@@ -64,7 +65,7 @@ class LlamaConfig:
         rope_theta: base of the rotary frequencies.
         rope_scaling: scaling of the frequencies for long contexts, or None.
         norm_epsilon: added to the mean square in the norms.
-        attention, recompute: see `LayerNormSizes`.
+        attention, recompute, lora: see `LayerNormSizes`.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -89,6 +90,7 @@ class LlamaConfig:
     norm_epsilon: float = 1e-5
     attention: str = "xla"
     recompute: str = "none"
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the sizes and choices do not fit together."""
@@ -96,6 +98,8 @@ class LlamaConfig:
             check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
         self._check_pairs()
+        if self.lora:
+            self.lora.check(self.lora_names, frozen=dict.fromkeys(GATED, "has no adapters in a mixture"))
         if self.num_heads % self.num_kv_heads:
             legal = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             nearest = min(legal, key=lambda n: abs(n - self.num_kv_heads))
@@ -104,6 +108,11 @@ class LlamaConfig:
                 rule="grouped-heads: every key-value head serves equally many query heads",
                 repair=f"set model.num_kv_heads={nearest}, the nearest legal value",
             )
+
+    @property
+    def lora_names(self) -> tuple[str, ...]:
+        """The matmuls of a layer that may have adapters."""
+        return *OF_ATTENTION, *GATED
 
     def _check_pairs(self) -> None:
         if self.anatomy.head_size % 2 == 0:
@@ -165,6 +174,7 @@ class LlamaConfig:
             head_norm=partial(RMSNorm, head_size, epsilon=self.norm_epsilon) if self.query_key_norm else None,
             rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
             output_deviation=output_deviation(self.hidden, self.num_layers),
+            lora=self.lora,
             tensor=tensor,
             rngs=rngs,
         )
@@ -179,6 +189,7 @@ class LlamaConfig:
             activation=swiglu,
             bias=self.feed_forward_bias,
             output_deviation=output_deviation(self.hidden, self.num_layers),
+            lora=self.lora,
             tensor=tensor,
             rngs=rngs,
         )
@@ -216,10 +227,11 @@ LLAMA = Family(
         **ROTARY_FIELDS,
         "norm_epsilon": 1e-5,  # added to the mean square in the norms
         **CHOICES,
+        **FIELDS,
     },
     words={"head_size": "auto", "sliding_window": "none"},
     choices={"rope_scaling": ROTARY_SCALINGS},
-    build=lambda fields, seq_len: LlamaConfig(**with_rotary_scaling(fields)),
+    build=lambda fields, seq_len: LlamaConfig(**with_lora(with_rotary_scaling(fields))),
     check=check_rotary_scaling,
     example="configs/llama_7b.py",
 )

@@ -19,6 +19,7 @@ from jaxpipe.models.experts import Experts, Routing
 from jaxpipe.models.family import Family
 from jaxpipe.models.linear import output_deviation
 from jaxpipe.models.llama import LLAMA, LlamaConfig, swiglu
+from jaxpipe.models.lora import OF_ATTENTION, with_lora
 from jaxpipe.models.rotary import (
     RotaryScaling,  # noqa: F401 - the reference evaluates the inherited annotations in this module
     check_rotary_scaling,
@@ -76,6 +77,11 @@ class MixtureConfig(LlamaConfig):
             experts_per_token=self.experts_per_token,
             capacity_factor=self.routing.capacity_factor,
         )
+
+    @property
+    def lora_names(self) -> tuple[str, ...]:
+        """Those of attention: kernels of experts, and routers, have no adapters."""
+        return OF_ATTENTION
 
     @property
     def routing(self) -> Routing:
@@ -137,7 +143,7 @@ def _family(name: str, *, example: str, **fields: Any) -> Family:
         fields={**_FIELDS, **fields},
         words=LLAMA.words,
         choices={**LLAMA.choices, "dispatch": DISPATCH},
-        build=lambda fields, seq_len: MixtureConfig(**with_rotary_scaling(fields)),
+        build=lambda fields, seq_len: MixtureConfig(**with_lora(with_rotary_scaling(fields))),
         check=check_rotary_scaling,
         example=example,
     )

@@ -7,7 +7,7 @@ Modules go in, built or abstract; trees of dicts come out, as a step takes them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import ParameterShape
 from jaxpipe.models.family import ModelConfig
+from jaxpipe.models.linear import Linear
+from jaxpipe.models.lora import Columns, is_adapter
 
 Params = dict[str, Any]
 
@@ -48,14 +50,39 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
     if isinstance(given := getattr(config, "parameter_shapes", None), ParameterShapes):
         return given
 
+    has_adapters = getattr(config, "lora", None) is not None
+
     def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
         params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
-        return tuple(jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)))
+        return tuple(
+            replace(shape, is_trained=not has_adapters or is_adapter(path))
+            for path, shape in jax.tree_util.tree_leaves_with_path(
+                params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)
+            )
+        )
 
     return ParameterShapes(
         layer=of_module(config.new_block),
         shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
     )
+
+
+@cache
+def adapted_columns(config: ModelConfig) -> dict[str, Columns]:
+    """How adapters stand in the columns of the kernels that have some, by the path of the linear layer.
+
+    Example:
+        >>> from jaxpipe.models import GPTConfig
+        >>> from jaxpipe.models.lora import Lora
+        >>> sizes = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab_size": 16, "num_positions": 4}
+        >>> list(adapted_columns(GPTConfig(**sizes, lora=Lora(2, 4.0, ("down",)))))
+        ['layers.feed_forward.down']
+    """
+    if getattr(config, "lora", None) is None:
+        return {}
+    block = nnx.eval_shape(lambda: config.new_block(TensorAxis(), nnx.Rngs(0)))
+    columns = ((path, module.columns) for path, module in nnx.iter_graph(block) if isinstance(module, Linear))
+    return {".".join(("layers", *map(str, path))): of for path, of in columns if of}
 
 
 def values_of(module: nnx.Module) -> Params:

@@ -75,6 +75,9 @@ class StageFunctions:
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dims split over axes of `jaxpipe.cluster.axes.PARAMETER_AXES`, as P(None, "tensor") in a language
             model; None if none is.
+        is_trained: {"shared", "layers"}, as `specs`: False for each parameter that is frozen, as a kernel beside its
+            adapters. It has no gradient, and `optax.MaskedNode()` stands in its place among gradients and sums. None:
+            all are trained.
         over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
@@ -95,6 +98,7 @@ class StageFunctions:
     embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
     head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
     specs: PyTree | None = None
+    is_trained: PyTree | None = None
     over_pipe: SplitEnds | None = None
 
     @classmethod
@@ -107,6 +111,7 @@ class StageFunctions:
             embed_backward=getattr(model, "embed_backward", None),
             head_backward=getattr(model, "head_backward", None),
             specs=model.specs,
+            is_trained=getattr(model, "is_trained", None),
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
         )
 
@@ -240,6 +245,22 @@ def check_shard(shard: str, behind_layers: bool | None) -> None:
             rule="shard-behind-layers: gradients and weights of which devices keep parts travel behind layers alone",
             repair=f"leave behind_layers out, or give shard={str(Shard.OPTIMIZER)!r}",
         )
+
+
+def key_data(key: jax.Array | None) -> jax.Array | None:
+    """The words of the step's key."""
+    if key is None:
+        return None
+    # Both forms of a key are in use: a typed one, and its two words.
+    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if is_typed else key
+    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
+        raise CompileError(
+            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
+            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
+            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
+        )
+    return words
 
 
 @jax.custom_jvp

@@ -223,9 +223,9 @@ class DeviceStep:
         """The walk with the gradients of a layer in its sums; those that the action sums over devices are left apart.
 
         Args:
-            grads: [leaf] gradients of the layer; None adds nothing.
+            grads: [trained leaf] gradients of the layer; None adds nothing.
         """
-        parts = jax.tree.leaves(self.shapes.parts["layers"])
+        parts = jax.tree.leaves(self.shapes.trained_parts["layers"])
         sent = [
             (d.value if isinstance(d, Summand) else d).astype(total.dtype)
             for d, part, total in zip(grads, parts, jax.tree.leaves(walk.sums), strict=True)

@@ -164,7 +164,7 @@ def square_sums(grads: PyTree, parts: PyTree, mesh: Mesh, *, deterministic: bool
 
     def sums(grads: PyTree) -> jax.Array:
         # `sum_of_parts` adds up over the axes that split a parameter alone, so that no copy counts twice.
-        squares = [_square(leaf).sum() for leaf in jax.tree.leaves(grads)]
+        squares = [_square(leaf).sum(dtype=jnp.float32) for leaf in jax.tree.leaves(grads)]
         return sum_of_parts(squares, jax.tree.leaves(parts), deterministic=deterministic)
 
     specs = jax.tree.map(lambda part: part.spec(), parts)

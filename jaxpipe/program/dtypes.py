@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpipe.mesh import PyTree
+
 
 def copy_dtype(dtype: Any, wanted: Any) -> Any:
     """The dtype of a parameter's compute copies: `wanted` for floating-point numbers, its own for all else, and None.
@@ -32,3 +34,21 @@ def cast_copy(leaf: jax.Array, wanted: Any) -> jax.Array:
     """`leaf` in the dtype of its compute copies."""
     dtype = copy_dtype(leaf.dtype, wanted)
     return leaf if dtype == leaf.dtype else leaf.astype(dtype)
+
+
+def masters_of(params: PyTree, is_trained: PyTree | None, wanted: Any) -> PyTree:
+    """Parameters in the dtypes in which a train state keeps them; traceable.
+
+    These are float32 whatever a model's `init` returns: small updates would vanish in 16 bits. What is frozen gets
+    none, and is kept as it is computed with.
+
+    Args:
+        is_trained: of each parameter; None: all are.
+        wanted: dtype of the compute copies, or None.
+    """
+
+    def master(leaf: jax.Array, is_trained: bool = True) -> jax.Array:
+        leaf = leaf.astype(jnp.float32)
+        return leaf if is_trained else cast_copy(leaf, wanted)
+
+    return jax.tree.map(master, params) if is_trained is None else jax.tree.map(master, params, is_trained)

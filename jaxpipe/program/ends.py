@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxpipe.mesh import PyTree, Randomness, added
+from jaxpipe.mesh import PyTree, Randomness, added, is_masked, with_trained
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
@@ -67,10 +67,12 @@ def embed_backward(
     sums: PyTree,
 ) -> PyTree:
     """Running sums of the shared parameters' gradients, with those of `embed` added."""
+    if not jax.tree.leaves(sums):  # all is frozen
+        return sums
     if functions.embed_backward:
         return functions.embed_backward(shared, microbatch, random, dx, sums)
     # The forward runs again: it is a lookup, and its residuals would wait for the whole of the pipeline.
-    _, vjp = jax.vjp(lambda shared: functions.embed(shared, microbatch, random), shared)
+    _, vjp = jax.vjp(lambda part: functions.embed(with_trained(shared, part), microbatch, random), _of(sums, shared))
     return added(sums, vjp(dx)[0])
 
 
@@ -80,7 +82,14 @@ def head_backward(
     """Result of `head`, and gradients of its losses times `scale`: that of `x`, and `sums` with the others added."""
     if functions.head_backward:
         return functions.head_backward(shared, x, microbatch, scale, sums)
-    losses, vjp = jax.vjp(lambda shared, x: functions.head(shared, x, microbatch), shared, x)
+    losses, vjp = jax.vjp(
+        lambda part, x: functions.head(with_trained(shared, part), x, microbatch), _of(sums, shared), x
+    )
     # The cotangent of a loss is its factor, so gradients come out scaled and need no second pass.
     d_shared, dx = vjp(scale)
     return losses, dx, added(sums, d_shared)
+
+
+def _of(sums: PyTree, shared: PyTree) -> PyTree:
+    """The shared parameters that have running sums."""
+    return jax.tree.map(lambda total, leaf: total if is_masked(total) else leaf, sums, shared, is_leaf=is_masked)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpipe.mesh import PyTree
+from jaxpipe.mesh import PyTree, is_masked
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.partition import Part
 
@@ -183,8 +183,3 @@ class DeviceOptimizer:
 def squares_of(grads: PyTree) -> PyTree:
     """The sum of squares of each gradient."""
     return jax.tree.map(lambda leaf: jnp.square(leaf).sum(), grads)
-
-
-def is_masked(node: Any) -> bool:
-    """Whether optax has left a parameter out here, because it belongs to another group."""
-    return isinstance(node, optax.MaskedNode)

@@ -3,7 +3,8 @@
 A model says which dims of a parameter are split over which axes of the mesh (`PARAMETER_AXES`). Devices that compute
 with equal copies also hold one part each of the master copy, of its optimizer state and of its reduced gradient, along
 the first dim that divides: of a layer those along `MASTER_AXES`, of a shared parameter those along `pipe` too. Of
-matrices of layers they may hold one part each of running sums and compute copies, too: see `Shard`.
+matrices of layers they may hold one part each of running sums and compute copies, too: see `Shard`. A frozen parameter
+has no gradient and no optimizer state: its master is its compute copy, and only that may be shared.
 `weight_copies` gathers copies from the parts, `device_sums` reduces gradients to them.
 Source: ZeRO, Rajbhandari et al., SC 2020, section 5.
 """
@@ -23,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import PyTree
+from jaxpipe.mesh import PyTree, is_masked
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.stacked import Index, slice_at, with_slice
 from jaxpipe.sharding import Shard
@@ -50,11 +51,12 @@ class Part:
     splits_sum: bool = False
     splits_copy: bool = False
     sent_dtype: Any = None  # in which terms of its gradient travel to be summed over devices; None: as they are
+    is_trained: bool = True  # False: the parameter is frozen, and has no gradient
 
     @property
     def is_summed(self) -> bool:
         """Whether several devices have terms of the parameter's gradient."""
-        return bool(self.copy_axes or self.partial_axes)
+        return self.is_trained and bool(self.copy_axes or self.partial_axes)
 
     @property
     def is_summed_once(self) -> bool:
@@ -195,45 +197,64 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
 
 
 def partition(
-    params: PyTree, specs: PyTree | None, mesh: Mesh | AbstractMesh, *, shard: Shard, sent_dtype: Any = None
+    params: PyTree,
+    specs: PyTree | None,
+    mesh: Mesh | AbstractMesh,
+    *,
+    shard: Shard,
+    sent_dtype: Any = None,
+    is_trained: PyTree | None = None,
 ) -> PyTree:
     """The Part of every leaf of staged `params`.
 
     Args:
-        params: staged parameters {"shared", "layers"}, or their shapes.
+        params: staged parameters {"shared", "layers"}, or their shapes; or a tree like them without the frozen ones.
         specs: a PartitionSpec for every parameter, of the dims of one layer's parameter, naming `PARAMETER_AXES`;
             None if no parameter is split.
         shard: what devices with equal compute copies share; `Shard.NONE` keeps masters whole on each.
         sent_dtype: dtype in which terms of gradients travel to be summed over devices; None: float32, as sums are.
+        is_trained: False for each parameter that is frozen; None if none is.
 
     Raises:
-        CompileError: `specs` has other leaves than `params`, names another axis, or a dim does not divide.
+        CompileError: `specs` or `is_trained` has other leaves than `params`, names another axis, or a dim does not
+            divide.
     """
-    if specs is None:
-        specs = jax.tree.map(lambda _: P(), params)
-    if jax.tree.structure(specs) != jax.tree.structure(params):
-        num_specs = jax.tree.structure(specs).num_leaves
-        num_params = jax.tree.structure(params).num_leaves
-        raise CompileError(
-            f"the functions' specs have {num_specs} leaves and params {num_params}, or their names differ.",
-            rule="specs: one PartitionSpec for every parameter, in a tree of the same structure",
-            repair="make both from the same model config",
-        )
+    structure = jax.tree.structure(params, is_leaf=is_masked)
+    specs = structure.unflatten([P()] * structure.num_leaves) if specs is None else specs
+    is_trained = structure.unflatten([True] * structure.num_leaves) if is_trained is None else is_trained
+    for name, of, tree in (("specs", "PartitionSpec", specs), ("is_trained", "bool", is_trained)):
+        if jax.tree.structure(tree) != structure:
+            num_leaves = jax.tree.structure(tree).num_leaves
+            raise CompileError(
+                f"the functions' {name} have {num_leaves} leaves and params {structure.num_leaves}, or their names"
+                " differ.",
+                rule=f"{name}: one {of} for every parameter, in a tree of the same structure",
+                repair="make both from the same model config",
+            )
 
-    def part(path: Any, leaf: Any, spec: P) -> Part:
+    def part(path: Any, leaf: Any, spec: P, is_trained: bool) -> Any:
+        if is_masked(leaf):
+            return leaf
         is_layer = path[0].key == "layers"
         name = f"params{jax.tree_util.keystr(path)}"
         shape = tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape)
-        part = _part(name, shape, spec, mesh, stacked=is_layer, shard=shard)
+        part = _part(name, shape, spec, mesh, stacked=is_layer, shard=shard, is_trained=is_trained)
         # Complex numbers travel as they are; integers and keys have no gradients.
         is_float = sent_dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating)
         return replace(part, sent_dtype=sent_dtype) if is_float and part.is_summed else part
 
-    return jax.tree_util.tree_map_with_path(part, params, specs)
+    return jax.tree_util.tree_map_with_path(part, params, specs, is_trained, is_leaf=is_masked)
 
 
 def _part(
-    name: str, shape: tuple[int, ...], spec: P, mesh: Mesh | AbstractMesh, *, stacked: bool, shard: Shard
+    name: str,
+    shape: tuple[int, ...],
+    spec: P,
+    mesh: Mesh | AbstractMesh,
+    *,
+    stacked: bool,
+    shard: Shard,
+    is_trained: bool,
 ) -> Part:
     """The Part of one parameter; `shape` is that of one layer's parameter, or of a shared one."""
     split_dims = _split_dims(name, shape, spec, mesh, allowed=PARAMETER_AXES if stacked else (*PARAMETER_AXES, "pipe"))
@@ -250,9 +271,12 @@ def _part(
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
     # An empty one is not: no collective cuts a dim of size zero.
     is_split = bool(copies) and shard.splits_masters and math.prod(shape) > 0
-    divides = [dim for dim, size in enumerate(shape) if is_split and size % num_copies == 0]
     # Vectors are left whole: they are small, and each collective takes its time.
     travels = stacked and len(shape) > 1 and is_split
+    # A frozen master is a compute copy: split, it would be gathered, and be there twice.
+    is_split = is_split and (is_trained or (travels and shard.splits_weights))
+    travels = travels and is_split
+    divides = [dim for dim, size in enumerate(shape) if is_split and size % num_copies == 0]
     if travels and shard.splits_gradients and not divides:
         raise CompileError(
             f"{name} has on each device the shape {shape}, of which no dim divides by {num_copies}.",
@@ -269,8 +293,9 @@ def _part(
         num_copies=num_copies,
         compute_shape=shape,
         stacked=stacked,
-        splits_sum=travels and shard.splits_gradients,
+        splits_sum=travels and shard.splits_gradients and is_trained,
         splits_copy=travels and shard.splits_weights,
+        is_trained=is_trained,
     )
 
 

@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import MASTER_AXES
-from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import (
     BATCH_AXES,
@@ -28,6 +27,7 @@ from jaxpipe.mesh import (
     on_devices,
     permutes_block,
     slices_in_place,
+    trained,
 )
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
@@ -40,10 +40,12 @@ from jaxpipe.program.contract import (
     check_jax,
     check_mesh,
     check_shard,
+    key_data,
     without_derivative,
 )
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.device_sums import square_sums, sums_over_devices
+from jaxpipe.program.dtypes import masters_of
 from jaxpipe.program.ends import WholeBoundary
 from jaxpipe.program.function_shapes import scale_of_each
 from jaxpipe.program.partition import partition
@@ -67,7 +69,8 @@ class Pipeline:
 
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
-            over all microbatches and its float32 gradients, staged and sharded as the parameters. Gradients of
+            over all microbatches and its float32 gradients, staged and sharded as the parameters; in place of the
+            gradient of a frozen one stands `optax.MaskedNode()`. Gradients of
             complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
             zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
             returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
@@ -204,7 +207,22 @@ class Pipeline:
 
     def parts(self, params: PyTree) -> PyTree:
         """The Part of each of the staged parameters; see `jaxpipe.program.partition`."""
-        return partition(params, self.functions.specs, self.mesh, shard=self.shard, sent_dtype=self.sums_dtype)
+        return partition(
+            params,
+            self.functions.specs,
+            self.mesh,
+            shard=self.shard,
+            sent_dtype=self.sums_dtype,
+            is_trained=self.functions.is_trained,
+        )
+
+    def masters(self, params: PyTree) -> PyTree:
+        """Parameters in the dtypes in which a train state keeps them; traceable."""
+        return masters_of(params, self.functions.is_trained, self.dtype)
+
+    def trained(self, params: PyTree) -> PyTree:
+        """A tree like the parameters without the frozen ones, as gradients are; itself if none is frozen."""
+        return trained(params, self.functions.is_trained)
 
     def shardings(self, params: PyTree) -> PyTree:
         """Shardings of staged parameters and of their gradients."""
@@ -312,7 +330,7 @@ class Pipeline:
             return sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,
-                shapes.parts,
+                shapes.trained_parts,
                 num_done=state.num_done,
                 num_owned=self.layout.num_owned,
                 deterministic=self.deterministic,
@@ -324,21 +342,5 @@ class Pipeline:
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             # A table of forwards returns no gradients: specs of an empty tree.
-            out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
-        )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
-
-
-def _key_data(key: jax.Array | None) -> jax.Array | None:
-    """The words of the step's key."""
-    if key is None:
-        return None
-    # Both forms of a key are in use: a typed one, and its two words.
-    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
-    words = jax.random.key_data(key) if is_typed else key
-    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
-        raise CompileError(
-            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
-            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
-            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
-        )
-    return words
+            out_specs=(P(), trained(specs, shapes.is_trained) if table.has_backward else {"shared": (), "layers": ()}),
+        )(params, batch, scale_of_each(shapes.losses.joined, scale), key_data(key), rows)

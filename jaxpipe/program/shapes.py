@@ -8,6 +8,7 @@ computed or compiled: the functions are traced with shapes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfer import Sizes
-from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
+from jaxpipe.mesh import PyTree, Randomness, num_batch_parts, trained
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
 from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
@@ -56,6 +57,22 @@ class StepShapes:
         """Chunks that a device computes with."""
         return len(self.table.schedule.placement.stages_of[0])
 
+    @cached_property
+    def is_trained(self) -> PyTree:
+        """Whether each parameter is trained: a tree of bools."""
+        return jax.tree.map(lambda part: part.is_trained, self.parts)
+
+    @cached_property
+    def trained_parts(self) -> PyTree:
+        """The parts of the parameters that have gradients: a tree like those of gradients and their sums."""
+        return trained(self.parts, self.is_trained)
+
+    @cached_property
+    def trained_copies(self) -> PyTree:
+        """The compute copies of parameters that have gradients, likewise."""
+        copies = {"shared": self.copies["shared"], "layers": self.copies["layer"]}
+        return trained(copies, self.is_trained)
+
     @property
     def loss_sums(self) -> PyTree:
         """Shapes of the losses of a step: of layers one sum, or, of an array, one for each layer."""
@@ -69,8 +86,8 @@ class StepShapes:
     @cached_property
     def sent_layer(self) -> PageForm:
         """The page in which the gradients of one layer travel to the stage's owner."""
-        parts = jax.tree.leaves(self.parts["layers"])
-        return layer_form(parts, [sum_dtype(copy.dtype) for copy in jax.tree.leaves(self.copies["layer"])])
+        parts = jax.tree.leaves(self.trained_parts["layers"])
+        return layer_form(parts, [sum_dtype(copy.dtype) for copy in jax.tree.leaves(self.trained_copies["layers"])])
 
 
 def step_shapes(
@@ -102,7 +119,9 @@ def step_shapes(
         CompileError: functions, parameters and batch do not fit together.
     """
     check_inputs(table.schedule, mesh, layout.canonical.shape, params, batch)
-    parts = partition(params, functions.specs, mesh, shard=shard, sent_dtype=sent_dtype)
+    parts = partition(
+        params, functions.specs, mesh, shard=shard, sent_dtype=sent_dtype, is_trained=functions.is_trained
+    )
 
     num_parts = num_batch_parts(mesh)
 
@@ -131,6 +150,7 @@ def step_shapes(
             copies["layer"],
             message,
             *given,
+            is_trained=[part.is_trained for part in jax.tree.leaves(parts["layers"])],
             split_backward=by_parts,
             wide=wide,
         )
@@ -156,12 +176,14 @@ def step_shapes(
 
 def _with_split_backward(parts: PyTree, split: SplitBackward) -> PyTree:
     """`parts` where I makes no gradient that is summed by each action, and W reads no copy that each gathers."""
+    is_of_w = iter(split.is_of_w)  # of trained parameters alone
 
-    def part(part: Part, is_of_w: bool, is_read_by_w: bool) -> Part:
-        return replace(part, splits_sum=part.splits_sum and is_of_w, splits_copy=part.splits_copy and not is_read_by_w)
+    def part(part: Part, is_read_by_w: bool) -> Part:
+        splits_sum = part.is_trained and next(is_of_w) and part.splits_sum
+        return replace(part, splits_sum=splits_sum, splits_copy=part.splits_copy and not is_read_by_w)
 
     leaves, structure = jax.tree.flatten(parts)
-    return structure.unflatten(map(part, leaves, split.is_of_w, split.is_read_by_w))
+    return structure.unflatten(map(part, leaves, split.is_read_by_w))
 
 
 def residual_shapes(
@@ -170,12 +192,14 @@ def residual_shapes(
     params: PyTree,
     x: jax.ShapeDtypeStruct,
     *given: PyTree,
+    is_trained: Sequence[bool] | None = None,
     split_backward: bool,
     wide: bool = False,
 ) -> tuple[SavedResiduals, LayerVjp, SplitBackward | None]:
     """The residuals of one layer for one microbatch on one device, its vjp, and the split backward if requested.
 
     Args:
+        is_trained: [leaf of `params`] whether it has a gradient; None: all have.
         wide: whether products make gradients in the dtypes of their sums. It pays where actions know their chunk: else
             only the device knows the sum's place, and a kernel of its own adds the product.
     """
@@ -183,7 +207,7 @@ def residual_shapes(
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
-        vjp = trace_vjp(functions.layer, params, x, *given, wide=wide)
+        vjp = trace_vjp(functions.layer, params, x, *given, is_trained=is_trained, wide=wide)
         traced.append((vjp, split_vjp(vjp) if split_backward else None))
 
     shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes
@@ -225,7 +249,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         # Masters have one version of a chunk; copies have as many as delays ask for.
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
-        of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize
+        of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize * part.is_trained
         kinds["gradients"] += of_sum * num_rows * math.prod(part.sum_shape)
         # Of one layer between two actions, and of one on its way.
         layers = 2 * math.prod(part.compute_shape)

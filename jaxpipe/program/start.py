@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpipe.mesh import PyTree
+from jaxpipe.mesh import PyTree, trained
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
 from jaxpipe.program.dtypes import sum_dtype
@@ -67,5 +67,4 @@ def _sum_shapes(shapes: StepShapes, params: PyTree) -> PyTree:
         num_leading = leaf.ndim - len(part.compute_shape)  # [chunk, layer], of both replicas
         return jax.ShapeDtypeStruct((*leaf.shape[:num_leading], *part.sum_shape), sum_dtype(copy.dtype))
 
-    copies = {"shared": shapes.copies["shared"], "layers": shapes.copies["layer"]}
-    return jax.tree.map(like, copies, shapes.parts, params)
+    return jax.tree.map(like, shapes.trained_copies, shapes.trained_parts, trained(params, shapes.is_trained))

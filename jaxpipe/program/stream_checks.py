@@ -48,6 +48,16 @@ def check_delays(schedule: Schedule) -> None:
         )
 
 
+def check_all_trained(functions: StageFunctions, schedule: Schedule) -> None:
+    """Raises CompileError for frozen parameters, of which the program would keep two versions."""
+    if functions.is_trained is not None and not all(jax.tree.leaves(functions.is_trained)):
+        raise CompileError(
+            f"the model has frozen parameters, and schedule {schedule.name!r} has no flush.",
+            rule="frozen-need-flush: without flush every parameter has two versions and an update of its own",
+            repair="take a schedule with a flush, for example '1f1b'",
+        )
+
+
 def check_not_empty(params: PyTree) -> None:
     """Raises CompileError for parameters of size zero."""
     empty = [

@@ -35,7 +35,14 @@ from jaxpipe.program.shared_updates import SharedUpdates
 from jaxpipe.program.shared_use import with_some
 from jaxpipe.program.start import initial_carry
 from jaxpipe.program.storage import make_storage
-from jaxpipe.program.stream_checks import NUM_BATCHES, check_delays, check_embedding, check_not_empty, trace_shared_use
+from jaxpipe.program.stream_checks import (
+    NUM_BATCHES,
+    check_all_trained,
+    check_delays,
+    check_embedding,
+    check_not_empty,
+    trace_shared_use,
+)
 from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.rules import check
@@ -102,6 +109,7 @@ class Stream:
                 rule=NEEDS_FLUSH,
                 repair=f"give shard={str(Shard.OPTIMIZER)!r}, or a schedule with a flush, for example '1f1b'",
             )
+        check_all_trained(pipeline.functions, schedule)
         self.schedule = schedule
         self.pipeline = pipeline
         self.table = lower(

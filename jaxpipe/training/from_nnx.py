@@ -57,7 +57,8 @@ def from_nnx(
 
     With dropout, a module is called for each sequence by itself, under `jax.vmap`, with streams of random numbers of
     this sequence, layer and step: masks are the same on every mesh. Without, it is called for the whole microbatch.
-    The modules are put into training and evaluation mode as `Module.train()` and `eval()` do.
+    The modules are put into training and evaluation mode as `Module.train()` and `eval()` do. Where modules have
+    `nnx.LoRAParam`, as those of `nnx.LoRALinear`, these are trained and all other parameters are frozen.
 
     Args:
         embedding: first module; may share variables with `head`, as a tied table.
@@ -104,8 +105,20 @@ def from_nnx(
         return of_ends(lambda ends, x, batch: loss(ends.head, x, batch), shared, (x, batch), None)
 
     layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_params(block) for block in blocks))
+    adapters = (nnx.to_flat_state(nnx.state(module, nnx.LoRAParam)) for module in (ends, blocks[0]))
+    has_adapters = any(len(of_module) for of_module in adapters)
+    is_trained = {
+        "shared": _trained(ends, has_adapters=has_adapters),
+        "layers": _trained(blocks[0], has_adapters=has_adapters),
+    }
     return FlaxModel(
-        Model(run_embed, run_layer, run_head, num_losses=num_losses),
+        Model(
+            run_embed,
+            run_layer,
+            run_head,
+            num_losses=num_losses,
+            is_trained=None if all(jax.tree.leaves(is_trained)) else is_trained,
+        ),
         {"shared": _params(ends), "layers": layers},
         ends,
         tuple(blocks),
@@ -175,6 +188,18 @@ def _seeded(streams: Params, key: jax.Array) -> Params:
 
 def _params(module: nnx.Module) -> Params:
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def _trained(module: nnx.Module, *, has_adapters: bool) -> Params:
+    """Whether each parameter is trained: all are, or, where there are adapters of Flax, these alone."""
+    state = nnx.state(module, nnx.Param)
+    return nnx.to_pure_dict(
+        jax.tree.map(
+            lambda param: not has_adapters or isinstance(param, nnx.LoRAParam),
+            state,
+            is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
+        )
+    )
 
 
 def _write(module: nnx.Module, params: Params) -> None:

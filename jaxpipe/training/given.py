@@ -48,8 +48,8 @@ class Model:
     """A model of one's own for `jaxpipe.training.fit`.
 
     Attributes:
-        embed, layer, head, embed_backward, head_backward, specs: as in `jaxpipe.program.StageFunctions`. `random` is
-            None in evaluation.
+        embed, layer, head, embed_backward, head_backward, specs, is_trained: as in `jaxpipe.program.StageFunctions`.
+            `random` is None in evaluation.
         init: (key) -> parameters {"shared": ..., "layers": ...}, float32, every leaf of "layers" with a leading dim of
             the number of layers; traceable. By default `fit` is given the parameters.
         num_losses: (batch) -> the number of terms in the head's sum, or one number for each of its sums; the run's loss
@@ -65,6 +65,7 @@ class Model:
     embed_backward: Callable[..., Any] | None = None
     head_backward: Callable[..., Any] | None = None
     specs: Any = None
+    is_trained: Any = None
 
     has_dropout = True  # the model may draw; in a step without a draw an unused key is harmless
 

@@ -278,6 +278,7 @@ class SkippedSteps:
         """
         # The step's norm takes these sums, too: a parameter whose square overflows is bad for it, too.
         self._square_sums = jax.jit(pipeline.square_sums)
+        self._trained = pipeline.trained
         self._max_in_row = max_in_row
         self._has_flush = has_flush
 
@@ -322,6 +323,7 @@ class SkippedSteps:
             return f"first bad parameter: {name}, itself not finite or too large to square", True
         # -1 means that no gradient is bad: then the loss alone was not finite.
         if numbers["bad_parameter"] >= 0:
+            names = parameter_names(self._trained(params))  # gradients are of these alone
             return f"first bad parameter: {names[int(numbers['bad_parameter'])]}, by its gradient", False
         return "the gradient of every parameter is finite", False
 

@@ -34,7 +34,7 @@ from jaxpipe.training.by_layer import by_layer
 from jaxpipe.training.optimizer import learning_rate, make_optimizer, with_average, with_load_bias
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.run_step import Step, StepWithFlush
-from jaxpipe.training.step import TrainState, init_state, make_train_step, state_of
+from jaxpipe.training.step import TrainState, init_state, initial_trained, make_train_step, state_of
 from jaxpipe.training.task import Task, Trained, language_model, task_of
 from jaxpipe.training.without_flush import StepWithoutFlush
 
@@ -169,7 +169,7 @@ def optimizer_and_step(
     # Shapes alone: no parameter is made.
     params = jax.eval_shape(lambda: model.init(key_of(0)))
     if optimizer:
-        staged = jax.eval_shape(partial(_in_float32, pipeline), params)
+        staged = pipeline.trained(jax.eval_shape(partial(_staged_masters, pipeline), params))
         made = by_layer(with_load_bias(optimizer, config), staged, has_flush=not schedule.delays)
     else:
         made = make_optimizer(config, params)
@@ -195,7 +195,10 @@ def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainS
     model = setup.task.model
     pipeline = setup.pipeline
     if config.checkpoint.init_from:
-        _, params = restore_params(path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, say=say)
+        adapters = partial(initial_trained, model, pipeline, seed=config.train.seed)
+        _, params = restore_params(
+            path_of(config.checkpoint.init_from), model=model, pipeline=pipeline, adapters=adapters, say=say
+        )
     elif setup.task.params is not None:
         params = _staged(pipeline, setup.task.params)
     else:
@@ -204,8 +207,8 @@ def first_state(setup: Setup, optimizer: optax.GradientTransformation) -> TrainS
 
 
 def _staged(pipeline: Pipeline, params: Any) -> Any:
-    """Canonical `params` as float32 on the devices of `pipeline`."""
-    stage = partial(_in_float32, pipeline)
+    """Canonical `params` as masters on the devices of `pipeline`."""
+    stage = partial(_staged_masters, pipeline)
     # By the host where they are on several devices, or on others than those of the mesh.
     params = jax.tree.map(
         lambda leaf: np.asarray(leaf) if getattr(leaf, "committed", False) else jnp.asarray(leaf), params
@@ -213,9 +216,9 @@ def _staged(pipeline: Pipeline, params: Any) -> Any:
     return jax.jit(stage, out_shardings=pipeline.shardings(jax.eval_shape(stage, params)))(params)
 
 
-def _in_float32(pipeline: Pipeline, params: Any) -> Any:
-    """Staged float32 parameters from canonical ones; traceable."""
-    return pipeline.to_stages(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+def _staged_masters(pipeline: Pipeline, params: Any) -> Any:
+    """Staged masters from canonical parameters; traceable."""
+    return pipeline.to_stages(pipeline.masters(params))
 
 
 def mesh_order(spec: RunSpec, devices: Sequence[Any], gpus_per_node: int | None) -> tuple[str, tuple[Any, ...]]:

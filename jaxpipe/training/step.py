@@ -17,9 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.checkpoints.average import average_in
 from jaxpipe.checkpoints.state import has_tree_of
-from jaxpipe.mesh import MEASURED, key_of
+from jaxpipe.mesh import MEASURED, is_masked, key_of, with_trained
 from jaxpipe.program import Pipeline
-from jaxpipe.program.optimizer_step import is_masked
 from jaxpipe.program.partition import Part, part_beside
 from jaxpipe.training.optimizer import is_load_bias
 from jaxpipe.training.task import Trained
@@ -46,7 +45,7 @@ class TrainState:
     """The train state: everything that a step updates.
 
     Attributes:
-        params: staged parameters, float32.
+        params: staged parameters: float32, and frozen ones in the dtype of compute copies.
         optimizer: the optimizer's state, sharded as the parameters; its counts are of steps that were not skipped.
         step: steps done, skipped ones included, int32; equals the number of batches consumed.
         num_skipped: skipped steps, which left params and optimizer unchanged, int32.
@@ -63,8 +62,9 @@ class TrainState:
 
     @property
     def average(self) -> Any:
-        """The average of the parameters, staged and sharded as they are; None if the run keeps none."""
-        return average_in(self.optimizer)
+        """The average of the parameters, staged and sharded as they are, with frozen ones; None: the run keeps none."""
+        average = average_in(self.optimizer)
+        return None if average is None else with_trained(self.params, average)
 
 
 def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, *, seed: int) -> TrainState:
@@ -75,11 +75,23 @@ def init_state(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTran
     return make(key_of(seed))
 
 
+def initial_trained(model: Trained, pipeline: Pipeline, *, seed: int) -> Any:
+    """The trained ones of the staged parameters of `init_state`, as a tree without the frozen ones."""
+
+    def make(key: jax.Array) -> Any:
+        return pipeline.trained(pipeline.to_stages(pipeline.masters(model.init(key))))
+
+    parts = pipeline.parts(jax.eval_shape(make, key_of(seed)))
+    shardings = jax.tree.map(lambda part: part.sharding(pipeline.mesh), parts)
+    # XLA leaves out what nothing reads: no frozen parameter is made.
+    return jax.jit(make, out_shardings=shardings)(key_of(seed))
+
+
 def state_of(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     """The state before the first step of a run that starts from the staged `params`, which are donated."""
     # Given, not inferred: XLA may replicate the optimizer's state, which ZeRO-1 splits.
     shardings = _shardings(state_like(model, pipeline, optimizer))
-    return jax.jit(partial(_before_first_step, optimizer), out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(partial(_before_first_step, optimizer, pipeline), out_shardings=shardings, donate_argnums=0)(params)
 
 
 def state_like(
@@ -121,14 +133,12 @@ def shardings_of(state: TrainState, pipeline: Pipeline) -> TrainState:
 
 
 def _init(model: Trained, pipeline: Pipeline, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    # Masters are float32 whatever a model's `init` returns: small updates would vanish in 16 bits.
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.init(key))
-    return _before_first_step(optimizer, pipeline.to_stages(params))
+    return _before_first_step(optimizer, pipeline, pipeline.to_stages(pipeline.masters(model.init(key))))
 
 
-def _before_first_step(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+def _before_first_step(optimizer: optax.GradientTransformation, pipeline: Pipeline, params: Any) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, optimizer.init(params), zero, zero, zero)
+    return TrainState(params, optimizer.init(pipeline.trained(params)), zero, zero, zero)
 
 
 def _shardings(tree: Any) -> Any:
@@ -159,8 +169,8 @@ def make_train_step(
 
     The metrics are scalars. Float32: loss, each kind of loss if there are several, grad_norm (before clipping),
     learning_rate. Int32: skipped (0 or 1), num_skipped_in_row (this step included), bad_parameter (index in the
-    flattened parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a batch
-    without terms is NaN, and the step is not skipped.
+    flattened trained parameters of the first one with a gradient that is not finite; -1 if there is none). A loss of a
+    batch without terms is NaN, and the step is not skipped.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -183,7 +193,9 @@ def make_train_step(
             return optax.apply_updates(params, updates), moments
 
         # A branch, not jnp.where: with that, XLA would hold the old and the new arrays side by side.
-        params, moments = lax.cond(is_skipped, lambda kept: kept, update, (state.params, state.optimizer))
+        kept = pipeline.trained(state.params), state.optimizer
+        params, moments = lax.cond(is_skipped, lambda kept: kept, update, kept)
+        params = with_trained(state.params, params)
         # Int32, since it is summed up.
         skipped = is_skipped.astype(jnp.int32)
         num_skipped_in_row = skipped * (state.num_skipped_in_row + 1)

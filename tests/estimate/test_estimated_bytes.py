@@ -42,6 +42,7 @@ MESSAGES = {
     "llama3_8b zb_h2 attention": (6, 5),
     "llama3_8b v_min none": (6, 7),
 }
+LORA = {"model.lora_rank": 4, "model.lora_targets": "all"}
 HELD = ("state", "batch", "pages", "transit", "weights", "gradients", "messages")
 
 
@@ -109,6 +110,10 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
         ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16", "optimizer.average_decay": 0.9}),
         ("gpt", "pipedream_2bw", (1, 4, 1), {}),
+        ("llama", "zb_h1", (2, 2, 2), LORA | {"model.dtype": "bfloat16", "optimizer.average_decay": 0.9}),
+        ("llama", "1f1b", (2, 2, 1), LORA | {"model.dtype": "bfloat16", "mesh.shard": "none"}),
+        ("gpt", "bitpipe", (2, 2, 2), LORA | {"model.dtype": "bfloat16"}),
+        ("llama", "1f1b", (2, 2, 2), LORA | {"pipeline.vocab_over_pipe": "true"}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):

@@ -335,3 +335,24 @@ def test_products_of_experts_take_as_long_as_on_an_h100(sizes, measured_ms):
     forward_ms, *gradients_ms = (1e3 * source.matmul_s(matmul, "bfloat16") for matmul in both)
     assert len(gradients_ms) == 2
     assert (forward_ms, sum(gradients_ms)) == pytest.approx(measured_ms, rel=0.15)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_with_adapters_a_backward_makes_no_gradient_of_a_kernel_and_w_does_nothing(tensor):
+    config = base_config("llama")
+    config.model.update(hidden=4096, num_heads=32, num_kv_heads=8, feed_forward=14336, attention="chunked")
+    config.model.update(vocab_size=32000, dtype="bfloat16", num_layers=8)
+    config.data.update(seq_len=2048, batch_size=16)
+    config.mesh.update(pipe=4, tensor=tensor)
+    config.pipeline.schedule = "zb_h1"
+    topology = parse_topology("h100-80g:1x8")
+    whole = Roofline.of(topology.hardware).times(setting_of(config, topology))
+    config.model.update(lora_rank=16, lora_targets="all")
+    adapted = Roofline.of(topology.hardware).times(setting_of(config, topology))
+    assert adapted.layer_weight_gradient_s == 0
+    assert whole.layer_weight_gradient_s > 0.2 * whole.layer_backward_s
+    assert whole.layer_forward_s < adapted.layer_forward_s < 1.1 * whole.layer_forward_s
+    assert adapted.layer_backward_s < 0.75 * whole.layer_backward_s
+    assert adapted.embed_backward_s < whole.embed_backward_s
+    assert adapted.head_s < 0.8 * whole.head_s
+    assert adapted.update_s < 0.05 * whole.update_s

@@ -34,6 +34,7 @@ MESHES = {
     "v": {"mesh.data": 2, "mesh.pipe": 2, "mesh.tensor": 2, "pipeline.schedule": "zb_v", "mesh.shard": "weights"},
     "replicas": {"mesh.pipe": 4, "mesh.tensor": 2, "pipeline.schedule": "bitpipe"},
     "expert": {"mesh.pipe": 2, "mesh.expert": 2, "mesh.tensor": 2},
+    "adapters": {"mesh.data": 2, "mesh.pipe": 2, "mesh.tensor": 2, "mesh.shard": "weights"},
     "vocabulary": {"mesh.pipe": 4, "mesh.tensor": 2, "pipeline.vocab_over_pipe": "true"},
 }
 NUM_LAYERS = {"replicas": 9}  # at least one for each stage
@@ -43,7 +44,8 @@ FIRST_WAIT_S, LAST_WAIT_S = 60.0, 2.0
 
 def make_run(workdir: Path, family: str, mesh: str) -> Path:
     """A run of a model of ours, with noise in every parameter, whose first number is -0.0."""
-    new_run(workdir, family, num_layers=NUM_LAYERS.get(mesh, 5), **OTHERS.get(family, {}))
+    more = OTHERS.get(family, {}) | ({"lora_rank": 3, "lora_targets": "all"} if mesh == "adapters" else {})
+    new_run(workdir, family, num_layers=NUM_LAYERS.get(mesh, 5), **more)
     write_config(workdir, RunConfig.of(read_config(str(workdir))).replaced(MESHES[mesh]))
     _, params = restore_canonical(workdir, model=LanguageModel(model_config(read_config(str(workdir)))))
 

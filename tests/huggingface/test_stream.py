@@ -20,13 +20,16 @@ from jaxpipe.models import LanguageModel
 HERE = Path(__file__).parent
 BUCKET_BYTES = 60_000
 CASES = {
-    "llama": ("all", "whole masters", "v", "replicas"),
-    "gpt": ("all", "vocabulary"),
+    "llama": ("all", "whole masters", "v", "replicas", "adapters"),
+    "gpt": ("all", "vocabulary", "adapters"),
     "mixtral": ("expert", "v"),
     "qwen3_moe": ("expert",),
     "bert": ("all", "vocabulary"),
 }
-TIERS = {("llama", "all"): (), **dict.fromkeys([("gpt", "vocabulary"), ("mixtral", "expert")], pytest.mark.ci)}
+TIERS = {
+    ("llama", "all"): (),
+    **dict.fromkeys([("gpt", "vocabulary"), ("mixtral", "expert"), ("llama", "adapters")], pytest.mark.ci),
+}
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from their_models import LLAMA, load, new_model
 
+from jaxpipe.config import model_config
 from jaxpipe.convert import convert
+from jaxpipe.huggingface.adapters import modules_of, tensors_of
+from jaxpipe.huggingface.configs import ARCHITECTURES
+from jaxpipe.mesh import key_of
+from jaxpipe.models import LanguageModel
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.metrics import METRICS
 from jaxpipe.training.optimizer import learning_rate
@@ -124,3 +131,80 @@ def test_three_steps_on_a_mesh_are_those_of_torch(transformers, original, traine
     assert min(changes.values()) > 0
     errors = {name: np.linalg.norm(found[name] - wanted[name]) / change for name, change in changes.items()}
     assert max(errors.values()) <= LARGEST_ERROR, errors
+
+
+def with_adapters(model, initial: dict[str, np.ndarray], *, rank: int, alpha: float) -> dict:
+    """Freezes `model`, and adds to the weights of its layers products that are trained, by peft's formula.
+
+    Args:
+        initial: A by name of the module, "rank in".
+
+    Returns:
+        The parametrizations, by name of the module.
+    """
+    import torch
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, a, num_outputs: int):
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.tensor(a))
+            self.b = torch.nn.Parameter(torch.zeros(num_outputs, rank))
+
+        def forward(self, weight):
+            return weight + alpha / rank * self.b @ self.a
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    adapters = {}
+    for name, a in initial.items():
+        module = model.get_submodule(name)
+        adapters[name] = Adapted(a, module.weight.shape[0])
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", adapters[name])
+    return adapters
+
+
+@pytest.mark.slow
+def test_three_steps_of_adapters_are_those_of_torch(transformers, tmp_path):
+    """Under a split backward; all that is trained here are A and B."""
+    rank, alpha = 3, 12.0
+    new_model(transformers, "LlamaForCausalLM", SIZES).save_pretrained(tmp_path / "theirs")
+    convert(f"hf:{tmp_path}/theirs", str(tmp_path / "converted"))
+    lora = [f"--config.model.lora_rank={rank}", f"--config.model.lora_alpha={alpha}", "--config.model.lora_targets=all"]
+    command = [
+        *(f"--config=configs/finetune.py:{tmp_path}/converted", f"--workdir={tmp_path}/run", *MESH, *BATCH, *STEPS),
+        *(*lora, "--config.pipeline.schedule=zb_h1", "--config.mesh.tensor=2"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxpipe.train", *command],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    convert(str(tmp_path / "run"), f"peft:{tmp_path}/peft")
+    found = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    config = model_config(read_config(str(tmp_path / "run")))
+    architecture = ARCHITECTURES["LlamaForCausalLM"]
+    params = LanguageModel(config).init(key_of(0))  # whose A the run began with
+    by_path = {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    initial = {
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"): by_path[path][layer].T.copy()
+        for name, path, layer in tensors_of(modules_of(architecture, LanguageModel(config)), config.num_layers)
+        if "lora_A" in name
+    }
+    model = load(transformers, tmp_path / "theirs", "LlamaForCausalLM")
+    adapters = with_adapters(model, initial, rank=rank, alpha=alpha)
+    losses = train_in_torch(model, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+    assert len(adapters) == 4 * 7
+    for name, adapter in adapters.items():
+        for side, wanted, before in (("A", adapter.a, initial[name]), ("B", adapter.b, 0)):
+            numbers = wanted.detach().numpy()
+            error = np.linalg.norm(found[f"base_model.model.{name}.lora_{side}.weight"] - numbers)
+            assert error <= LARGEST_ERROR * np.linalg.norm(numbers - before), (name, side)

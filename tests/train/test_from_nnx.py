@@ -106,6 +106,24 @@ def test_dropout_is_the_same_on_every_mesh_and_schedule_and_other_in_every_step(
     assert all(abs(other - first) > 1e-3 for other in others)
 
 
+def test_flax_s_adapters_alone_are_trained():
+    rngs = nnx.Rngs(0)
+    blocks = [nnx.LoRALinear(WIDTH, WIDTH, lora_rank=2, rngs=rngs) for _ in range(NUM_BLOCKS)]
+    embedding = nnx.Embed(WORDS, WIDTH, rngs=rngs)
+    made = from_nnx(embedding, blocks, TiedHead(embedding, rngs), loss=loss)
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator="."): is_trained
+        for path, is_trained in jax.tree_util.tree_leaves_with_path(made.model.is_trained["layers"])
+    }
+    assert names == {"bias": False, "kernel": False, "lora.lora_a": True, "lora.lora_b": True}
+    assert not any(jax.tree.leaves(made.model.is_trained["shared"]))
+    pipeline = pipeline_of(made.model, schedule="1f1b", data=1)
+    _, grads = pipeline.loss_and_grads(pipeline.to_stages(made.params), batch(), 1.0)
+    assert [leaf.shape[-2:] for leaf in jax.tree.leaves(grads)] == [(WIDTH, 2), (2, WIDTH)]
+    plain = from_nnx(embedding, [nnx.Linear(WIDTH, WIDTH, rngs=rngs)], TiedHead(embedding, rngs), loss=loss)
+    assert plain.model.is_trained is None
+
+
 def test_parameters_go_back_into_the_modules():
     embedding, blocks, head = modules()
     made = from_nnx(embedding, blocks, head, loss=loss)

@@ -78,13 +78,15 @@ class GradientShards(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether devices keep parts of sums in a step with gradients."""
-        has_parts = any(part.splits_sum for part in jax.tree.leaves(shapes.parts["layers"]))
+        has_parts = any(part.splits_sum for part in jax.tree.leaves(shapes.trained_parts["layers"]))
         return shapes.table.has_backward and has_parts
 
     @classmethod
     def initial_state(cls, shapes: StepShapes, empty: Any) -> Unsummed:
         """Nothing is left; zeros, as a sum of nothing must be finite."""
-        leaves = zip(*map(jax.tree.leaves, (shapes.copies["layer"], shapes.parts["layers"])), strict=True)
+        leaves = zip(
+            *map(jax.tree.leaves, (shapes.trained_copies["layers"], shapes.trained_parts["layers"])), strict=True
+        )
         grads = [jnp.zeros(like.shape, sum_dtype(like.dtype)) for like, part in leaves if part.splits_sum]
         return Unsummed(jnp.int32(0), jnp.int32(0), grads, jnp.bool_(False))
 
@@ -116,7 +118,7 @@ class GradientShards(Channel):
 
 
 def _summed(left: Unsummed, step: DeviceStep) -> list[jax.Array]:
-    parts = [part for part in jax.tree.leaves(step.shapes.parts["layers"]) if part.splits_sum]
+    parts = [part for part in jax.tree.leaves(step.shapes.trained_parts["layers"]) if part.splits_sum]
     return scattered(left.grads, parts, deterministic=step.deterministic)
 
 
@@ -130,4 +132,4 @@ def _with_parts(sums: PyTree, left: Unsummed, arrived: list[jax.Array], shapes: 
         # What is left for nobody may have been summed before.
         return with_added(total, jnp.where(left.is_left, value, jnp.zeros_like(value)), left.chunk, left.layer)
 
-    return jax.tree.map(added, sums, shapes.parts["layers"])
+    return jax.tree.map(added, sums, shapes.trained_parts["layers"])

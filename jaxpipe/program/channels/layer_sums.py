@@ -47,12 +47,12 @@ class OnLayers(LayerChannel):
     def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
         """Sums it over the devices; nobody keeps the sum if nothing was left."""
         _, sums = carried
-        return reduced_layer(sums, self.step.shapes.parts["layers"], deterministic=self.step.deterministic)
+        return reduced_layer(sums, self.step.shapes.trained_parts["layers"], deterministic=self.step.deterministic)
 
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Keeps the sum, and reads what the next turn sums."""
         (chunk, layer), _ = carried
-        parts = self.step.shapes.parts["layers"]
+        parts = self.step.shapes.trained_parts["layers"]
         piece = self._piece(row)
         # In a loop of its own. A choice between the sum and what is there would read the sums, and XLA would make one
         # operation of that read and the layer's addition, which needs the sums before and a copy of them.
@@ -75,7 +75,7 @@ class OnLayers(LayerChannel):
         return Piece(row.of[self.name].piece, self.num_pieces)
 
     def _read(self, sums: PyTree, row: Row, chunk: jax.Array, layer: jax.Array) -> PyTree:
-        parts = self.step.shapes.parts["layers"]
+        parts = self.step.shapes.trained_parts["layers"]
         return (chunk, layer), sums_of_layer(sums, parts, jnp.maximum(chunk, 0), layer, self._piece(row))
 
 
@@ -88,7 +88,7 @@ class LayerSums(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether the parameters of layers have terms on several devices."""
-        return any(part.is_summed_once for part in jax.tree.leaves(shapes.parts["layers"]))
+        return any(part.is_summed_once for part in jax.tree.leaves(shapes.trained_parts["layers"]))
 
     def on_layers(self) -> OnLayers:
         """All of it."""

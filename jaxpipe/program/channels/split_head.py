@@ -64,6 +64,8 @@ def _rows(step: DeviceStep, microbatch: jax.Array) -> jax.Array:
 def _with_embedding(step: DeviceStep, microbatch: jax.Array, dx: jax.Array, sums: PyTree) -> PyTree:
     """Returns sums of the shared parameters' gradients with those of the embedding added."""
     assert step.functions.over_pipe
+    if not jax.tree.leaves(sums):  # all is frozen
+        return sums
     random = None if step.random is None else step.random.at(microbatch, EMBEDDING)
     of_microbatch = at_index(step.batch, microbatch)
     return step.functions.over_pipe.embed_backward(step.params["shared"], of_microbatch, random, dx, sums)

@@ -42,7 +42,7 @@ class SumsOverData(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether gradients of layers have terms on several devices."""
-        return any(part.is_summed_once for part in jax.tree.leaves(shapes.parts["layers"]))
+        return any(part.is_summed_once for part in jax.tree.leaves(shapes.trained_parts["layers"]))
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Any) -> Layers:
@@ -75,7 +75,7 @@ class SumsOverData(Channel):
         """Returns `state` with the gradients of `layers` summed over the devices that have terms."""
 
         def reduce(grads: PyTree, _: jax.Array) -> PyTree:
-            parts = self.shapes.parts["layers"]
+            parts = self.shapes.trained_parts["layers"]
             return reduce_layers(grads, parts, *layers, deterministic=self.step.deterministic)
 
         # Ordered like an access to storage: on CPUs its collectives would else meet others that stand in loops.

@@ -30,6 +30,8 @@ from jaxpipe.program.jaxprs import (
 from jaxpipe.program.split_vjp.cut import Cut, cut, needed_inputs
 from jaxpipe.program.vjp import LayerVjp
 
+NARROW = 8  # times as many parameters has a layer as are trained in it, where these are adapters
+
 
 def without_mixed_scans(closed: core.ClosedJaxpr, is_wanted: Sequence[bool]) -> core.ClosedJaxpr:
     """Returns `closed` with each scan cut in two if only some of its results lead to wanted outputs.
@@ -155,8 +157,8 @@ class SplitBackward:
     W also reads residuals, from which it computes the products' inputs, and what of the gradients is elementwise.
 
     Attributes:
-        backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the leaves of the
-            params' gradients and dx. Here `given` begins with the factors of the layer's losses, if it has any.
+        backward: jaxpr of B without calls: leaves of params, residuals, dy and given in sequence, to the gradients of
+            trained leaves of params, and dx. Here `given` begins with the factors of the layer's losses, if it has any.
         num_residuals: number of arrays that F saved.
 
     Example:
@@ -191,7 +193,7 @@ class SplitBackward:
 
     @property
     def is_of_w(self) -> list[bool]:
-        """[leaf of params] whether W makes its gradient."""
+        """[trained leaf of params] whether W makes its gradient."""
         return [not is_early for is_early in self.cut.is_early[:-1]]
 
     @property
@@ -211,7 +213,7 @@ class SplitBackward:
         """Computes I.
 
         Returns:
-            dx; the gradient of each leaf of `params`, None for those of W; the arrays deferred to W.
+            dx; the gradient of each trained leaf of `params`, None for those of W; the arrays deferred to W.
         """
         early = self.cut.is_early
         values = self._values(params, dict(zip(self._residuals, residuals, strict=True)), given)
@@ -230,7 +232,7 @@ class SplitBackward:
             residuals: the residuals with the indices `self.shared_with_w`.
 
         Returns:
-            The gradient of each leaf of `params`, None for those of I.
+            The gradient of each trained leaf of `params`, None for those of I.
         """
         early = self.cut.is_early
         shared = [self._residuals[i] for i in self.shared_with_w]
@@ -257,13 +259,19 @@ class SplitBackward:
 def split_vjp(vjp: LayerVjp) -> SplitBackward:
     """The split backward of a layer.
 
-    Any layer has one. Only products can be deferred: those of kernels, in the layer itself, in functions that it calls
-    or recomputes, and in its scans; a `while` or `cond` of which dx needs any result is computed by I as a whole.
+    Any layer has one; where few parameters are trained beside frozen ones, I is all of it. Only products can be
+    deferred: those of kernels, in the layer itself, in functions that it calls or recomputes, and in its scans; a
+    `while` or `cond` of which dx needs any result is computed by I as a whole.
     """
     closed = without_calls(vjp.backward_jaxpr)
     num_params = len(jax.tree.leaves(vjp.params))
     num_residuals = len(vjp.residuals)
-    is_wanted = [False] * num_params + [True]  # dx alone
+    sizes = [leaf.size for leaf in jax.tree.leaves(vjp.params)]
+    of_trained = [size for size, is_trained in zip(sizes, vjp.is_trained, strict=True) if is_trained]
+    # Of adapters I makes all gradients, and W has nothing to do: their products are narrow, and to move for later what
+    # they read takes as long as they do.
+    is_now = len(of_trained) < len(sizes) and NARROW * sum(of_trained) <= sum(sizes)
+    is_wanted = [is_now] * len(of_trained) + [True]  # dx
     closed = without_mixed_scans(closed, is_wanted)
     invars = closed.jaxpr.invars
     # Inputs stand as params, residuals, dy and given, each flat.
