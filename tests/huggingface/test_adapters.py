@@ -74,6 +74,7 @@ def test_files_are_those_of_peft(adapted):
     assert about["target_modules"] == ["o_proj", "q_proj", "up_proj", "v_proj"]
 
 
+@pytest.mark.ci
 def test_the_merged_model_has_the_kernels_by_peft_s_formula_and_our_logits(adapted, transformers, tmp_path):
     convert(str(adapted / "run"), f"hf:{tmp_path}/merged")
     convert(str(adapted / "base"), f"hf:{tmp_path}/base")

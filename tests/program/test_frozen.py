@@ -182,6 +182,7 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_moments():
     assert sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) == 2 * num_trained + 1  # and a count
 
 
+@pytest.mark.ci
 def test_a_model_with_adapters_begins_as_the_one_without():
     with_adapters = config_of("gpt", num_layers=2, lora=LORA)
     models = LanguageModel(with_adapters), LanguageModel(base_of(with_adapters))
