@@ -111,9 +111,11 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16", "optimizer.average_decay": 0.9}),
         ("gpt", "pipedream_2bw", (1, 4, 1), {}),
         ("llama", "zb_h1", (2, 2, 2), LORA | {"model.dtype": "bfloat16", "optimizer.average_decay": 0.9}),
-        ("llama", "1f1b", (2, 2, 1), LORA | {"model.dtype": "bfloat16", "mesh.shard": "none"}),
-        ("gpt", "bitpipe", (2, 2, 2), LORA | {"model.dtype": "bfloat16"}),
-        ("llama", "1f1b", (2, 2, 2), LORA | {"pipeline.vocab_over_pipe": "true"}),
+        pytest.param(
+            "llama", "1f1b", (2, 2, 1), LORA | {"model.dtype": "bfloat16", "mesh.shard": "none"}, marks=pytest.mark.ci
+        ),
+        pytest.param("gpt", "bitpipe", (2, 2, 2), LORA | {"model.dtype": "bfloat16"}, marks=pytest.mark.ci),
+        pytest.param("llama", "1f1b", (2, 2, 2), LORA | {"pipeline.vocab_over_pipe": "true"}, marks=pytest.mark.ci),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):

@@ -74,6 +74,7 @@ def test_files_are_those_of_peft(adapted):
     assert about["target_modules"] == ["o_proj", "q_proj", "up_proj", "v_proj"]
 
 
+@pytest.mark.ci
 def test_the_merged_model_has_the_kernels_by_peft_s_formula_and_our_logits(adapted, transformers, tmp_path):
     convert(str(adapted / "run"), f"hf:{tmp_path}/merged")
     convert(str(adapted / "base"), f"hf:{tmp_path}/base")
@@ -108,7 +109,9 @@ def test_they_come_back_byte_for_byte(adapted, tmp_path):
         "lora_alpha": ALPHA,
     }
     assert set(config.model.lora_targets.split(",")) == set(FIELDS["lora_targets"].split(","))
-    models = [LanguageModel(model_config(read_config(str(run)))) for run in (adapted / "run", tmp_path / "run")]
+    models = [
+        LanguageModel(model_config(RunConfig.of(read_config(str(run))))) for run in (adapted / "run", tmp_path / "run")
+    ]
     (_, wanted), (_, found) = (
         restore_canonical(run, model=model)
         for run, model in zip((adapted / "run", tmp_path / "run"), models, strict=True)
@@ -167,5 +170,5 @@ def test_runs_that_are_not_for_adapters_are_refused(adapted, tmp_path):
     gpt = new_run(tmp_path / "gpt", "gpt", lora_rank=2)
     with pytest.raises(ConfigError, match=r"rule peft-modules"):
         convert(str(gpt), f"peft:{tmp_path}/gpt2")
-    assert base_of(model_config(read_config(str(gpt)))).lora is None
+    assert base_of(model_config(RunConfig.of(read_config(str(gpt))))).lora is None
     convert(str(gpt), f"hf:{tmp_path}/merged")  # merged it goes

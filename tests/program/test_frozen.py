@@ -173,7 +173,7 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_moments():
     step = make_train_step(LanguageModel(config), pipeline, optimizer, None, max_grad_norm=1.0)
     for seed in range(5):
         state, metrics = step(state, random_batch(NUM_MICROBATCHES, seed=seed))
-    assert metrics["skipped"] == 0
+        assert metrics["skipped"] == 0
     after = jax.tree.map(np.asarray, state.params)
     for wanted, old, new in zip(*map(jax.tree.leaves, (LanguageModel(config).is_trained, before, after)), strict=True):
         assert old.dtype == new.dtype == ("float32" if wanted else "bfloat16")
@@ -182,6 +182,7 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_moments():
     assert sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) == 2 * num_trained + 1  # and a count
 
 
+@pytest.mark.ci
 def test_a_model_with_adapters_begins_as_the_one_without():
     with_adapters = config_of("gpt", num_layers=2, lora=LORA)
     models = LanguageModel(with_adapters), LanguageModel(base_of(with_adapters))
