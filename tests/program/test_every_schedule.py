@@ -249,7 +249,9 @@ def lose_what_is_left(monkeypatch, pipeline: Pipeline) -> None:
     monkeypatch.setattr(gradient_shards.GradientShards, "end", lambda self, carry: carry)
 
 
-@pytest.mark.parametrize("spoil", [gather_another_layer, gather_a_layer_too_late, sum_a_layer_twice, lose_what_is_left])
+@pytest.mark.parametrize(
+    "spoil", tiers([gather_a_layer_too_late, sum_a_layer_twice], ci=[gather_another_layer, lose_what_is_left])
+)
 def test_the_bound_would_show_weights_and_gradients_that_are_not_brought_together(monkeypatch, spoil):
     pipeline = split_weights()
     spoil(monkeypatch, pipeline)
