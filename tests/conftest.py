@@ -21,6 +21,8 @@ XLA_FLAGS = (
     # Devices share few cores: one may be late to a collective for a long time without being stuck.
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300",
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    # LLVM takes a tenth less for a program in one piece; 32 pieces are for idle cores.
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 
 # Small programs compile in half the time without XLA's fusion emitters; 0.12 has no other way, nor this flag.
@@ -52,6 +54,7 @@ def pytest_collection_finish():
     if "jax" in sys.modules:
         share_programs()
     gc.freeze()  # what is imported stays: no collection looks at it again
+    gc.set_threshold(50_000)  # traces are many small objects: one in seven seconds went to looking for rubbish
 
 
 @pytest.hookimpl(trylast=True)

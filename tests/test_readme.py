@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import settings
 
 from jaxpipe.config import base_config
 from jaxpipe.drawing.method_list import method_table
@@ -61,10 +62,16 @@ def setup_commands() -> list[str]:
         for number, code in enumerate(code_blocks(text, "python"))
     ],
 )
-def test_python_block_runs(code: str, tmp_path: Path):
+def test_python_block_runs(code: str, tmp_path: Path, monkeypatch, request):
+    """In this process but for the default tier, whose blocks show that a new one has all it needs."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    result = run_python(["-c", code], tmp_path)
-    assert result.returncode == 0, result.stderr
+    if request.node.get_closest_marker("ci"):
+        monkeypatch.chdir(tmp_path)
+        with settings():
+            exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+    else:
+        result = run_python(["-c", code], tmp_path)
+        assert result.returncode == 0, result.stderr
 
 
 def test_a_broken_block_would_be_seen(tmp_path: Path):

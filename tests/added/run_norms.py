@@ -20,14 +20,20 @@ for name, pipe, num_microbatches, num_layers, axes in (
     params, batch = random_params(config), random_batch(num_microbatches, seed=0, family="gpt")
     model = LanguageModel(config)
     arguments = programs.staged(pipeline, params), batch, mean_factors(model.num_losses(batch))
+
+    @jax.jit
+    def outputs(microbatch, model=model, params=params, num_layers=num_layers):
+        xs = [model.embed(params["shared"], microbatch, None)]
+        for number in range(num_layers):
+            of_layer = jax.tree.map(lambda leaf, at=number: leaf[at], params["layers"])
+            xs.append(model.layer(of_layer, xs[-1], microbatch, None))
+        return xs[1:]
+
     step = pipeline.loss_and_grads.lower(*arguments).compile()
     assert unordered_collectives(step.as_text()) == []
     wanted = np.zeros(num_layers)
     for number in range(num_microbatches):
         microbatch = jax.tree.map(lambda leaf, at=number: leaf[at], batch)
-        x = model.embed(params["shared"], microbatch, None)
-        for layer in range(num_layers):
-            x = model.layer(jax.tree.map(lambda leaf, at=layer: leaf[at], params["layers"]), x, microbatch, None)
-            wanted[layer] += np.square(np.asarray(x, np.float64)).sum()
+        wanted += [np.square(np.asarray(x, np.float64)).sum() for x in outputs(microbatch)]
     losses, _ = step(*arguments)
     np.testing.assert_allclose(losses["measured_layer_norms"], wanted, rtol=1e-5)

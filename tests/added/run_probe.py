@@ -21,14 +21,18 @@ from jaxpipe.training.step import mean_factors
 
 def plain_sum(config, params, batch, num_microbatches):
     """The outputs of all layers of all microbatches, added up on one device."""
-    model, total = LanguageModel(config), 0.0
-    for number in range(num_microbatches):
-        microbatch = jax.tree.map(lambda leaf, at=number: leaf[at], batch)
-        x = model.embed(params["shared"], microbatch, None)
-        for layer in range(config.num_layers):
-            x = model.layer(jax.tree.map(lambda leaf, at=layer: leaf[at], params["layers"]), x, microbatch, None)
-            total += float(np.asarray(x, np.float64).sum())
-    return total
+    model = LanguageModel(config)
+
+    @jax.jit
+    def outputs(microbatch):
+        xs = [model.embed(params["shared"], microbatch, None)]
+        for number in range(config.num_layers):
+            of_layer = jax.tree.map(lambda leaf, at=number: leaf[at], params["layers"])
+            xs.append(model.layer(of_layer, xs[-1], microbatch, None))
+        return xs[1:]
+
+    of_microbatches = [jax.tree.map(lambda leaf, at=number: leaf[at], batch) for number in range(num_microbatches)]
+    return sum(float(np.asarray(x, np.float64).sum()) for each in of_microbatches for x in outputs(each))
 
 
 def check_numbers(name, num_devices, num_microbatches, num_layers, **axes):

@@ -200,7 +200,7 @@ def test_text_says_the_same_in_gibibytes():
     assert "\nhardware        139.801  fits, spare 136." in result.stdout  # 143156 MiB
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_layers_are_gathered_and_summed_over_data_behind_products():
     """In the loops of the first F and the last B, once in each: XLA combines the collectives of a layer."""
     sizes = ("model.num_layers=4", "model.vocab_size=4096", "model.attention=chunked", "data.seq_len=2048")

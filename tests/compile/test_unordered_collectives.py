@@ -15,6 +15,7 @@ from collectives_of_programs import unordered_collectives
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from tiers import tiers
 
 from jaxpipe.compile.step import compile_step
 from jaxpipe.config import base_config, check
@@ -32,33 +33,31 @@ WEIGHTS = {"mesh.shard": "weights"}
 # family; pipe, data, expert, tensor; schedule; fields
 DIED = ("gpt", (1, 2, 1, 1), "1f1b", PLAIN | WHOLE)  # on pipe=1, data=2 after a step, ten times of ten
 STOOD_STILL = ("gpt", (2, 4, 1, 1), "zb_v", {})
-STEPS = [
-    ("gpt", (1, 2, 1, 1), "1f1b", {}),
-    ("bert", (2, 2, 1, 2), "chimera", {}),
-    ("llama", (2, 2, 1, 2), "1f1b", {"pipeline.vocab_over_pipe": "true"}),
-    ("llama", (2, 4, 1, 1), "wpipe", PLAIN | {"pipeline.num_microbatches": 2}),
-    ("mixtral", (2, 1, 2, 2), "1f1b", {}),
-    ("mixtral", (1, 2, 2, 1), "zb_h1", PLAIN | WHOLE | {"model.dispatch": "capacity"}),
-    ("gpt", (2, 2, 1, 2), "pipedream_2bw", {"optimizer.name": "muon"}),
-    ("gpt", (4, 2, 1, 1), "bpipe", PLAIN | {"optimizer.name": "muon"}),
-    ("gpt", (2, 4, 1, 1), "dualpipe", PLAIN | WEIGHTS),
-    ("mixtral", (1, 2, 2, 2), "1f1b", WEIGHTS),
-]
-RARE = [
-    ("llama", (2, 2, 1, 2), "zb_h1", PLAIN | WEIGHTS),
-    ("bert", (4, 2, 1, 1), "bpipe", PLAIN | {"mesh.shard": "gradients"}),
-]
-
-
-@pytest.mark.parametrize(
-    ("family", "shape", "schedule", "fields"),
-    [
-        DIED,
-        *(pytest.param(*case, marks=pytest.mark.ci) for case in (STOOD_STILL, *STEPS)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in RARE),
+CASES = tiers(
+    [DIED],
+    ci=[
+        STOOD_STILL,
+        ("gpt", (1, 2, 1, 1), "1f1b", {}),
+        ("bert", (2, 2, 1, 2), "chimera", {}),
+        ("llama", (2, 2, 1, 2), "1f1b", {"pipeline.vocab_over_pipe": "true"}),
+        ("llama", (2, 4, 1, 1), "wpipe", PLAIN | {"pipeline.num_microbatches": 2}),
+        ("mixtral", (1, 2, 2, 1), "zb_h1", PLAIN | WHOLE | {"model.dispatch": "capacity"}),
+        ("gpt", (2, 2, 1, 2), "pipedream_2bw", {"optimizer.name": "muon"}),
+        ("gpt", (4, 2, 1, 1), "bpipe", PLAIN | {"optimizer.name": "muon"}),
+        ("mixtral", (1, 2, 2, 2), "1f1b", WEIGHTS),
+    ],
+    slow=[
+        ("mixtral", (2, 1, 2, 2), "1f1b", {}),
+        ("gpt", (2, 4, 1, 1), "dualpipe", PLAIN | WEIGHTS),
+        ("llama", (2, 2, 1, 2), "zb_h1", PLAIN | WEIGHTS),
+        ("bert", (4, 2, 1, 1), "bpipe", PLAIN | {"mesh.shard": "gradients"}),
     ],
 )
-def test_of_a_training_step(family, shape, schedule, fields):
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:3])))
+def test_of_a_training_step(case):
+    family, shape, schedule, fields = case
     config = base_config(family)
     sizes = {f"model.{name}": size for name, size in FAMILIES[family].items()}
     mesh = {f"mesh.{axis}": size for axis, size in zip(("pipe", "data", "expert", "tensor"), shape, strict=True)}

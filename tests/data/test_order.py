@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from fractions import Fraction
+from functools import cache
 
 import grain
 import numpy as np
@@ -14,12 +15,16 @@ ONE = (Fraction(1),)
 SIZES, WEIGHTS = (7, 30, 2), (Fraction("0.5"), Fraction("1.25"), Fraction("0.25"))
 BLEND = SequenceOrder(SIZES, WEIGHTS, seed=0)
 PLACES = np.arange(400)
-ADDRESSES = BLEND.at(PLACES)
+
+
+@cache
+def addresses():
+    return BLEND.at(PLACES)
 
 
 def test_every_source_takes_each_of_its_sequences_once_an_epoch_and_its_epochs_one_after_another():
     seen = defaultdict(lambda: defaultdict(list))
-    for source, epoch, sequence in ADDRESSES.tolist():
+    for source, epoch, sequence in addresses().tolist():
         seen[source][epoch].append(sequence)
     assert set(seen) == {0, 1, 2}
     for source, epochs in seen.items():
@@ -44,13 +49,13 @@ def test_up_to_every_place_each_source_has_had_its_share(weights):
 
 
 def test_shares_are_exact_where_they_are_whole_numbers():
-    counts = np.bincount(ADDRESSES[:, 0])
+    counts = np.bincount(addresses()[:, 0])
     assert counts.tolist() == [100, 250, 50]  # of 400, a quarter, five eighths and an eighth
 
 
 def test_a_place_has_the_same_sequence_whatever_is_asked_for_with_it():
     shuffled = np.random.default_rng(0).permutation(PLACES)
-    np.testing.assert_array_equal(SequenceOrder(SIZES, WEIGHTS, seed=0).at(shuffled), ADDRESSES[shuffled])
+    np.testing.assert_array_equal(SequenceOrder(SIZES, WEIGHTS, seed=0).at(shuffled), addresses()[shuffled])
 
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own():

@@ -6,9 +6,6 @@ tensor.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -19,10 +16,14 @@ from their_models import LLAMA, load, new_model
 
 from jaxpipe.config import model_config
 from jaxpipe.convert import convert
+<<<<<<< HEAD
 from jaxpipe.huggingface.adapters import modules_of, tensors_of
 from jaxpipe.huggingface.configs import ARCHITECTURES
 from jaxpipe.mesh import key_of
 from jaxpipe.models import LanguageModel
+=======
+from jaxpipe.train import main as train
+>>>>>>> citime
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.metrics import METRICS
 from jaxpipe.training.optimizer import learning_rate
@@ -65,18 +66,8 @@ def trained(original, case):
     """The folder of our run; converted beside it, and converted back."""
     folder = original.parent
     convert(f"hf:{original}", str(folder / "converted"))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "jaxpipe.train", f"--config=configs/finetune.py:{folder / 'converted'}"),
-            *(f"--workdir={folder / 'run'}", *MESH, *case[2], *BATCH, *STEPS),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    config = f"--config={ROOT}/configs/finetune.py:{folder / 'converted'}"
+    assert train([config, f"--workdir={folder / 'run'}", *MESH, *case[2], *BATCH, *STEPS]) == 0
     convert(str(folder / "run"), f"hf:{folder / 'back'}")
     return folder / "run"
 

@@ -126,8 +126,14 @@ print(json.dumps({"kernels": text.count("__gpu$xla.gpu.triton"), "loops": len(re
 """
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("size", [8, 128])
-@pytest.mark.parametrize("name", ["a100-80g", "h100-80g"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param("a100-80g", 8, marks=pytest.mark.ci),
+        pytest.param("h100-80g", 128, marks=pytest.mark.ci),
+        pytest.param("a100-80g", 128, marks=pytest.mark.slow),
+        pytest.param("h100-80g", 8, marks=pytest.mark.slow),
+    ],
+)
 def test_on_a_gpu_they_are_three_kernels(name, size):
     assert printed(COMPILE, name, str(size)) == {"kernels": 3, "loops": 0, "branches": 0}

@@ -124,7 +124,7 @@ def test_the_average_of_a_run_is_a_plain_one(trained):
 @pytest.mark.parametrize(
     ("schedule", "optimizer"),
     [
-        pytest.param("bitpipe", "muon", marks=pytest.mark.ci),
+        pytest.param("bitpipe", "muon", marks=pytest.mark.slow),
         pytest.param("1f1b", "adamw", marks=pytest.mark.slow),  # in test_skipped_steps, too
         pytest.param("wpipe", "adamw", marks=pytest.mark.slow),
         pytest.param("zb_v", "lion", marks=pytest.mark.slow),

@@ -131,7 +131,7 @@ def test_xla_flags_that_differ_from_those_of_the_run(tmp_path, before, now, chan
     assert resume.flags_change(tmp_path, now) == change
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_that_resumes_under_another_flag_says_so(tmp_path, monkeypatch):
     small = (tmp_path / "run", "--config.mesh.pipe=1", "--config.mesh.data=1", "--config.train.steps=3")
     assert train(*small).returncode == 0

@@ -95,7 +95,7 @@ def test_a_run_goes_on_on_another_mesh(mixture):
     assert len(metrics(mixture / "run")) == 15
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_without_flush_balances_too(mixture):
     """After one step each layer has given to an expert and taken from one; the second step may take it back."""
     files, more = [f"--config={mixture}/mixture.py", f"--workdir={mixture}/delayed"], ["--config.train.steps=2"]

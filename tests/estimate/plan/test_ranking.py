@@ -360,6 +360,7 @@ def test_fewer_gpus_are_taken_where_all_are_slower():
     assert setting_of(config_of(thin_config(), row.setting), part) == row.setting
 
 
+@pytest.mark.ci
 def test_no_plan_is_worse_on_more_gpus():
     assert check_never_worse(thin_config(), [(1, gpus) for gpus in (1, 4, 5, 7)], hardware="a100-80g") >= 2
 

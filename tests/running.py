@@ -18,7 +18,7 @@ import jax
 
 from jaxpipe.distributed import log
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SMALL = [
     "--config.mesh.platform=cpu",
     "--config.mesh.pipe=2",
@@ -37,10 +37,15 @@ SMALL = [
 ]
 
 
+# The suite's options that shorten compilation, without its devices and time-outs.
+QUICK = [flag for flag in os.environ["XLA_FLAGS"].split() if flag.startswith(("--xla_cpu_use_", "--xla_cpu_parallel_"))]
+
+
 def environment(*, is_optimized: bool = False) -> dict[str, str]:
     """Of a command in a process of its own; `is_optimized` compiles as a user's run does, which takes longer."""
     optimization = {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(not is_optimized)}
-    return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **optimization}
+    flags = "" if is_optimized else " ".join(QUICK)
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **optimization}
 
 
 def in_child(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
