@@ -26,6 +26,7 @@ from jaxpipe.mesh import Randomness, added, key_of
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
 from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.batches import example_batch, put_batch
@@ -238,7 +239,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 
-def pool_shapes(storage: Storage) -> set[str]:
+def pool_shapes(storage: Storage | StepShapes) -> set[str]:
     """The shapes of the page pools' leaves, as HLO writes them."""
     rows = [row for pool in storage.pools for row in pool.like()]
     return {f"{_HLO_DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}

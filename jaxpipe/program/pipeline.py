@@ -39,6 +39,7 @@ from jaxpipe.program.contract import (
     check_dtype,
     check_jax,
     check_mesh,
+    check_recomputed,
     check_shard,
     without_derivative,
 )
@@ -101,6 +102,7 @@ class Pipeline:
         blocking: bool | None = None,
         by_chunk: bool | None = None,
         behind_layers: bool | None = None,
+        recomputed: Sequence[int] | None = None,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -127,6 +129,8 @@ class Pipeline:
                 `MOST_ACTIONS`.
             behind_layers: whether layers are gathered and their gradients summed over `data` behind other layers, see
                 `jaxpipe.lowering.lower`; by default if the mesh has several devices along `MASTER_AXES`.
+            recomputed: [stage] how many of its first layers are `functions.layer_again`, which backward computes again;
+                by default none are.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -143,6 +147,10 @@ class Pipeline:
         self.mesh = mesh
         self.functions = functions
         self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
+        self.recomputed = check_recomputed(schedule, functions, self.layers_per_stage, recomputed)
+        if self.recomputed == self.layers_per_stage:  # all save alike
+            self.functions = functions.recomputing
+            self.recomputed = ()
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
         self.shard = Shard(shard)
@@ -192,6 +200,7 @@ class Pipeline:
             blocking=self.blocking,
             behind_layers=self.behind_layers,
             shard=self.shard,
+            recomputed=self.recomputed,
         )
 
     def to_stages(self, params: PyTree) -> PyTree:
@@ -258,9 +267,6 @@ class Pipeline:
         self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
     ) -> DeviceStep:
         """The step on the device that traces this inside `shard_map`."""
-        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
-        # every element that needs it; so the length is known to it only for several layers.
-        is_known = len(set(self.layers_per_stage)) == 1 and self.layers_per_stage[0] > 1
         device = lax.axis_index("pipe")
         microbatch_size = jax.tree.leaves(batch)[0].shape[1]
         return DeviceStep(
@@ -273,11 +279,15 @@ class Pipeline:
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(self.layout.first_layer)[device],
             num_layers=jnp.asarray(self.layout.num_held)[device],
-            static_num_layers=self.layers_per_stage[0] if is_known else None,
+            num_recomputed=self._of_chunks(shapes.table.recomputed)[device] if len(shapes.forms) > 1 else None,
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),
         )
+
+    def _of_chunks(self, of_stages: Sequence[int]) -> jax.Array:
+        """[device, chunk] numbers of stages."""
+        return jnp.array([[of_stages[s] for _, s in held] for held in self.schedule.placement.stages_of], jnp.int32)
 
     def _run(
         self,
