@@ -20,7 +20,7 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.program.shapes import LayerForm, StepShapes, bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.training.run_step import Step
 
 PyTree = Any
@@ -114,16 +114,38 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     x = shapes.message
     microbatch = shapes.microbatch
     shared = shapes.copies["shared"]
-    layers = _stacked(shapes.copies["layer"])
-    saved = shapes.storage.saved
-    pages = _stacked(list(saved.residuals))
     random = Randomness.like() if has_dropout else None
+    losses = shapes.losses
+
+    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
+        loss, dy, sums = head_backward(functions, shared, y, microbatch, scale, sums)
+        return sums, dy, loss
+
+    def embedding(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
+        return embed_backward(functions, shared, microbatch, random, dx, sums)
+
+    of_forms = [_layer_bytes(pipeline, shapes, form, random) for form in shapes.forms]
+    return {
+        # Layers of one form run at a time.
+        **{name: max(of_form[name] for of_form in of_forms) for name in of_forms[0]},
+        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, losses.head),
+        "embed_backward": _temp_bytes(pipeline, embedding, shared, shared, microbatch, random, x),
+    }
+
+
+def _layer_bytes(pipeline: Pipeline, shapes: StepShapes, form: LayerForm, random: Randomness | None) -> dict[str, int]:
+    """The parts of `workspace_bytes` that compute a layer of a form."""
+    x = shapes.message
+    microbatch = shapes.microbatch
+    layers = _stacked(shapes.copies["layer"])
+    saved = form.storage.saved
+    pages = _stacked(list(saved.residuals))
     index = _like((), np.int32)
     losses = shapes.losses
     # A layer with losses of its own returns them, and its backward gets their gradients.
     result = (x, losses.layers) if losses.layers else x
-    vjp = shapes.vjp
-    split = shapes.split
+    vjp = form.vjp
+    split = form.split
     assert vjp
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
@@ -132,13 +154,6 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: PyTree, i: jax.Array, *given: PyTree) -> Any:
         d_layer, dx = vjp.backward(_at(layers, i), _at(pages, i), dy, *given)
         return _added(sums, jax.tree.leaves(d_layer), i), dx
-
-    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
-        loss, dy, sums = head_backward(functions, shared, y, microbatch, scale, sums)
-        return sums, dy, loss
-
-    def embedding(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
-        return embed_backward(functions, shared, microbatch, random, dx, sums)
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
         assert split
@@ -166,8 +181,6 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         "layer_backward": _temp_bytes(
             pipeline, layer_backward, layers, layers, pages, result, index, microbatch, random
         ),
-        "head": _temp_bytes(pipeline, head, shared, shared, x, microbatch, losses.head),
-        "embed_backward": _temp_bytes(pipeline, embedding, shared, shared, microbatch, random, x),
     }
 
 

@@ -18,6 +18,7 @@ from jax import dtypes
 
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_given
+from jaxpipe.config.model import kind_of_others
 from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
@@ -65,6 +66,10 @@ class Model:
     embed_backward: Callable[..., Any] | None = None
     head_backward: Callable[..., Any] | None = None
     specs: Any = None
+
+    def recomputing(self, kind: str) -> Model:
+        """The same model whose layers are computed again in backward if `kind` is "full"."""
+        return replace(self, layer=recomputed(self.layer, kind))
 
     has_dropout = True  # the model may draw; in a step without a draw an unused key is harmless
 
@@ -136,9 +141,9 @@ def given_task(
     num_microbatches = config.pipeline.num_microbatches
     # Leaves are [microbatch, sequence, ...].
     sequence = {name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype) for name, leaf in example.items()}
-    recompute = config.model.recompute
+    recompute = kind_of_others(config)
     task = Task(
-        replace(model, layer=recomputed(model.layer, recompute)),
+        model.recomputing(recompute),
         train_batches=replace(train, num_microbatches=num_microbatches),
         heldout_batches=replace(heldout, num_microbatches=num_microbatches),
         data=f"given in Python; a batch has {outline}",

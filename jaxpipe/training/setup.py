@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -131,11 +131,15 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
     # Again, now that the platform is decided; before the mesh is laid out, since no order changes the kind of device.
     check_attention_kernel(config.replaced({"mesh.platform": devices[0].platform}))
     _, devices = mesh_order(spec, devices, gpus_per_node)
+    functions = StageFunctions.of(model)
+    recomputed = spec.recomputed
+    if recomputed:
+        functions = replace(functions, layer_again=StageFunctions.of(model.recomputing(recomputed.kind)).layer)
     return Pipeline(
         # A schedule without flush has several batches; layout, parts and evaluation are of one.
         one_batch(spec.schedule),
         make_mesh(**config.mesh.axes, devices=devices),
-        StageFunctions.of(model),
+        functions,
         num_layers=config.model.num_layers,
         layers_per_stage=spec.layers_per_stage,
         dtype=config.model.dtype,
@@ -143,6 +147,7 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
         sums_dtype=config.mesh.sums_dtype,
         deterministic=config.mesh.deterministic,
         costs=spec.stage_costs,
+        recomputed=recomputed and recomputed.counts,
     )
 
 

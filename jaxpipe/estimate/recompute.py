@@ -1,0 +1,172 @@
+"""Which layers to compute again, so that a step fits into given bytes: by stage, as few as will do.
+
+Goes in: a setting and bytes. Comes out: the setting with counts by stage, and for one stage a device with the layers by
+stage too. Left to others: the bytes of a setting (`memory`), and its time (`step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxpipe.config.recompute import Recomputed
+from jaxpipe.estimate.memory import memory, table_microbatches
+from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.step_collectives import action_times
+from jaxpipe.estimate.times import TimeSource, stage_seconds
+from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.schedules import Schedule
+from jaxpipe.schedules.schedule import Kind
+
+_MORE_LAYERS = 3  # of the longest stage beyond those of equal stages: its rows take bytes on all devices
+
+
+def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | None:
+    """`setting` with the fewest layers computed again that keep a step within `most_bytes`; None if none do.
+
+    Counts grow on the device that holds most, in the stage of which it holds most microbatches: there a layer less is
+    saved most often.
+
+    Args:
+        setting: a setting with a flush whose layers compute nothing again.
+        kind: what of a layer is computed again.
+        most_bytes: bytes that a step may take of a device.
+
+    Raises:
+        ScheduleError: the schedule cannot be built.
+    """
+    layers = np.array(setting.layers_per_stage)
+    schedule = _few(setting)
+    held = _held_of_stages(schedule)
+    counts = np.zeros_like(layers)
+    while True:
+        found = _with_counts(setting, kind, counts)
+        excess = memory(found).total - most_bytes
+        if excess <= 0:
+            return found
+        if (counts == layers).all():
+            return None
+        peaks = _peaks(schedule, layers - counts)
+        target = peaks.max() - max(1, -(-excess // _saved_bytes(setting, kind)))
+        for device, stages in enumerate(schedule.placement.stages_of):
+            while _peaks(schedule, layers - counts)[device] > target:
+                free = [stage for _, stage in stages if counts[stage] < layers[stage]]
+                if not free:
+                    break
+                counts[max(free, key=lambda stage: (held[stage], -stage))] += 1
+
+
+def split_and_recomputed(setting: Setting, kind: str, most_bytes: int, source: TimeSource) -> Iterator[Setting]:
+    """Settings with layers by stage chosen together with the counts, since what is computed again makes a stage longer.
+
+    For one stage a device, of whole backwards or not, without EVICT and LOAD. For each length of the longest stage the
+    pages that there is room for bound what each stage keeps; then the longest stage is as short as it can be.
+
+    Args:
+        setting, kind, most_bytes: as of `least_recomputed`.
+        source: source of the times of actions.
+    """
+    schedule = _few(setting)
+    placement = schedule.placement
+    if placement.num_chunks > 1 or placement.num_replicas > 1 or schedule.parks_pages:
+        return
+    held = _held_of_stages(schedule)
+    num_stages = len(held)
+    num_layers = sum(setting.layers_per_stage)
+    kept, again = setting, replace(setting, model=replace(setting.model, recompute=kind))
+    kept_s, again_s = (_seconds(form, source, num_stages) for form in (kept, again))
+    layer_s, more_s = kept_s[0], again_s[0] - kept_s[0]
+    first = -(-num_layers // num_stages)
+    for longest in range(first, first + _MORE_LAYERS):
+        # The bytes of all but pages, with so many rows of layers on each device, and of all inputs.
+        even = _even_with_longest(num_layers, num_stages, longest)
+        if even is None:
+            continue
+        whole = replace(setting, layers_per_stage=even, recomputed=Recomputed(kind, even))
+        room = most_bytes - memory(whole).total
+        pages = room // _saved_bytes(setting, kind)
+        if pages < 0:
+            continue
+        most_kept = [int(pages // num) for num in held]
+        layers = _balanced(most_kept, num_layers, longest, layer_s, more_s, kept_s[1])
+        if layers is not None:
+            counts = [max(0, num - most) for num, most in zip(layers, most_kept, strict=True)]
+            yield _with_counts(replace(setting, layers_per_stage=tuple(layers)), kind, counts)
+
+
+def _balanced(
+    most_kept: Sequence[int], num_layers: int, longest: int, layer_s: float, more_s: float, ends_s: np.ndarray
+) -> list[int] | None:
+    """[stage] layers such that the longest stage is as short as it can be, none of more than `longest` layers.
+
+    Args:
+        most_kept: [stage] layers that may be saved whole; the others are `more_s` longer than `layer_s`.
+        ends_s: [stage] what else a stage computes.
+    """
+
+    def seconds(stage: int, num: int) -> float:
+        return ends_s[stage] + num * layer_s + max(0, num - most_kept[stage]) * more_s
+
+    layers = [1] * len(most_kept)
+    # A layer at a time, where the stage is then the shortest: exact, since each layer more makes a stage longer.
+    for _ in range(num_layers - len(layers)):
+        free = [stage for stage, num in enumerate(layers) if num < longest]
+        if not free:
+            return None
+        layers[min(free, key=lambda stage: seconds(stage, layers[stage] + 1))] += 1
+    return layers
+
+
+def _seconds(setting: Setting, source: TimeSource, num_stages: int) -> tuple[float, np.ndarray]:
+    """Seconds of F and the whole backward of one layer, and [stage] those of embedding and head."""
+    of_layers = [
+        stage_seconds(action_times(setting, source), (number,) * num_stages, vocab_over_pipe=setting.vocab_over_pipe)
+        for number in (0, 1)
+    ]
+    parts = [Kind.F, Kind.I, Kind.W] if setting.schedule_spec.smallest.has_split_backward else [Kind.F, Kind.B]
+    ends, with_layer = (seconds[parts].sum(axis=0) for seconds in of_layers)
+    return float((with_layer - ends)[0]), ends
+
+
+def _even_with_longest(num_layers: int, num_stages: int, longest: int) -> tuple[int, ...] | None:
+    """[stage] layers, of which the first stage has `longest` and the others are even; None if there are too few."""
+    rest = num_layers - longest
+    if rest < num_stages - 1 or rest > longest * (num_stages - 1):
+        return None
+    others = [(rest + place) // (num_stages - 1) for place in range(num_stages - 1)] if num_stages > 1 else []
+    return (longest, *others)
+
+
+def _with_counts(setting: Setting, kind: str, counts: Sequence[int] | np.ndarray) -> Setting:
+    of_stages = tuple(int(count) for count in counts)
+    return replace(setting, recomputed=Recomputed(kind, of_stages) if any(of_stages) else None)
+
+
+def _saved_bytes(setting: Setting, kind: str) -> int:
+    """Bytes of a page that a layer that is computed again does not save."""
+    return max(1, traced_layer(setting).page_bytes - traced_layer(setting, recompute=kind).page_bytes)
+
+
+def _few(setting: Setting) -> Schedule:
+    """The schedule of as many microbatches as show what devices hold."""
+    spec = setting.schedule_spec
+    return spec.build(table_microbatches(spec, setting.num_microbatches))
+
+
+def _peaks(schedule: Schedule, pages: np.ndarray) -> np.ndarray:
+    """[device] the most pages that it holds, [stage] `pages` of each microbatch, by the order of its rows."""
+    columns = schedule.columns
+    # From F to the last action that reads: B, or W.
+    change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W).astype(int)
+    change = change * pages[columns.stage]
+    return np.array(
+        [np.cumsum(change[columns.device == device]).max(initial=0) for device in range(schedule.num_devices)]
+    )
+
+
+def _held_of_stages(schedule: Schedule) -> np.ndarray:
+    """[stage] the most of its microbatches that are held at once."""
+    stages = np.arange(schedule.num_stages)
+    return np.array([int(_peaks(schedule, (stages == stage).astype(int)).max()) for stage in stages])
