@@ -23,6 +23,14 @@ from jaxpipe.schedules.schedule import Kind
 _MORE_LAYERS = 3  # of the longest stage beyond those of equal stages: its rows take bytes on all devices
 
 
+def recomputations(setting: Setting, kind: str, most_bytes: int, source: TimeSource) -> Iterator[Setting]:
+    """Settings as `setting` that fit, with layers of each stage computed again; arguments as of the functions below."""
+    found = least_recomputed(setting, kind, most_bytes)
+    if found is not None:
+        yield found
+        yield from (other for other in split_and_recomputed(setting, kind, most_bytes, source) if other != found)
+
+
 def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | None:
     """`setting` with the fewest layers computed again that keep a step within `most_bytes`; None if none do.
 

@@ -101,6 +101,11 @@ class Setting(MeshSizes):
         """The expected costs of a stage; before they are decided, those by the options and `model.recompute`."""
         return self.costs or costs_by(self.model.recompute, self.options)
 
+    @property
+    def recompute(self) -> str:
+        """The value of `model.recompute` of a config."""
+        return str(self.recomputed or self.model.recompute)
+
     @cached_property
     def forms(self) -> tuple[Setting, ...]:
         """This setting with all layers alike, for each way in which layers save; of two the second computes again."""

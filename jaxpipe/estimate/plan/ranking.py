@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, islice
 
+from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.config.recompute import FULL
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.costs import costs_of
@@ -50,10 +52,15 @@ from jaxpipe.estimate.plan.space import (
     smallest_meshes,
     with_fewer,
 )
+from jaxpipe.estimate.recompute import recomputations
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
+from jaxpipe.models.choices import NOTHING
 
+# Methods of which layers are computed again by stage where all saved would not fit: their rows take no search, and the
+# first stages hold more than the last.
+RECOMPUTED_BY_STAGE = ("1f1b", "interleaved_1f1b")
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
 _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
@@ -164,6 +171,7 @@ def search(
             if fits(item.setting, held):
                 tight.setdefault(item.candidate, row)
         setting = item.setting
+        frontier.push_recomputed(item, margin=margin)
         # Of the rest a stronger `shard` changes nothing, so one that does not fit by its parameters is passed over.
         for stronger in () if item.is_shared_more else sharing_more(item.setting):
             setting = stronger
@@ -250,6 +258,7 @@ class _Frontier:
 
     def __init__(self, space: Space, source: TimeSource):
         self.num_not_measured = 0
+        self._recomputed: set[Setting] = set()
         self._source = source
         self._numbers = count()
         self._candidates = count()
@@ -288,6 +297,19 @@ class _Frontier:
         times = action_times(setting, self._source)
         collectives = step_collectives(setting, self._source, times)
         return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
+
+    def push_recomputed(self, item: _BoundedSetting, *, margin: float) -> None:
+        """Adds what of a setting that does not fit does so, if some layers of each stage are computed again."""
+        setting = item.setting
+        if setting.schedule_name not in RECOMPUTED_BY_STAGE or setting.recomputed or setting.model.recompute != NOTHING:
+            return
+        if setting in self._recomputed:
+            return
+        self._recomputed.add(setting)
+        most_bytes = int((setting.topology.hardware.memory_bytes - RESERVE_BYTES) / (1.0 + margin))
+        with suppress(ConfigError):  # `source` has measured times, none of layers that are computed again
+            for found in recomputations(setting, FULL, most_bytes, self._source):
+                self.push(replace(item, setting=found, estimate=estimate(found, self._source)))
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
