@@ -82,7 +82,7 @@ def check_recompute(config: RunConfig) -> None:
     """Raises ConfigError unless the layers that `model.recompute` counts are there, and a program can tell them."""
     text = config.model.recompute
     kind, is_list, _ = text.partition(":")
-    if not is_list and kind != AUTO:
+    if not is_list:
         return  # the family checks it
     if kind == AUTO:
         most_bytes(config)

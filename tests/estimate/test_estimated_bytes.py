@@ -109,6 +109,10 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ("llama", "chimera", (1, 4, 1), {"pipeline.vocab_over_pipe": "true"}),
         ("gpt", "pipedream_2bw", (2, 4, 1), {"model.dtype": "bfloat16", "optimizer.average_decay": 0.9}),
         ("gpt", "pipedream_2bw", (1, 4, 1), {}),
+        ("llama", "bpipe", (1, 4, 1), {"model.recompute": "full:1,1,0,0"}),
+        ("gpt", "zb_h1", (2, 2, 1), {"model.recompute": "full:3,1", "model.dtype": "bfloat16"}),
+        # One count for both stages of a device.
+        ("gpt", "interleaved_1f1b", (2, 2, 1), {"model.recompute": "attention:2,0"}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):

@@ -212,6 +212,7 @@ def test_what_fits_only_with_shared_weights_is_planned(monkeypatch):
 def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
     monkeypatch.setattr(of_search, "pages_in_rows", lambda setting: 10**9)
     monkeypatch.setattr(of_search, "estimate", lambda *each: pytest.fail("an order was searched for nothing"))
+    monkeypatch.setattr(of_search, "RECOMPUTED_BY_STAGE", ())
     plan = search(space, SOURCE, top=1)
     assert (plan.rows, plan.too_large.total()) == ((), space.num_candidates)
 
