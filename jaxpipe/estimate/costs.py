@@ -24,7 +24,7 @@ from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.memory import memory
-from jaxpipe.estimate.recompute import least_recomputed
+from jaxpipe.estimate.recompute import least_recomputed, saved_bytes_of_stages
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
@@ -160,6 +160,13 @@ def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pip
     forward, backward, inputs, weights = (tuple(seconds[kind].tolist()) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
     # S and T are alike on all devices, so that the last stage's stand for all.
     return Costs(forward, backward, inputs, weights, *seconds[[Kind.S, Kind.T], -1].tolist())
+
+
+def describe_recomputed(spec: RunSpec, topology: Topology | None) -> str:
+    """A line on the layers that a run computes again, and on what each stage saves of all microbatches at once."""
+    setting = undecided(spec.config, topology or _one_node(spec.config), costs=spec.costs)
+    saved = (gib(size, ".3g") for size in saved_bytes_of_stages(setting).tolist())
+    return f"recompute {spec.recomputed}; GiB that each stage saves: {', '.join(saved)}"
 
 
 def _one_node(config: RunConfig) -> Topology:

@@ -104,6 +104,14 @@ def split_and_recomputed(setting: Setting, kind: str, most_bytes: int, source: T
             yield _with_counts(replace(setting, layers_per_stage=tuple(layers)), kind, counts)
 
 
+def saved_bytes_of_stages(setting: Setting) -> np.ndarray:
+    """[stage] the most bytes of a device that it saves of all microbatches at once; without what I leaves for W."""
+    layers = np.array(setting.layers_per_stage)
+    again = np.array(setting.recomputed.counts) if setting.recomputed else np.zeros_like(layers)
+    pages = [traced_layer(form).page_bytes for form in setting.forms]
+    return _held_of_stages(_few(setting)) * ((layers - again) * pages[0] + again * pages[-1])
+
+
 def _balanced(
     most_kept: Sequence[int], num_layers: int, longest: int, layer_s: float, more_s: float, ends_s: np.ndarray
 ) -> list[int] | None:
