@@ -23,19 +23,30 @@ from jaxpipe.schedules.schedule import Kind
 _MORE_LAYERS = 3  # of the longest stage beyond those of equal stages: its rows take bytes on all devices
 
 
-def recomputations(setting: Setting, kind: str, most_bytes: int, source: TimeSource) -> Iterator[Setting]:
-    """Settings as `setting` that fit, with layers of each stage computed again; arguments as of the functions below."""
-    found = least_recomputed(setting, kind, most_bytes)
+def recomputations(
+    setting: Setting, kind: str, most_bytes: int, source: TimeSource, *, others_bytes: int | None = None
+) -> Iterator[Setting]:
+    """Settings as `setting` that fit, with layers of each stage computed again; also with other layers by stage.
+
+    Args:
+        setting, kind, most_bytes: as of `least_recomputed`.
+        source: source of the times of actions.
+        others_bytes: bytes that a step takes at least beside its pages: then nothing is counted, and settings may take
+            more than `most_bytes`; what fits computes as much again, or more.
+    """
+    if others_bytes is None:
+        found = least_recomputed(setting, kind, most_bytes)
+    else:
+        counts = _fewest(setting, _few(setting), (most_bytes - others_bytes) // _saved_bytes(setting, kind))
+        found = None if counts is None else _with_counts(setting, kind, counts)
     if found is not None:
         yield found
-        yield from (other for other in split_and_recomputed(setting, kind, most_bytes, source) if other != found)
+        split = split_and_recomputed(setting, kind, most_bytes, source, others_bytes=others_bytes)
+        yield from (other for other in split if other != found)
 
 
 def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | None:
     """`setting` with the fewest layers computed again that keep a step within `most_bytes`; None if none do.
-
-    Counts grow on the device that holds most, in the stage of which it holds most microbatches: there a layer less is
-    saved most often.
 
     Args:
         setting: a setting with a flush whose layers compute nothing again.
@@ -45,9 +56,8 @@ def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
-    layers = np.array(setting.layers_per_stage)
     schedule = _few(setting)
-    held = _held_of_stages(schedule)
+    layers = np.array(setting.layers_per_stage)
     counts = np.zeros_like(layers)
     while True:
         found = _with_counts(setting, kind, counts)
@@ -56,25 +66,39 @@ def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | 
             return found
         if (counts == layers).all():
             return None
-        peaks = _peaks(schedule, layers - counts)
-        target = peaks.max() - max(1, -(-excess // _saved_bytes(setting, kind)))
-        for device, stages in enumerate(schedule.placement.stages_of):
-            while _peaks(schedule, layers - counts)[device] > target:
-                free = [stage for _, stage in stages if counts[stage] < layers[stage]]
-                if not free:
-                    break
-                counts[max(free, key=lambda stage: (held[stage], -stage))] += 1
+        pages = int(_peaks(schedule, layers - counts).max()) - max(1, -(-excess // _saved_bytes(setting, kind)))
+        more = _fewest(setting, schedule, max(pages, 0))
+        # Pages that move to another device are in no row, so that rows may say too much.
+        counts = layers if more is None else np.maximum(more, counts)
 
 
-def split_and_recomputed(setting: Setting, kind: str, most_bytes: int, source: TimeSource) -> Iterator[Setting]:
+def _fewest(setting: Setting, schedule: Schedule, pages: int) -> np.ndarray | None:
+    """[stage] the fewest layers computed again so that each device has at most `pages` of the others; None: too few.
+
+    Counts grow in the stage of which a device holds most microbatches: there a layer less is saved most often.
+    """
+    if pages < 0:
+        return None
+    layers = np.array(setting.layers_per_stage)
+    held = _held_of_stages(schedule)
+    counts = np.zeros_like(layers)
+    for device, stages in enumerate(schedule.placement.stages_of):
+        while _peaks(schedule, layers - counts)[device] > pages:
+            free = [stage for _, stage in stages if counts[stage] < layers[stage]]
+            counts[max(free, key=lambda stage: (held[stage], -stage))] += 1
+    return counts
+
+
+def split_and_recomputed(
+    setting: Setting, kind: str, most_bytes: int, source: TimeSource, *, others_bytes: int | None = None
+) -> Iterator[Setting]:
     """Settings with layers by stage chosen together with the counts, since what is computed again makes a stage longer.
 
-    For one stage a device, of whole backwards or not, without EVICT and LOAD. For each length of the longest stage the
-    pages that there is room for bound what each stage keeps; then the longest stage is as short as it can be.
+    For one stage a device, without EVICT and LOAD. For each length of the longest stage the pages that there is room
+    for bound what each stage keeps; then the longest stage is as short as it can be.
 
     Args:
-        setting, kind, most_bytes: as of `least_recomputed`.
-        source: source of the times of actions.
+        setting, kind, most_bytes, source, others_bytes: as of `recomputations`.
     """
     schedule = _few(setting)
     placement = schedule.placement
@@ -88,20 +112,26 @@ def split_and_recomputed(setting: Setting, kind: str, most_bytes: int, source: T
     layer_s, more_s = kept_s[0], again_s[0] - kept_s[0]
     first = -(-num_layers // num_stages)
     for longest in range(first, first + _MORE_LAYERS):
-        # The bytes of all but pages, with so many rows of layers on each device, and of all inputs.
         even = _even_with_longest(num_layers, num_stages, longest)
         if even is None:
             continue
-        whole = replace(setting, layers_per_stage=even, recomputed=Recomputed(kind, even))
-        room = most_bytes - memory(whole).total
-        pages = room // _saved_bytes(setting, kind)
-        if pages < 0:
-            continue
-        most_kept = [int(pages // num) for num in held]
-        layers = _balanced(most_kept, num_layers, longest, layer_s, more_s, kept_s[1])
-        if layers is not None:
+        room = most_bytes - (others_bytes or 0)
+        if others_bytes is None:
+            # The bytes of all but pages, with so many rows of layers on each device, and of all inputs.
+            room -= memory(replace(setting, layers_per_stage=even, recomputed=Recomputed(kind, even))).total
+        while (pages := room // _saved_bytes(setting, kind)) >= 0:
+            most_kept = [int(pages // num) for num in held]
+            layers = _balanced(most_kept, num_layers, longest, layer_s, more_s, kept_s[1])
+            if layers is None:
+                break
             counts = [max(0, num - most) for num, most in zip(layers, most_kept, strict=True)]
-            yield _with_counts(replace(setting, layers_per_stage=tuple(layers)), kind, counts)
+            found = _with_counts(replace(setting, layers_per_stage=tuple(layers)), kind, counts)
+            excess = 0 if others_bytes is not None else memory(found).total - most_bytes
+            if excess <= 0:
+                yield found
+                break
+            # Its rounds are others, and may take a message or a workspace more.
+            room -= excess
 
 
 def saved_bytes_of_stages(setting: Setting) -> np.ndarray:
@@ -176,10 +206,10 @@ def _peaks(schedule: Schedule, pages: np.ndarray) -> np.ndarray:
     columns = schedule.columns
     # From F to the last action that reads: B, or W.
     change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W).astype(int)
-    change = change * pages[columns.stage]
-    return np.array(
-        [np.cumsum(change[columns.device == device]).max(initial=0) for device in range(schedule.num_devices)]
-    )
+    # A device frees all that it held, so the sums of the next device begin at 0.
+    held = np.cumsum(change * pages[columns.stage])
+    starts = np.searchsorted(columns.device, np.arange(schedule.num_devices))
+    return np.maximum.reduceat(held, starts)
 
 
 def _held_of_stages(schedule: Schedule) -> np.ndarray:

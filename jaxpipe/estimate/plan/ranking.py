@@ -146,6 +146,10 @@ def search(
     while item := frontier.pop(below_s):
         if len(rows) == top and item.least_s > last_s:
             break
+        if item.recomputed_within:
+            if item.candidate not in fitting:
+                frontier.push_counted(item)
+            continue
         if frontier.push_back(item):
             continue
         seen.add(item.candidate)
@@ -237,6 +241,7 @@ class _BoundedSetting:
     estimate: Estimate | None = None
     is_in_room: bool = False  # whether the bound is of its pages too
     is_of_rows: bool = False  # whether the bound is of its rows of few microbatches too
+    recomputed_within: int = 0  # bytes, if layers of each stage have yet to be chosen that are computed again
     is_shared_more: bool = False  # whether the frontier has it with a stronger `shard` too
 
     @property
@@ -258,7 +263,6 @@ class _Frontier:
 
     def __init__(self, space: Space, source: TimeSource):
         self.num_not_measured = 0
-        self._recomputed: set[Setting] = set()
         self._source = source
         self._numbers = count()
         self._candidates = count()
@@ -303,13 +307,18 @@ class _Frontier:
         setting = item.setting
         if setting.schedule_name not in RECOMPUTED_BY_STAGE or setting.recomputed or setting.model.recompute != NOTHING:
             return
-        if setting in self._recomputed:
-            return
-        self._recomputed.add(setting)
         most_bytes = int((setting.topology.hardware.memory_bytes - RESERVE_BYTES) / (1.0 + margin))
+        others = least_bytes(setting, placement_of(setting), pages=0).total
         with suppress(ConfigError):  # `source` has measured times, none of layers that are computed again
-            for found in recomputations(setting, FULL, most_bytes, self._source):
-                self.push(replace(item, setting=found, estimate=estimate(found, self._source)))
+            possible = recomputations(setting, FULL, most_bytes, self._source, others_bytes=others)
+            bound_s = min((estimate(each, self._source).step_s for each in possible), default=math.inf)
+            if bound_s < math.inf:
+                self.push(replace(item, estimate=None, bound_s=_rounded_down(bound_s), recomputed_within=most_bytes))
+
+    def push_counted(self, item: _BoundedSetting) -> None:
+        """Adds the settings for which an item of `push_recomputed` stands: now their bytes are counted."""
+        for found in recomputations(item.setting, FULL, item.recomputed_within, self._source):
+            self.push(replace(item, setting=found, estimate=estimate(found, self._source), recomputed_within=0))
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
