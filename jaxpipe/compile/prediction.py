@@ -20,7 +20,8 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.shapes import LayerForm, StepShapes, bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.program.layer_form import LayerForm
+from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.training.run_step import Step
 
 PyTree = Any

@@ -106,8 +106,8 @@ def _recompute_within(
         ConfigError: no counts do.
     """
     setting = undecided(config, topology or _one_node(config), costs=costs, given=given)
-    found = least_recomputed(setting, FULL, most)
-    if found is None:
+    chosen = least_recomputed(setting, FULL, most)
+    if chosen is None:
         least = memory(replace(setting, recomputed=Recomputed(FULL, setting.layers_per_stage))).total
         raise ConfigError(
             f"model.recompute={config.model.recompute!r}: a step takes more bytes of a device",
@@ -115,7 +115,7 @@ def _recompute_within(
             picture=f"{gib(least)} GiB with all layers computed again, {gib(memory(setting).total)} with none",
             repair=f"set model.recompute='auto:{math.ceil(least / GIB)}GiB' or more, or smaller microbatches",
         )
-    return found.recompute
+    return chosen.recompute
 
 
 def _costs_of(config: RunConfig, topology: Topology | None, given: GivenModel | None) -> tuple[Costs, str]:

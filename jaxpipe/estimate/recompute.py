@@ -14,8 +14,9 @@ import numpy as np
 from jaxpipe.config.recompute import Recomputed
 from jaxpipe.estimate.memory import memory, table_microbatches
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.estimate.step import seconds_of
 from jaxpipe.estimate.step_collectives import action_times
-from jaxpipe.estimate.times import TimeSource, stage_seconds
+from jaxpipe.estimate.times import TimeSource
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.schedule import Kind
@@ -35,14 +36,14 @@ def recomputations(
             more than `most_bytes`; what fits computes as much again, or more.
     """
     if others_bytes is None:
-        found = least_recomputed(setting, kind, most_bytes)
+        chosen = least_recomputed(setting, kind, most_bytes)
     else:
         counts = _fewest(setting, _few(setting), (most_bytes - others_bytes) // _saved_bytes(setting, kind))
-        found = None if counts is None else _with_counts(setting, kind, counts)
-    if found is not None:
-        yield found
+        chosen = None if counts is None else _with_counts(setting, kind, counts)
+    if chosen is not None:
+        yield chosen
         split = split_and_recomputed(setting, kind, most_bytes, source, others_bytes=others_bytes)
-        yield from (other for other in split if other != found)
+        yield from (other for other in split if other != chosen)
 
 
 def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | None:
@@ -60,10 +61,10 @@ def least_recomputed(setting: Setting, kind: str, most_bytes: int) -> Setting | 
     layers = np.array(setting.layers_per_stage)
     counts = np.zeros_like(layers)
     while True:
-        found = _with_counts(setting, kind, counts)
-        excess = memory(found).total - most_bytes
+        chosen = _with_counts(setting, kind, counts)
+        excess = memory(chosen).total - most_bytes
         if excess <= 0:
-            return found
+            return chosen
         if (counts == layers).all():
             return None
         pages = int(_peaks(schedule, layers - counts).max()) - max(1, -(-excess // _saved_bytes(setting, kind)))
@@ -94,7 +95,7 @@ def split_and_recomputed(
 ) -> Iterator[Setting]:
     """Settings with layers by stage chosen together with the counts, since what is computed again makes a stage longer.
 
-    For one stage a device, without EVICT and LOAD. For each length of the longest stage the pages that there is room
+    For one stage a device whose pages stay on it. For each length of the longest stage the pages that there is room
     for bound what each stage keeps; then the longest stage is as short as it can be.
 
     Args:
@@ -107,9 +108,9 @@ def split_and_recomputed(
     held = _held_of_stages(schedule)
     num_stages = len(held)
     num_layers = sum(setting.layers_per_stage)
-    kept, again = setting, replace(setting, model=replace(setting.model, recompute=kind))
-    kept_s, again_s = (_seconds(form, source, num_stages) for form in (kept, again))
-    layer_s, more_s = kept_s[0], again_s[0] - kept_s[0]
+    again = replace(setting, model=replace(setting.model, recompute=kind))
+    layer_s, ends_s = _seconds(setting, source, num_stages)
+    more_s = _seconds(again, source, num_stages)[0] - layer_s
     first = -(-num_layers // num_stages)
     for longest in range(first, first + _MORE_LAYERS):
         even = _even_with_longest(num_layers, num_stages, longest)
@@ -121,14 +122,14 @@ def split_and_recomputed(
             room -= memory(replace(setting, layers_per_stage=even, recomputed=Recomputed(kind, even))).total
         while (pages := room // _saved_bytes(setting, kind)) >= 0:
             most_kept = [int(pages // num) for num in held]
-            layers = _balanced(most_kept, num_layers, longest, layer_s, more_s, kept_s[1])
+            layers = _balanced(most_kept, num_layers, longest, layer_s, more_s, ends_s)
             if layers is None:
                 break
             counts = [max(0, num - most) for num, most in zip(layers, most_kept, strict=True)]
-            found = _with_counts(replace(setting, layers_per_stage=tuple(layers)), kind, counts)
-            excess = 0 if others_bytes is not None else memory(found).total - most_bytes
+            chosen = _with_counts(replace(setting, layers_per_stage=tuple(layers)), kind, counts)
+            excess = 0 if others_bytes is not None else memory(chosen).total - most_bytes
             if excess <= 0:
-                yield found
+                yield chosen
                 break
             # Its rounds are others, and may take a message or a workspace more.
             room -= excess
@@ -166,13 +167,10 @@ def _balanced(
 
 
 def _seconds(setting: Setting, source: TimeSource, num_stages: int) -> tuple[float, np.ndarray]:
-    """Seconds of F and the whole backward of one layer, and [stage] those of embedding and head."""
-    of_layers = [
-        stage_seconds(action_times(setting, source), (number,) * num_stages, vocab_over_pipe=setting.vocab_over_pipe)
-        for number in (0, 1)
-    ]
-    parts = [Kind.F, Kind.I, Kind.W] if setting.schedule_spec.smallest.has_split_backward else [Kind.F, Kind.B]
-    ends, with_layer = (seconds[parts].sum(axis=0) for seconds in of_layers)
+    """Seconds of forward and backward of one layer, and [stage] those of embedding and head."""
+    times = action_times(setting, source)
+    of_layers = (replace(setting, layers_per_stage=(number,) * num_stages) for number in (0, 1))
+    ends, with_layer = (seconds_of(stages, times, source)[[Kind.F, Kind.B]].sum(axis=0) for stages in of_layers)
     return float((with_layer - ends)[0]), ends
 
 

@@ -63,10 +63,6 @@ class LanguageModel:
             ),
         }
 
-    def recomputing(self, kind: str) -> LanguageModel:
-        """The same model whose layers compute again what `kind` says, a value of `RECOMPUTE`."""
-        return replace(self, config=replace(self.config, recompute=kind))
-
     @property
     def has_dropout(self) -> bool:
         """Whether anything is dropped in training."""

@@ -23,7 +23,7 @@ from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
-from jaxpipe.program.shapes import LayerForm
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 

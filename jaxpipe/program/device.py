@@ -17,7 +17,8 @@ from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, cond_in_place, guarded_index
 from jaxpipe.program.jaxprs import InStack, Summand
-from jaxpipe.program.shapes import LayerForm, StepShapes
+from jaxpipe.program.layer_form import LayerForm
+from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_added
 
 EMBEDDING = -1  # its index among the layers, for random numbers
@@ -169,7 +170,8 @@ class DeviceStep:
     def stretches(self, row: Row, *, is_reverse: bool) -> list[Stretch]:
         """The turns over the layers of the stage in `row`; of those of one form, known ones apart from others."""
         num_layers = self.num_layers_of(row)
-        if self.num_recomputed is None:
+        # Forwards alone save nothing, in whichever form.
+        if self.num_recomputed is None or len(self.shapes.forms) == 1:
             return [Stretch(self.shapes.forms[0], 0, num_layers)]
         num_again = self.num_recomputed[row.chunk]
         inwards = []

@@ -279,15 +279,11 @@ class Pipeline:
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(self.layout.first_layer)[device],
             num_layers=jnp.asarray(self.layout.num_held)[device],
-            num_recomputed=self._of_chunks(shapes.table.recomputed)[device] if len(shapes.forms) > 1 else None,
+            num_recomputed=jnp.asarray(self.layout.of_chunks(self.recomputed))[device] if self.recomputed else None,
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),
         )
-
-    def _of_chunks(self, of_stages: Sequence[int]) -> jax.Array:
-        """[device, chunk] numbers of stages."""
-        return jnp.array([[of_stages[s] for _, s in held] for held in self.schedule.placement.stages_of], jnp.int32)
 
     def _run(
         self,

@@ -24,6 +24,7 @@ from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
 from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
@@ -32,16 +33,6 @@ from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, mak
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.program.weight_copies import layer_form
 from jaxpipe.sharding import Shard
-
-
-@dataclass(frozen=True, eq=False)
-class LayerForm:
-    """How a layer is traced, and where it saves: layers that backward computes again have a form of their own."""
-
-    recomputed: bool
-    storage: Storage  # of saved residuals; empty for forwards alone
-    vjp: LayerVjp | None  # forward and backward; None for forwards alone
-    split: SplitBackward | None  # I and W of the backward, if the table has any
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +160,9 @@ def step_shapes(
     forms: list[LayerForm] = []
     # Forwards alone save nothing, in whichever form.
     for recomputed in (False, True) if table.recomputed and table.has_backward else (False,):
-        saved, vjp, split = SavedResiduals(()), None, None
+        saved = SavedResiduals(())
+        vjp = None
+        split = None
         if table.has_backward:
             saved, vjp, split = residual_shapes(
                 functions.recomputing if recomputed else functions,

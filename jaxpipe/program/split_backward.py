@@ -10,7 +10,7 @@ import jax
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import Action, DeviceStep, Walk
 from jaxpipe.program.in_place import guarded_index, once
-from jaxpipe.program.shapes import LayerForm
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.schedules.schedule import Kind
 
 

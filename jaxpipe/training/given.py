@@ -67,10 +67,6 @@ class Model:
     head_backward: Callable[..., Any] | None = None
     specs: Any = None
 
-    def recomputing(self, kind: str) -> Model:
-        """The same model whose layers are computed again in backward if `kind` is "full"."""
-        return replace(self, layer=recomputed(self.layer, kind))
-
     has_dropout = True  # the model may draw; in a step without a draw an unused key is harmless
 
     def flops(self, batch: Any) -> None:
@@ -143,7 +139,7 @@ def given_task(
     sequence = {name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype) for name, leaf in example.items()}
     recompute = kind_of_others(config)
     task = Task(
-        model.recomputing(recompute),
+        replace(model, layer=recomputed(model.layer, recompute)),
         train_batches=replace(train, num_microbatches=num_microbatches),
         heldout_batches=replace(heldout, num_microbatches=num_microbatches),
         data=f"given in Python; a batch has {outline}",

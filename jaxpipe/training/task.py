@@ -35,10 +35,6 @@ class Trained(Protocol):
         """Initial canonical parameters, `{"shared": ..., "layers": ...}`, float32."""
         ...
 
-    def recomputing(self, kind: str, /) -> Trained:
-        """The same model whose layers compute again what `kind` says, as `model.recompute` does."""
-        ...
-
     def num_losses(self, batch: Any, /) -> Any:
         """Number of terms in each sum of the head over a batch, one number for all or one for each; traceable."""
         ...

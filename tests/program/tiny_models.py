@@ -107,7 +107,9 @@ def pipeline_of(
     axis = TensorAxis.of(deterministic=deterministic, data=data, expert=expert, tensor=tensor)
     model = LanguageModel(config, axis)
     kind, _, counts = again.partition(":")
-    functions = replace(StageFunctions.of(model), layer_again=model.recomputing(kind).layer)
+    functions = replace(
+        StageFunctions.of(model), layer_again=LanguageModel(replace(config, recompute=kind), axis).layer
+    )
     return Pipeline(
         one_batch(schedule),
         make_mesh(data=data, pipe=schedule.num_devices, expert=expert, tensor=tensor, devices=devices),

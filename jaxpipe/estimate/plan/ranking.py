@@ -10,18 +10,15 @@ Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a
 
 from __future__ import annotations
 
-import gc
 import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, islice
 
-from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.config.recompute import FULL
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.costs import costs_of
@@ -37,7 +34,9 @@ from jaxpipe.estimate.plan.bounds import (
     pages_in_rows,
     pages_of_one_microbatch,
 )
+from jaxpipe.estimate.plan.collector import without_collector
 from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
+from jaxpipe.estimate.plan.recomputed import counted_recomputations, least_recomputed_s
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.sharing import may_gain_by_sharing, sharing_more, with_parameters_of
 from jaxpipe.estimate.plan.space import (
@@ -52,15 +51,10 @@ from jaxpipe.estimate.plan.space import (
     smallest_meshes,
     with_fewer,
 )
-from jaxpipe.estimate.recompute import recomputations
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
-from jaxpipe.models.choices import NOTHING
 
-# Methods of which layers are computed again by stage where all saved would not fit: their rows take no search, and the
-# first stages hold more than the last.
-RECOMPUTED_BY_STAGE = ("1f1b", "interleaved_1f1b")
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
 _ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
@@ -75,7 +69,7 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
     So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node. If it has a pipeline,
     the fastest way without one is searched too.
     """
-    with _without_collector():
+    with without_collector():
         return _search_with_fewer(space, source, top=top, margin=margin)
 
 
@@ -98,18 +92,6 @@ def _search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: fl
         with suppress(ConfigError):  # `source` has measured times, for none of these meshes
             plan = replace(plan, alone=search(replace(space, groups=groups), source, top=1, margin=margin))
     return plan
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pauses Python's collector of cycles: it would go through the millions of actions of schedules again and again."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
 
 
 def _least_gpus_s(space: Space, source: TimeSource) -> float:
@@ -146,9 +128,9 @@ def search(
     while item := frontier.pop(below_s):
         if len(rows) == top and item.least_s > last_s:
             break
-        if item.recomputed_within:
+        if item.is_recomputed:
             if item.candidate not in fitting:
-                frontier.push_counted(item)
+                frontier.push_counted(item, margin=margin)
             continue
         if frontier.push_back(item):
             continue
@@ -241,7 +223,7 @@ class _BoundedSetting:
     estimate: Estimate | None = None
     is_in_room: bool = False  # whether the bound is of its pages too
     is_of_rows: bool = False  # whether the bound is of its rows of few microbatches too
-    recomputed_within: int = 0  # bytes, if layers of each stage have yet to be chosen that are computed again
+    is_recomputed: bool = False  # whether layers of each stage have yet to be chosen that are computed again
     is_shared_more: bool = False  # whether the frontier has it with a stronger `shard` too
 
     @property
@@ -303,22 +285,16 @@ class _Frontier:
         return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
 
     def push_recomputed(self, item: _BoundedSetting, *, margin: float) -> None:
-        """Adds what of a setting that does not fit does so, if some layers of each stage are computed again."""
-        setting = item.setting
-        if setting.schedule_name not in RECOMPUTED_BY_STAGE or setting.recomputed or setting.model.recompute != NOTHING:
-            return
-        most_bytes = int((setting.topology.hardware.memory_bytes - RESERVE_BYTES) / (1.0 + margin))
-        others = least_bytes(setting, placement_of(setting), pages=0).total
-        with suppress(ConfigError):  # `source` has measured times, none of layers that are computed again
-            possible = recomputations(setting, FULL, most_bytes, self._source, others_bytes=others)
-            bound_s = min((estimate(each, self._source).step_s for each in possible), default=math.inf)
-            if bound_s < math.inf:
-                self.push(replace(item, estimate=None, bound_s=_rounded_down(bound_s), recomputed_within=most_bytes))
+        """Adds what may fit of a setting that does not, if some layers of each stage are computed again."""
+        step_s = least_recomputed_s(item.setting, self._source, margin=margin)
+        if step_s < math.inf:
+            self.push(replace(item, estimate=None, bound_s=_rounded_down(step_s), is_recomputed=True))
 
-    def push_counted(self, item: _BoundedSetting) -> None:
+    def push_counted(self, item: _BoundedSetting, *, margin: float) -> None:
         """Adds the settings for which an item of `push_recomputed` stands: now their bytes are counted."""
-        for found in recomputations(item.setting, FULL, item.recomputed_within, self._source):
-            self.push(replace(item, setting=found, estimate=estimate(found, self._source), recomputed_within=0))
+        for setting in counted_recomputations(item.setting, self._source, margin=margin):
+            step = estimate(setting, self._source)
+            self.push(replace(item, setting=setting, estimate=step, is_recomputed=False))
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""

@@ -17,6 +17,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.plan import ranking as of_search
+from jaxpipe.estimate.plan import recomputed
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
     least_bytes,
@@ -213,7 +214,7 @@ def test_what_fits_only_with_shared_weights_is_planned(monkeypatch):
 def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
     monkeypatch.setattr(of_search, "pages_in_rows", lambda setting: 10**9)
     monkeypatch.setattr(of_search, "estimate", lambda *each: pytest.fail("an order was searched for nothing"))
-    monkeypatch.setattr(of_search, "RECOMPUTED_BY_STAGE", ())
+    monkeypatch.setattr(recomputed, "BY_STAGE", ())
     plan = search(space, SOURCE, top=1)
     assert (plan.rows, plan.too_large.total()) == ((), space.num_candidates)
 
@@ -240,7 +241,7 @@ def test_where_1f1b_does_not_fit_the_first_stages_alone_compute_again(monkeypatc
     none, *_ = settings_of(group, Variant("1f1b", ""), SOURCE.times(group))
     found = [estimate(s, SOURCE).step_s for s in recomputations(none, "full", most_bytes, SOURCE)]
     assert row.step_s <= min(found)
-    monkeypatch.setattr(of_search, "RECOMPUTED_BY_STAGE", ())
+    monkeypatch.setattr(recomputed, "BY_STAGE", ())
     (whole,) = search(space, SOURCE, top=1).rows
     assert whole.setting.model.recompute == "full"
     assert whole.step_s > 1.1 * row.step_s
