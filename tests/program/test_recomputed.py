@@ -124,6 +124,8 @@ def test_pages_of_layers_that_are_computed_again_do_not_travel():
         ((4, 3), (), [LayerLoop(False, (4, 3), 0)]),
         ((4, 4), (2, 2), [LayerLoop(True, (2, 2), 2), LayerLoop(False, (2, 2), 2)]),
         ((6, 6), (4, 2), [LayerLoop(True, (4, 2), 2), LayerLoop(False, (2, 4), 2)]),
+        # Of a loop that XLA knows to run once nothing is hoisted.
+        ((4, 4), (3, 1), [LayerLoop(True, (3, 1), 0), LayerLoop(False, (1, 3), 0)]),
         ((4, 4), (4, 0), [LayerLoop(True, (4, 0), 0), LayerLoop(False, (0, 4), 0)]),
     ],
 )
