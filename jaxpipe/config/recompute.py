@@ -132,4 +132,5 @@ def _counts(config: RunConfig, text: str) -> tuple[int, ...]:
 
 def _example(layers: tuple[int, ...]) -> tuple[int, ...]:
     """Counts that fall from stage to stage, as what 1F1B holds does."""
-    return tuple(most * (len(layers) - 1 - stage) // len(layers) for stage, most in enumerate(layers))
+    first, *others = (most * (len(layers) - 1 - stage) // len(layers) for stage, most in enumerate(layers))
+    return max(1, first), *others
