@@ -113,17 +113,22 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     from jaxpipe.config.command_line import config_of
     from jaxpipe.config.costs import costs_of_share
     from jaxpipe.estimate import resolve
+    from jaxpipe.estimate.costs import describe_recomputed
 
     config = config_of(values)
     if values.method:
         config = config.replaced({"pipeline.schedule": values.method[0]})
     check(config, name="--config")
-    spec = resolve(config, parse_topology(values.topology) if values.topology else None)
+    topology = parse_topology(values.topology) if values.topology else None
+    spec = resolve(config, topology)
     schedule = spec.schedule
     most = max(spec.layers_per_stage)
     # A config says times; the sizes of slots and gradients follow from its layers.
     costs = replace(costs_of_share(spec.stage_costs, schedule.placement.num_chunks), **_ratios(schedule, most))
-    return schedule, costs, most, f"costs     {spec.config.pipeline.costs}: {spec.costs_source}"
+    lines = [f"costs     {spec.config.pipeline.costs}: {spec.costs_source}"]
+    if spec.recomputed:
+        lines.append(describe_recomputed(spec, topology))
+    return schedule, costs, most, "\n".join(lines)
 
 
 def _schedule(values: FlagValues) -> Schedule:

@@ -20,7 +20,8 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.program.layer_form import LayerForm
+from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.training.run_step import Step
 
 PyTree = Any
@@ -114,17 +115,40 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     x = shapes.message
     microbatch = shapes.microbatch
     shared = shapes.copies["shared"]
-    layers = _stacked(shapes.copies["layer"])
-    summed = {"shared": shapes.trained_copies["shared"], "layers": _stacked(shapes.trained_copies["layers"])}
-    saved = shapes.storage.saved
-    pages = _stacked(list(saved.residuals))
+    summed = shapes.trained_copies["shared"]
     random = Randomness.like() if has_dropout else None
+    losses = shapes.losses
+
+    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
+        loss, dy, sums = head_backward(functions, shared, y, microbatch, scale, sums)
+        return sums, dy, loss
+
+    def embedding(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
+        return embed_backward(functions, shared, microbatch, random, dx, sums)
+
+    of_forms = [_layer_bytes(pipeline, shapes, form, random) for form in shapes.forms]
+    return {
+        # Layers of one form run at a time.
+        **{name: max(of_form[name] for of_form in of_forms) for name in of_forms[0]},
+        "head": _temp_bytes(pipeline, head, summed, shared, x, microbatch, losses.head),
+        "embed_backward": _temp_bytes(pipeline, embedding, summed, shared, microbatch, random, x),
+    }
+
+
+def _layer_bytes(pipeline: Pipeline, shapes: StepShapes, form: LayerForm, random: Randomness | None) -> dict[str, int]:
+    """The parts of `workspace_bytes` that compute a layer of a form."""
+    x = shapes.message
+    microbatch = shapes.microbatch
+    layers = _stacked(shapes.copies["layer"])
+    summed = _stacked(shapes.trained_copies["layers"])
+    saved = form.storage.saved
+    pages = _stacked(list(saved.residuals))
     index = _like((), np.int32)
     losses = shapes.losses
     # A layer with losses of its own returns them, and its backward gets their gradients.
     result = (x, losses.layers) if losses.layers else x
-    vjp = shapes.vjp
-    split = shapes.split
+    vjp = form.vjp
+    split = form.split
     assert vjp
 
     def layer_forward(layers: PyTree, x: jax.Array, i: jax.Array, *given: PyTree) -> Any:
@@ -133,13 +157,6 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
     def layer_backward(sums: PyTree, layers: PyTree, pages: PyTree, dy: PyTree, i: jax.Array, *given: PyTree) -> Any:
         d_layer, dx = vjp.backward(_at(layers, i), _at(pages, i), dy, *given)
         return _added(sums, jax.tree.leaves(d_layer), i), dx
-
-    def head(sums: PyTree, shared: PyTree, y: jax.Array, microbatch: PyTree, scale: PyTree) -> Any:
-        loss, dy, sums = head_backward(functions, shared, y, microbatch, scale, sums)
-        return sums, dy, loss
-
-    def embedding(sums: PyTree, shared: PyTree, microbatch: PyTree, random: Randomness | None, dx: Any) -> Any:
-        return embed_backward(functions, shared, microbatch, random, dx, sums)
 
     def layer_input_gradient(sums: PyTree, layers: PyTree, pages: PyTree, dy: Any, i: jax.Array, *given: PyTree) -> Any:
         assert split
@@ -158,17 +175,15 @@ def workspace_bytes(pipeline: Pipeline, params: PyTree, batch: PyTree, *, has_dr
         given = losses.layers, microbatch, random
         parts = {layer_input_gradient: (pages, x), layer_weight_gradient: (read_by_w,)}
         of_split = {
-            part.__name__: _temp_bytes(pipeline, part, summed["layers"], layers, *read, index, *given)
+            part.__name__: _temp_bytes(pipeline, part, summed, layers, *read, index, *given)
             for part, read in parts.items()
         }
     return {
         **of_split,
         "layer_forward": _temp_bytes(pipeline, layer_forward, None, layers, x, index, microbatch, random),
         "layer_backward": _temp_bytes(
-            pipeline, layer_backward, summed["layers"], layers, pages, result, index, microbatch, random
+            pipeline, layer_backward, summed, layers, pages, result, index, microbatch, random
         ),
-        "head": _temp_bytes(pipeline, head, summed["shared"], shared, x, microbatch, losses.head),
-        "embed_backward": _temp_bytes(pipeline, embedding, summed["shared"], shared, microbatch, random, x),
     }
 
 

@@ -85,7 +85,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         alias_bytes=memory.alias_size_in_bytes,
         hardware_bytes=hardware_bytes,
         num_slots=compiled.table.num_slots,
-        slot_bytes=shapes.storage.slot_bytes,
+        slot_bytes=shapes.slot_bytes,
         transit_bytes=buffer_bytes(shapes).get("transit", 0),
         compile_s=step.compile_s,
         waits_per_action=waits_per_action(compiled.table, by_chunk=shapes.by_chunk),

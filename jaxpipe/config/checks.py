@@ -26,6 +26,7 @@ from jaxpipe.config.model import (
     model_config,
 )
 from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
+from jaxpipe.config.recompute import check_recompute
 from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.files import local_path
 from jaxpipe.sharding import NEEDS_FLUSH, Shard
@@ -168,6 +169,7 @@ _OF_MODEL: tuple[Check, ...] = (model_config, check_fields)
 _OF_GIVEN: tuple[Check, ...] = (
     layers_per_stage,
     check_vocab_over_pipe,
+    check_recompute,
     check_error_feedback,
     check_shard,
     check_lora,

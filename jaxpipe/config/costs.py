@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpipe.config.base import AUTO, RunConfig
+from jaxpipe.config.model import kind_of_others
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.files import local_path
 from jaxpipe.models import ModelConfig
@@ -44,7 +45,7 @@ def expected_costs(config: RunConfig) -> Costs:
     """The costs of a stage that a config alone tells: those of `pipeline.costs`, else of options, else by recompute."""
     config = RunConfig.of(config)
     costs = config.pipeline.costs
-    return costs_by(config.model.recompute, costs if are_decided(costs) else config.pipeline.options)
+    return costs_by(kind_of_others(config), costs if are_decided(costs) else config.pipeline.options)
 
 
 def costs_by(recompute: str, written: str = "") -> Costs:

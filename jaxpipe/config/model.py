@@ -14,6 +14,7 @@ from jaxpipe.data.packing import DOCUMENTS
 from jaxpipe.errors import ConfigError, check_choice
 from jaxpipe.models import Family, ModelConfig, family_named
 from jaxpipe.models.attention import check_cudnn
+from jaxpipe.models.choices import NOTHING
 
 
 def family_of(config: RunConfig) -> Family:
@@ -38,6 +39,18 @@ def model_config(config: RunConfig) -> ModelConfig:
     """
     config = RunConfig.of(config)
     return family_of(config).build(_numbers(config), config.data.seq_len)
+
+
+def kind_of_others(config: RunConfig) -> str:
+    """What backward computes again of layers that `model.recompute` does not count by stage."""
+    return NOTHING if ":" in config.model.recompute else config.model.recompute
+
+
+def check_choices_of(config: RunConfig, **fields: Any) -> None:
+    """Raises ConfigError for a model with these fields in place of the config's own that cannot be built."""
+    family = family_of(config)
+    if not family.is_given:
+        family.build(_numbers(config) | fields, config.data.seq_len)
 
 
 def number_of(config: RunConfig, field: str) -> int | None:
@@ -83,8 +96,9 @@ def check_words_and_numbers(config: RunConfig) -> None:
     """Raises ConfigError for a text in `model` that is neither its field's word nor a number, or is no choice of it."""
     for field in family_of(config).words:
         number_of(config, field)
+    words = {**vars(config.model), "recompute": kind_of_others(config)}
     for field, known in family_of(config).choices.items():
-        check_choice(f"model.{field}", getattr(config.model, field), known)
+        check_choice(f"model.{field}", words[field], known)
 
 
 def check_fields(config: RunConfig) -> None:
@@ -111,6 +125,6 @@ def check_attention_kernel(config: RunConfig) -> None:
 
 def _numbers(config: RunConfig) -> dict[str, Any]:
     """Fields of `model` that decide the model, with numbers in place of words."""
-    fields = {**vars(config.model)}
+    fields = {**vars(config.model), "recompute": kind_of_others(config)}
     del fields["family"], fields["dtype"]
     return fields | {name: number_of(config, name) for name in family_of(config).words}

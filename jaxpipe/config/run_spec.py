@@ -14,6 +14,7 @@ from jaxpipe.config.base import RunConfig
 from jaxpipe.config.costs import head_share
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.optimizers import OPTIMIZERS, Optimizer
+from jaxpipe.config.recompute import Recomputed, recomputed_of
 from jaxpipe.models import ModelConfig
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.spec import ScheduleSpec
@@ -40,6 +41,11 @@ class RunSpec:
     layers_per_stage: tuple[int, ...]
 
     @cached_property
+    def recomputed(self) -> Recomputed | None:
+        """The layers of each stage that backward computes again; None if all layers are alike."""
+        return recomputed_of(self.config)
+
+    @cached_property
     def schedule(self) -> Schedule:
         """The schedule; without flush it is of several batches."""
         return self.schedule_spec.build(self.config.pipeline.num_microbatches)
@@ -52,7 +58,7 @@ class RunSpec:
     @cached_property
     def stage_costs(self) -> Costs:
         """The expected costs of the stages, by their layers, and of S and T if the schedule has any."""
-        costs = self.costs.of_layers(self.layers_per_stage)
+        costs = self.costs.of_layers(self.layers_per_stage, self.recomputed.more if self.recomputed else ())
         if not self.schedule.has_head_actions:
             return costs
         assert self.model is not None  # a head given in Python is one function

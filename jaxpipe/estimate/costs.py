@@ -7,6 +7,7 @@ file of `jaxpipe.measure`; the roofline of a known GPU, in fifths of a forward; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,9 +19,12 @@ from jaxpipe.config.base import AUTO, RunConfig
 from jaxpipe.config.costs import are_decided, expected_costs, is_costs_file, rounded_costs, written_costs
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.config.pipeline import check_vocab_over_pipe, is_written_with_head, layers_per_stage, outline, spec_of
+from jaxpipe.config.recompute import FULL, Recomputed, most_bytes
 from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
+from jaxpipe.estimate.memory import memory
+from jaxpipe.estimate.recompute import least_recomputed, saved_bytes_of_stages
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
@@ -31,6 +35,7 @@ from jaxpipe.schedules import Costs
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.schedules.spec import ScheduleSpec
+from jaxpipe.units import GIB, gib
 
 
 def resolve(
@@ -65,6 +70,9 @@ def resolve(
     if not (are_decided(config.pipeline.costs) or source == "pipeline.options"):
         decided["pipeline.costs"] = written_costs(costs)
     config = config.replaced(decided)
+    most = most_bytes(config)
+    if most is not None:
+        config = config.replaced({"model.recompute": _recompute_within(config, topology, costs, given, most)})
     model = None if family_of(config).is_given else model_config(config)
     return RunSpec(config, spec_of(config, costs), costs, source, model, layers_per_stage(config))
 
@@ -87,6 +95,27 @@ def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs) -> bo
         estimate(replace(setting, vocab_over_pipe=is_split), source).step_s for is_split in (False, True)
     )
     return split_s < without
+
+
+def _recompute_within(
+    config: RunConfig, topology: Topology | None, costs: Costs, given: GivenModel | None, most: int
+) -> str:
+    """The value of `model.recompute` with the fewest layers computed again that keep a step within `most` bytes.
+
+    Raises:
+        ConfigError: no counts do.
+    """
+    setting = undecided(config, topology or _one_node(config), costs=costs, given=given)
+    chosen = least_recomputed(setting, FULL, most)
+    if chosen is None:
+        least = memory(replace(setting, recomputed=Recomputed(FULL, setting.layers_per_stage))).total
+        raise ConfigError(
+            f"model.recompute={config.model.recompute!r}: a step takes more bytes of a device",
+            rule="recompute-bytes: with all layers computed again a step takes at most these bytes, as estimated",
+            picture=f"{gib(least)} GiB with all layers computed again, {gib(memory(setting).total)} with none",
+            repair=f"set model.recompute='auto:{math.ceil(least / GIB)}GiB' or more, or smaller microbatches",
+        )
+    return chosen.recompute
 
 
 def _costs_of(config: RunConfig, topology: Topology | None, given: GivenModel | None) -> tuple[Costs, str]:
@@ -131,6 +160,13 @@ def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pip
     forward, backward, inputs, weights = (tuple(seconds[kind].tolist()) for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
     # S and T are alike on all devices, so that the last stage's stand for all.
     return Costs(forward, backward, inputs, weights, *seconds[[Kind.S, Kind.T], -1].tolist())
+
+
+def describe_recomputed(spec: RunSpec, topology: Topology | None) -> str:
+    """A line on the layers that a run computes again, and on what each stage saves of all microbatches at once."""
+    setting = undecided(spec.config, topology or _one_node(spec.config), costs=spec.costs)
+    saved = (gib(size, ".3g") for size in saved_bytes_of_stages(setting).tolist())
+    return f"recompute {spec.recomputed}; GiB that each stage saves: {', '.join(saved)}"
 
 
 def _one_node(config: RunConfig) -> Topology:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
+from jaxpipe.config.recompute import Recomputed
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.setting import Setting
@@ -37,8 +38,8 @@ class Counts:
     """The numbers of buffers of each kind, on the device that holds most.
 
     Attributes:
-        pages: pages of one layer's residuals, own and parked.
-        weight_gradient_pages: pages of the inputs that I defers to W.
+        pages: [form] pages of one layer's residuals, own and parked; forms are those of `Setting.forms`.
+        weight_gradient_pages: [form] pages of the inputs that I defers to W.
         buffers: unit -> number of what transfers store, as `Transfer.buffers` counts it.
         unit_bytes: unit -> its bytes, given those that the model decides.
         waiting: unit -> of these, those that grow with the microbatches if a device holds all of them.
@@ -50,8 +51,8 @@ class Counts:
         holds_all: whether a device holds every microbatch of the table at once, as in GPipe.
     """
 
-    pages: int
-    weight_gradient_pages: int
+    pages: tuple[int, ...]
+    weight_gradient_pages: tuple[int, ...]
     buffers: Mapping[str, int]
     waiting: Mapping[str, int]
     unit_bytes: Mapping[str, Callable[[Sizes], int]]
@@ -72,7 +73,9 @@ def counts(setting: Setting) -> Counts:
     num_microbatches = setting.num_microbatches
     # Lowering all microbatches would take seconds for each candidate of a plan.
     few = table_microbatches(setting.schedule_spec, num_microbatches)
-    of_few = _of_equal_stages(setting.schedule_spec, setting.layers_per_stage, setting.expected, few)
+    of_few = _of_equal_stages(
+        setting.schedule_spec, setting.layers_per_stage, setting.expected, few, setting.recomputed
+    )
     # Only schedules as GPipe hold more with more microbatches.
     if not of_few.holds_all:
         return of_few
@@ -81,7 +84,8 @@ def counts(setting: Setting) -> Counts:
     buffers = {
         unit: number - of_few.waiting.get(unit, 0) + waiting.get(unit, 0) for unit, number in of_few.buffers.items()
     }
-    return replace(of_few, pages=of_few.pages * num_microbatches // few, buffers=buffers, waiting=waiting)
+    pages = tuple(number * num_microbatches // few for number in of_few.pages)
+    return replace(of_few, pages=pages, buffers=buffers, waiting=waiting)
 
 
 def table_microbatches(spec: ScheduleSpec, num_microbatches: int) -> int:
@@ -104,7 +108,11 @@ def table_microbatches(spec: ScheduleSpec, num_microbatches: int) -> int:
 
 
 def _of_equal_stages(
-    spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Costs, num_microbatches: int
+    spec: ScheduleSpec,
+    layers_per_stage: tuple[int, ...],
+    expected: Costs,
+    num_microbatches: int,
+    recomputed: Recomputed | None = None,
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
@@ -113,18 +121,24 @@ def _of_equal_stages(
     num_layers = layers_per_stage[0]
     schedule = replace(spec, head=None).build(num_microbatches)
     # Pages and gradients in flight are counted in layers, so that tables differ in more than a factor.
-    if len(set(layers_per_stage)) > 1 or schedule.parks_pages or schedule.placement.num_replicas > 1:
-        return counted(spec, layers_per_stage, expected, num_microbatches)
+    if recomputed or len(set(layers_per_stage)) > 1 or schedule.parks_pages or schedule.placement.num_replicas > 1:
+        return counted(spec, layers_per_stage, expected, num_microbatches, recomputed)
     of_one_layer = counted(spec, (1,) * len(layers_per_stage), expected, num_microbatches)
     return replace(
         of_one_layer,
-        pages=of_one_layer.pages * num_layers,
-        weight_gradient_pages=of_one_layer.weight_gradient_pages * num_layers,
+        pages=tuple(number * num_layers for number in of_one_layer.pages),
+        weight_gradient_pages=tuple(number * num_layers for number in of_one_layer.weight_gradient_pages),
     )
 
 
 @cache
-def counted(spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Costs, num_microbatches: int) -> Counts:
+def counted(
+    spec: ScheduleSpec,
+    layers_per_stage: tuple[int, ...],
+    expected: Costs,
+    num_microbatches: int,
+    recomputed: Recomputed | None = None,
+) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 
     Args:
@@ -132,21 +146,23 @@ def counted(spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Cos
         layers_per_stage: [stage] number of layers.
         expected: expected costs of a stage.
         num_microbatches: microbatches of the table.
+        recomputed: the layers of each stage that backward computes again; None if all are alike.
 
     Raises:
         ScheduleError: the schedule cannot be built.
     """
     schedule = spec.build(num_microbatches)
-    costs = (spec.head or expected).of_layers(layers_per_stage)
-    table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs)
+    costs = (spec.head or expected).of_layers(layers_per_stage, recomputed.more if recomputed else ())
+    again = recomputed.counts if recomputed else ()
+    table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs, recomputed=again)
+    pages = [(table.pages, table.weight_gradient_pages)]
+    if recomputed:
+        pages.append((table.recomputed_pages, table.recomputed_weight_gradient_pages))
+    slots, apart = (tuple(of_form.num_pages for of_form in of_span) for of_span in zip(*pages, strict=True))
     placement = schedule.placement
-    # A device may hold a second replica's chunks too, but each microbatch runs through one of them.
-    most_layers = max(
-        sum(layers_per_stage[stage] for _, stage in held[: placement.num_chunks]) for held in placement.stages_of
-    )
     return Counts(
-        pages=table.pages.num_pages,
-        weight_gradient_pages=table.weight_gradient_pages.num_pages,
+        pages=slots,
+        weight_gradient_pages=apart,
         buffers=table.buffers,
         waiting=table.waiting,
         unit_bytes=table.unit_bytes,
@@ -156,7 +172,7 @@ def counted(spec: ScheduleSpec, layers_per_stage: tuple[int, ...], expected: Cos
         copies=sum(table.copies_of_chunk) if schedule.delays else 0,
         has_whole_backwards=bool(schedule.columns.is_kind(Kind.B).any()),
         has_split_backward=schedule.has_split_backward,
-        holds_all=table.pages.num_pages >= num_microbatches * most_layers,
+        holds_all=table.num_slots >= num_microbatches * placement.num_chunks,
     )
 
 
@@ -208,13 +224,13 @@ def memory(setting: Setting) -> Bytes:
     Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
     """
     number = counts(setting)
-    layer = traced_layer(setting)
+    layers = [traced_layer(form) for form in setting.forms]
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
     # Without split backwards nothing is deferred, whatever the table counts.
-    num_apart = number.weight_gradient_pages if number.has_split_backward else 0
+    apart = number.weight_gradient_pages if number.has_split_backward else ()
     sizes = Sizes(
         message=round(message_bytes(setting)),
-        page=layer.page_bytes,
+        page=layers[0].page_bytes,
         layer_gradients=params.exchanged_layer,
         head_slot=exponential_bytes(setting) if setting.vocab_over_pipe else 0,
     )
@@ -232,8 +248,8 @@ def memory(setting: Setting) -> Bytes:
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=number.pages * layer.page_bytes,
-        weight_slots=num_apart * layer.apart_bytes + work.deferred,
+        slots=sum(num * layer.page_bytes for num, layer in zip(number.pages, layers, strict=True)),
+        weight_slots=sum(num * layer.apart_bytes for num, layer in zip(apart, layers, strict=False)) + work.deferred,
         # All that is neither a message nor a split head's is on its way between a pair of devices.
         transit=sum(size for unit, size in stored.items() if unit not in ("message", "head slot")),
         inboxes=stored["message"],

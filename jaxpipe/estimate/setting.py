@@ -7,7 +7,7 @@ be compared, hashed and changed with `dataclasses.replace`. Left to others: time
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from jaxpipe.config.base import AUTO, RunConfig
 from jaxpipe.config.costs import costs_by, head_share
 from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.pipeline import orders_to_try, outline
+from jaxpipe.config.recompute import Recomputed, recomputed_of
 from jaxpipe.data.packing import DOCUMENTS, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
@@ -54,6 +55,8 @@ class Setting(MeshSizes):
         error_feedback: whether the optimizer keeps the gradient before.
         keeps_average: whether it keeps an average of the weights.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
+        recomputed: the layers of each stage that backward computes again, beside those that do as `model` says; None:
+            all layers do.
 
     Raises:
         ConfigError: the GPUs have no bfloat16, and `dtype` is that.
@@ -78,6 +81,7 @@ class Setting(MeshSizes):
     error_feedback: bool = False
     keeps_average: bool = False
     vocab_over_pipe: bool = False
+    recomputed: Recomputed | None = None
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -96,6 +100,19 @@ class Setting(MeshSizes):
     def expected(self) -> Costs:
         """The expected costs of a stage; before they are decided, those by the options and `model.recompute`."""
         return self.costs or costs_by(self.model.recompute, self.options)
+
+    @property
+    def recompute(self) -> str:
+        """The value of `model.recompute` of a config."""
+        return str(self.recomputed or self.model.recompute)
+
+    @cached_property
+    def forms(self) -> tuple[Setting, ...]:
+        """This setting with all layers alike, for each way in which layers save; of two the second computes again."""
+        if not self.recomputed:
+            return (self,)
+        model = replace(self.model, recompute=self.recomputed.kind)
+        return replace(self, recomputed=None), replace(self, recomputed=None, model=model)
 
     @cached_property
     def schedule_spec(self) -> ScheduleSpec:
@@ -180,6 +197,7 @@ def undecided(
         packs_documents=packing == DOCUMENTS,
         tells_padding=packing != WINDOWS and model.anatomy.num_experts > 1,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
+        recomputed=recomputed_of(config),
     )
 
 

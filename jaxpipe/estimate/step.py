@@ -136,8 +136,10 @@ def _seconds(
 ) -> Seconds:
     """Seconds of the schedule's actions, messages and exchanges."""
     layers = np.array(setting.layers_per_stage)
+    # Pages of layers that are computed again stay.
+    travelling = layers - np.array(setting.recomputed.counts) if setting.recomputed else layers
     places = places_of(setting)
-    of_kind = stage_seconds(times, setting.layers_per_stage, vocab_over_pipe=setting.vocab_over_pipe)
+    of_kind = seconds_of(setting, times, source)
     near, far = _links(places.apart, source)
     latency = np.where(places.apart, far.latency_s, near.latency_s)
     per_byte = np.where(places.apart, 1 / far.bytes_per_s, 1 / near.bytes_per_s)
@@ -152,10 +154,28 @@ def _seconds(
         latency=latency,
         per_byte=per_byte,
         message_bytes=num_bytes,
-        slot_bytes=layers * traced_layer(setting).page_bytes,
+        slot_bytes=travelling * traced_layer(setting).page_bytes,
         # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
         # takes as long as half of each there and back.
         exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,
+    )
+
+
+def seconds_of(setting: Setting, times: Times, source: TimeSource) -> np.ndarray:
+    """[kinds, stages] seconds of the actions of the stages of `setting`.
+
+    Args:
+        setting: the setting.
+        times: `action_times` of the setting, without layers that are computed again.
+        source: source of the times of these.
+    """
+    vocab_over_pipe = setting.vocab_over_pipe
+    if not setting.recomputed:
+        return stage_seconds(times, setting.layers_per_stage, vocab_over_pipe=vocab_over_pipe)
+    again = action_times(setting.forms[1], source)
+    counts = setting.recomputed.counts
+    return stage_seconds(
+        times, setting.layers_per_stage, vocab_over_pipe=vocab_over_pipe, again=again, recomputed=counts
     )
 
 

@@ -44,23 +44,36 @@ class Times:
     gradients_s: float | None = None
 
 
-def stage_seconds(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pipe: bool = False) -> np.ndarray:
+def stage_seconds(
+    times: Times,
+    layers_per_stage: Sequence[int],
+    *,
+    vocab_over_pipe: bool = False,
+    again: Times | None = None,
+    recomputed: Sequence[int] = (),
+) -> np.ndarray:
     """[kinds, stages] seconds of the actions of stages of so many layers; embedding and head are in the end stages.
 
     Args:
         times: the times of a layer, and of embedding and head.
         layers_per_stage: [stage] number of layers.
         vocab_over_pipe: whether the head is in S and T of every device.
+        again: the times of a layer that backward computes again.
+        recomputed: [stage] number of such layers; empty if there are none.
 
     Raises:
         ConfigError: S and T have not been timed.
     """
     layers = np.array(layers_per_stage)
     seconds = np.zeros((len(Kind), len(layers)))
-    seconds[Kind.F] = layers * times.layer_forward_s
-    seconds[Kind.B] = layers * times.layer_backward_s
-    seconds[Kind.I] = layers * times.layer_input_gradient_s
-    seconds[Kind.W] = layers * times.layer_weight_gradient_s
+    counts = [(times, layers)]
+    if again:
+        counts = [(times, layers - np.array(recomputed)), (again, np.array(recomputed))]
+    for of_layer, number in counts:
+        seconds[Kind.F] += number * of_layer.layer_forward_s
+        seconds[Kind.B] += number * of_layer.layer_backward_s
+        seconds[Kind.I] += number * of_layer.layer_input_gradient_s
+        seconds[Kind.W] += number * of_layer.layer_weight_gradient_s
     seconds[Kind.F, 0] += times.embed_forward_s
     seconds[[Kind.B, Kind.I], 0] += times.embed_backward_s
     if not vocab_over_pipe:

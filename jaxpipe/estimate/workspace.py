@@ -166,6 +166,13 @@ def at_work(
         updated_layer: bytes of the UPDATE of a layer.
         met: bytes of shared gradients that travel while a layer's backward computes.
     """
+    if setting.recomputed:
+        kinds = {"has_whole_backwards": has_whole_backwards, "has_split_backward": has_split_backward}
+        works = [at_work(form, **kinds, updated_layer=updated_layer, met=met) for form in setting.forms]
+        # Each form has room of its own for what I defers; of their workspaces the larger counts.
+        logits = max(work.logits for work in works)
+        largest = max(work.logits + work.workspace for work in works)
+        return AtWork(sum(work.deferred for work in works), logits, largest - logits)
     parts = part_bytes(setting, has_whole_backwards=has_whole_backwards, has_split_backward=has_split_backward)
     # Sums of shared parameters travel while the backward of a layer computes: both are there at once.
     if met:

@@ -74,6 +74,7 @@ def lower(
     blocking: bool = False,
     behind_layers: bool = False,
     shard: Shard = Shard.OPTIMIZER,
+    recomputed: tuple[int, ...] = (),
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
 
@@ -91,6 +92,8 @@ def lower(
             and of the last B or W of each chunk, else before and after actions; with a flush alone.
         shard: what devices with equal copies share; those that share more than the optimizer's state gather and sum
             behind the layers of every action.
+        recomputed: [stage] the first layers of each that backward computes again; empty if all layers save alike, as
+            without flush.
 
     Example:
         1F1B on four devices, sixteen microbatches: 74 rounds of six types, which trace F three times, B twice.
@@ -101,8 +104,9 @@ def lower(
         (74, 6, 5)
     """
     if schedule.delays:
+        assert not recomputed
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
-    folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages)
+    folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
     if rolled:
         return folding.best_table(costs or Costs(), blocking=blocking, behind_layers=shard if behind_layers else None)
     rounds = earliest_rounds(folding.compute)
@@ -152,6 +156,7 @@ class Folding:
 
     schedule: Schedule
     layers_per_stage: tuple[int, ...]
+    recomputed: tuple[int, ...] = ()  # [stage], as in `RoundTable`
 
     @cached_property
     def compute(self) -> Schedule:
@@ -328,7 +333,7 @@ class Folding:
         if not self.schedule.parks_pages:
             return table_with()
         tables = [
-            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open))
+            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open, self.recomputed))
             for is_open in choices
         ]
         return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
@@ -337,4 +342,5 @@ class Folding:
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
     ) -> RoundTable:
         traffic = traffic_of(self.compute, *traffic)
-        return RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic)
+        table = RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic)
+        return replace(table, recomputed=self.recomputed)

@@ -64,11 +64,13 @@ def allocate_pages(
     rounds: np.ndarray,
     num_rounds: int,
     layers_per_stage: tuple[int, ...],
+    layers: tuple[range, ...],
     moves: PageMoves,
 ) -> Pages:
-    """Allocates pages for every layer of every (stage, microbatch), at home and, while away, on its host.
+    """Allocates pages for some layers of every (stage, microbatch), at home and, while away, on its host.
 
-    `writer` is the action, [A], on the same device whose output each B, I or W reads.
+    `writer` is the action, [A], on the same device whose output each B, I or W reads; `layers` are those of each stage,
+    of which the first move.
 
     Example:
         1F1B on two devices: device 0 holds two microbatches at once and gives their pages to the next two.
@@ -85,7 +87,7 @@ def allocate_pages(
     if not schedule.columns.is_kind(*BACKWARD_KINDS).any():
         return Pages(of_layer, 0, np.zeros((3, 0), int))
 
-    held = _held(schedule.columns, span, writer, rounds, layers_per_stage, moves)
+    held = _held(schedule.columns, span, writer, rounds, tuple(map(len, layers)), moves)
     num_away = held.num_away
     lives = _lives(held)
     units, num_pages = allocate_per_device(
@@ -98,11 +100,12 @@ def allocate_pages(
 
     # Layers that stay; the first layers of a (stage, microbatch) are those that move.
     num_held = len(held.device)
+    first = np.array([own.start for own in layers])[held.stage] + num_away
     for i, taken in enumerate(units[:num_held]):
-        layers = slice(num_away[i], num_away[i] + len(taken))
+        staying = slice(first[i], first[i] + len(taken))
         device = held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
-            of_layer[round_, device, layers] = taken
+            of_layer[round_, device, staying] = taken
     of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
     # The place on the host is read by `ParkedPages.grids` alone: no action touches it.
     before, _, after = of_moves
@@ -138,6 +141,7 @@ class _Held:
     """The H (stage, microbatch) pairs that a span keeps, each from its write to its last read."""
 
     device: np.ndarray  # [H]
+    stage: np.ndarray  # [H]
     num_layers: np.ndarray  # [H]
     written: np.ndarray  # [H] round
     read: np.ndarray  # [H] round of the first action that reads it
@@ -173,6 +177,7 @@ def _held(
     index[actions] = np.arange(len(actions))
     return _Held(
         device=columns.device[actions],
+        stage=columns.stage[actions],
         num_layers=np.array(layers_per_stage)[columns.stage[actions]],
         written=written,
         read=rounds[actions],

@@ -65,10 +65,13 @@ class RoundTable(Cells):
         kinds_of_traffic: what travels; messages come first.
         num_calls: calls of the program that the rounds are cut into, all of equal length; what is in flight at the end
             of one goes on in the next (`jaxpipe.lowering.without_flush`).
+        recomputed: [S] the first layers of each stage that backward computes again, whose pages are of another size;
+            empty if all layers save alike.
     """
 
     kinds_of_traffic: tuple[Transfer[RoundTable], ...]
     num_calls: int = 1
+    recomputed: tuple[int, ...] = ()
 
     # ---- Rounds ----
 
@@ -253,7 +256,18 @@ class RoundTable(Cells):
         """Pages for the deferred W inputs that do not fit into the slot."""
         return self._pages(Span.WEIGHT_GRADIENT)
 
-    def _pages(self, span: Span) -> Pages:
+    @cached_property
+    def recomputed_pages(self) -> Pages:
+        """As `pages`, for the layers that are computed again; the others then have those of `pages`."""
+        return self._pages(Span.SLOT, recomputed=True)
+
+    @cached_property
+    def recomputed_weight_gradient_pages(self) -> Pages:
+        """As `weight_gradient_pages`, for the layers that are computed again."""
+        return self._pages(Span.WEIGHT_GRADIENT, recomputed=True)
+
+    def _pages(self, span: Span, *, recomputed: bool = False) -> Pages:
+        first = self.recomputed or (0,) * len(self.layers_per_stage)
         if self.num_calls > 1:
             return pages_in_calls(
                 self.schedule, self.dependencies.local, self.rounds, self.grid, self.placed, self.layers_per_stage
@@ -265,7 +279,12 @@ class RoundTable(Cells):
             rounds=self.rounds,
             num_rounds=self.num_rounds,
             layers_per_stage=self.layers_per_stage,
-            moves=self.page_moves,
+            layers=tuple(
+                range(num) if recomputed else range(num, stop)
+                for num, stop in zip(first, self.layers_per_stage, strict=True)
+            ),
+            # Pages of layers that are computed again are small: they stay.
+            moves=NO_MOVES if recomputed else self.page_moves,
         )
 
     @cached_property

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.guards import shared_guards, waits_of_guards
+from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.turns import light_types, turns_of
 from jaxpipe.schedules.schedule import LAYER_KINDS, Kind
@@ -81,8 +82,12 @@ def _of_layers(table: RoundTable) -> np.ndarray:
     """[D] waits of loops over layers, and in them of the loop in which an I reads its page."""
     layers = np.array(table.layers_per_stage)[table.stage]
     runs = np.isin(table.kind, list(LAYER_KINDS))
-    is_known = len(set(table.layers_per_stage)) == 1 and table.layers_per_stage[0] > 1
-    return (runs * (layers + 1) * (not is_known) + (table.kind == Kind.I) * 2 * layers).sum(axis=0)
+    unknown = sum(
+        np.array(loop.turns)[table.stage] - loop.num_known + 1
+        for loop in layer_loops(table.layers_per_stage, table.recomputed)
+        if loop.has_rest
+    )
+    return (runs * unknown + (table.kind == Kind.I) * 2 * layers).sum(axis=0)
 
 
 def _of_lanes(table: RoundTable) -> np.ndarray:

@@ -64,6 +64,12 @@ def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:
 
 def execute(values: FlagValues) -> None:
     """Runs one measurement and writes its result."""
+    if ":" in config_of(values).model.recompute:
+        raise ConfigError(
+            f"model.recompute={config_of(values).model.recompute!r} is measured",
+            rule="measured-recompute: a file has the times of layers that are all alike",
+            repair="measure with --config.model.recompute=none, and once more with full; plan takes both files",
+        )
     if values.output is None:
         check_unused(values, ["overwrite"], "it needs --output")
     if values.mock is not None:

@@ -25,7 +25,7 @@ from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of, trained, with_trained
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.shapes import StepShapes, held_bytes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.batches import example_batch, put_batch
@@ -219,10 +219,10 @@ def measure_memory(pair: StepPair) -> dict[str, Any]:
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
-        "slot_bytes": shapes.storage.slot_bytes,
+        "slot_bytes": shapes.slot_bytes,
         "num_slots": step.table.num_slots,
         "expected_temp_bytes": sum(held.values()) + max(workspace.values()),
-        "hlo_slot_copies": len(whole_writes(text, pool_shapes(shapes.storage))),
+        "hlo_slot_copies": len(whole_writes(text, pool_shapes(shapes))),
         "hlo_gradient_copies": len(whole_writes(text, gradient_shapes(pipeline, pair.params))),
     }
 
@@ -242,7 +242,7 @@ def gradient_shapes(pipeline: Pipeline, params: Any) -> set[str]:
     return {f"f32[{','.join(map(str, shape))}]" for shape in shapes}
 
 
-def pool_shapes(storage: Storage) -> set[str]:
+def pool_shapes(storage: Storage | StepShapes) -> set[str]:
     """The shapes of the page pools' leaves, as HLO writes them."""
     rows = [row for pool in storage.pools for row in pool.like()]
     return {f"{_HLO_DTYPES[str(row.dtype)]}[{','.join(map(str, row.shape))}]" for row in rows}

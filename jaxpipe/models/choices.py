@@ -32,7 +32,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-RECOMPUTE = ("none", "attention", "full")
+NOTHING = "none"  # that backward computes again
+RECOMPUTE = (NOTHING, "attention", "full")
 
 # Fields of `model` that every family has.
 TOKENS = {
@@ -41,7 +42,9 @@ TOKENS = {
 }
 CHOICES = {
     "attention": "xla",  # how a layer attends: a key of jaxpipe.models.attention.ATTENTION
-    "recompute": "none",  # what backward computes again: "none", "attention", "full"
+    # What backward computes again: "none", "attention", "full"; "full:4,3,2,0": of each stage so many first layers, one
+    # count a stage, or a device; "auto:70GiB": as few as keep the bytes of a device, with those of the first stages.
+    "recompute": NOTHING,
     "dtype": "float32",  # of compute and activations: "float32", "bfloat16"; the state is float32
 }
 DROPOUTS = {

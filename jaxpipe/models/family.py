@@ -132,7 +132,7 @@ _GIVEN = Family(
     fields={
         "num_layers": 0,  # 0: as many as the parameters have
         "dtype": "float32",  # in which layers compute; parameters and optimizer are float32
-        "recompute": "none",  # "full": a layer is computed again in backward
+        "recompute": "none",  # "full": a layer is computed again in backward; or counts by stage, as "full:4,3,2,0"
     },
     build=_is_given,
     choices={"recompute": ("none", "full")},

@@ -23,6 +23,7 @@ from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer
 from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 
@@ -114,22 +115,22 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
     """F: the layers of a stage, whose residuals are saved for its backward."""
     functions = step.functions
     microbatch = step.microbatch(row)
-    vjp = step.shapes.vjp
     boundary = step.boundary
     # Devices of other stages skip the embedding at run time, and take what has arrived.
     x = step.at_stage(0, row, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
-    def layer(i: jax.Array, walk: Walk) -> Walk:
+    def layer(form: LayerForm, i: jax.Array, walk: Walk) -> Walk:
         # The index in the model, not in the stage: a layer's random numbers do not depend on how layers are divided.
         place = step.first_layer[row.chunk] + i
         random = step.random_at(row, place)
         pools = walk.pools
         # A table of forwards alone saves nothing, so the layer runs as it is.
-        if vjp is None:
-            results = functions.layer(step.layer_params(row, i, walk, state), walk.passed, microbatch, random)
+        params = step.layer_params(row, form, i, walk, state)
+        if form.vjp is None:
+            results = functions.layer(params, walk.passed, microbatch, random)
         else:
-            results, residuals = vjp.forward(step.layer_params(row, i, walk, state), walk.passed, microbatch, random)
-            pools = step.shapes.storage.write_residuals(pools, row.pages[:, i], residuals)
+            results, residuals = form.vjp.forward(params, walk.passed, microbatch, random)
+            pools = form.storage.write_residuals(pools, row.pages[:, i], residuals)
         y, losses = with_losses(results)
         return walk._replace(passed=y, pools=pools, losses=add_of_layer(walk.losses, place, step.scale.layers, losses))
 
@@ -141,13 +142,13 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
 
 def backward(step: DeviceStep, row: Row, state: State) -> State:
     """B: the whole backward of a stage."""
-    vjp = step.shapes.vjp
     boundary = step.boundary
-    assert vjp
 
-    def layer(turn: jax.Array, walk: Walk) -> Walk:
-        i, params, given = step.last_first(row, turn, walk, state)
-        residuals = step.shapes.storage.read_residuals(state.pools, row.pages[:, i])
+    def layer(form: LayerForm, turn: jax.Array, walk: Walk) -> Walk:
+        vjp = form.vjp
+        assert vjp
+        i, params, given = step.last_first(row, form, turn, walk, state)
+        residuals = form.storage.read_residuals(state.pools, row.pages[:, i])
         # A layer with losses returns them beside x, so the gradient of its result is a pair; that of a loss is its
         # factor.
         result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
@@ -156,7 +157,7 @@ def backward(step: DeviceStep, row: Row, state: State) -> State:
 
     # The sums pass through the loop, where XLA adds in place; the pools, which are only read, stay outside.
     walk = Walk(boundary.output_gradient(step, row, state), state.grads["layers"])
-    walk, state = step.over_layers(row, layer, walk, state)
+    walk, state = step.over_layers(row, layer, walk, state, is_reverse=True)
     state = state._replace(grads={**state.grads, "layers": walk.sums})
     return boundary.end_backward(step, row, walk.passed, state)
 

@@ -7,8 +7,8 @@ knows nothing else of the model. A stage that is not a stack of layers is one la
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -79,6 +79,8 @@ class StageFunctions:
             adapters. It has no gradient, and `optax.MaskedNode()` stands in its place among gradients and sums. None:
             all are trained.
         over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
+        layer_again: the same as `layer`, whose backward computes again what its forward does not save, as that of
+            `jax.checkpoint` does; for the layers that `Pipeline(recomputed=...)` counts.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
     the batch's pytree without its leading microbatch axis. Parts that all layers read, such as a padding mask, are sent
@@ -100,6 +102,13 @@ class StageFunctions:
     specs: PyTree | None = None
     is_trained: PyTree | None = None
     over_pipe: SplitEnds | None = None
+    layer_again: Callable[[PyTree, Any, PyTree, Randomness | None], Any] | None = None
+
+    @property
+    def recomputing(self) -> StageFunctions:
+        """The same with `layer_again` for all layers."""
+        assert self.layer_again
+        return replace(self, layer=self.layer_again)
 
     @classmethod
     def of(cls, model: Any) -> StageFunctions:
@@ -113,6 +122,7 @@ class StageFunctions:
             specs=model.specs,
             is_trained=getattr(model, "is_trained", None),
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
+            layer_again=getattr(model, "layer_again", None),
         )
 
 
@@ -261,6 +271,36 @@ def key_data(key: jax.Array | None) -> jax.Array | None:
             repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
         )
     return words
+
+
+def check_recomputed(
+    schedule: Schedule, functions: StageFunctions, layers_per_stage: Sequence[int], recomputed: Sequence[int] | None
+) -> tuple[int, ...]:
+    """[stage] the layers that are computed again, () if none are; raises CompileError unless stages have as many."""
+    counts = tuple(recomputed or ())
+    if not any(counts):
+        return ()
+    if len(counts) != len(layers_per_stage) or any(
+        not 0 <= num <= most for num, most in zip(counts, layers_per_stage, strict=False)
+    ):
+        raise CompileError(
+            f"recomputed={counts} for layers_per_stage={tuple(layers_per_stage)}.",
+            rule="recomputed-layers: one count a stage, of its first layers, which are no more than it has",
+            repair=f"give for example {tuple(min(1, most) for most in layers_per_stage)}",
+        )
+    if functions.layer_again is None:
+        raise CompileError(
+            f"recomputed={counts}, and the functions have no `layer_again`.",
+            rule="recomputed-layers: `layer_again` is the layer that saves less, for example `jax.checkpoint` of it",
+            repair="give StageFunctions(..., layer_again=jax.checkpoint(layer, prevent_cse=False))",
+        )
+    if schedule.delays and counts != tuple(layers_per_stage):
+        raise CompileError(
+            f"recomputed={counts} with schedule {schedule.name!r}, which has no flush.",
+            rule="recomputed-flush: without flush slots of all stages have one size, so all layers save alike",
+            repair="recompute all layers or none, or take a schedule with a flush, for example '1f1b'",
+        )
+    return counts
 
 
 @jax.custom_jvp

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, cond_in_place, guarded_index
 from jaxpipe.program.jaxprs import InStack, Summand
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_added
 
@@ -107,7 +110,7 @@ class DeviceStep:
     random: Randomness | None
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
-    static_num_layers: int | None  # layers of every stage if equal and several, which XLA then knows; else None
+    num_recomputed: jax.Array | None  # [chunk] the first of these that backward computes again; None if all save alike
     deterministic: bool  # whether sums over devices are added in mesh order
     in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
     boundary: Boundary
@@ -145,7 +148,7 @@ class DeviceStep:
         # Large sums pass through it: a `lax.cond` would copy them.
         return cond_in_place(row.stage == stage, act, carry) if stage in self.stages else carry
 
-    def layer_params(self, row: Row, layer: jax.Array, walk: Walk, state: State) -> PyTree:
+    def layer_params(self, row: Row, form: LayerForm, layer: jax.Array, walk: Walk, state: State) -> PyTree:
         """The compute copies of a layer of the stage in `row`; `InStack` those that its functions read there."""
         # Without flush several versions of the weights are there, and the row says which; else a chunk has one.
         at = (row.chunk if row.copied_chunk is None else row.copied_chunk), layer
@@ -156,22 +159,56 @@ class DeviceStep:
             stacks = jax.tree.map(lambda leaf: leaf[None, None], walk.copy)
         leaves, structure = jax.tree.flatten(stacks)
         places = [InStack(leaf, *at) for leaf in leaves]
-        in_stack = self.shapes.vjp.in_stack if self.shapes.vjp else ()
+        in_stack = form.vjp.in_stack if form.vjp else ()
         return structure.unflatten([place if i in in_stack else place.array for i, place in enumerate(places)])
 
     def num_layers_of(self, row: Row) -> int | jax.Array:
         """Layers of the stage in `row`."""
-        return self.num_layers[row.chunk] if self.static_num_layers is None else self.static_num_layers
+        table = self.shapes.table
+        num = table.layers_per_stage[0]
+        is_known = sum(loop.num_known for loop in layer_loops(table.layers_per_stage)) == num
+        return num if is_known else self.num_layers[row.chunk]
+
+    def stretches(self, row: Row, *, is_reverse: bool) -> list[Stretch]:
+        """The turns over the layers of the stage in `row`; of those of one form, known ones apart from others."""
+        num_layers = self.num_layers_of(row)
+        # Forwards alone save nothing, in whichever form.
+        if self.num_recomputed is None or len(self.shapes.forms) == 1:
+            return [Stretch(self.shapes.forms[0], 0, num_layers)]
+        num_again = self.num_recomputed[row.chunk]
+        inwards = []
+        for loop, form in self.shapes.loops:
+            rest = (num_again if loop.recomputed else num_layers - num_again) - loop.num_known
+            parts = [(form, loop.num_known)] * bool(loop.num_known) + [(form, rest)] * loop.has_rest
+            # Known turns are at both ends of the stage, so that each begins where XLA knows it.
+            inwards += parts if loop.recomputed else parts[::-1]
+        first = 0
+        stretches = []
+        for form, num in reversed(inwards) if is_reverse else inwards:
+            stretches.append(Stretch(form, first, num))
+            first = first + num
+        return stretches
 
     def over_layers(
-        self, row: Row, layer: Callable[[jax.Array, Walk], Walk], walk: Walk, state: State
+        self,
+        row: Row,
+        layer: Callable[[LayerForm, jax.Array, Walk], Walk],
+        walk: Walk,
+        state: State,
+        *,
+        is_reverse: bool = False,
     ) -> tuple[Walk, State]:
         """The walk over the layers of a stage, and the state with what channels on the loop have brought."""
+        stretches = self.stretches(row, is_reverse=is_reverse)
         # Nothing hangs on most loops: the walk is all that they carry.
         if not self.hanging:
-            return lax.fori_loop(0, self.num_layers_of(row), layer, walk), state
+            for stretch in stretches:
+                walk = stretch.run(partial(layer, stretch.form), walk)
+            return walk, state
 
-        def body(turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]) -> tuple[Walk, dict[str, PyTree]]:
+        def body(
+            form: LayerForm, turn: jax.Array, carry: tuple[Walk, dict[str, PyTree]]
+        ) -> tuple[Walk, dict[str, PyTree]]:
             walk, carried = carry
             arrived = {}
             num_done = state.num_done
@@ -182,7 +219,7 @@ class DeviceStep:
                     # What indexes by the turn waits, too: parameters, residuals and random numbers of the layer.
                     turn = guarded_index(turn, num_done)
             walk = _waiting(walk, num_done) if self.in_turn else walk
-            walk = layer(turn, walk)
+            walk = layer(form, turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
             after_turn = {}
@@ -194,7 +231,9 @@ class DeviceStep:
         carried = {}
         for channel in self.hanging:
             carried[channel.name], walk = channel.first(row, walk, state)
-        walk, carried = self._turns(row, body, (walk, carried), state.num_done)
+        for stretch in stretches:
+            turns = self._turns(stretch, partial(body, stretch.form), (walk, carried), state.num_done)
+            walk, carried = turns
         for channel in self.hanging:
             state = channel.last(row, carried[channel.name], walk, state)
         if self.in_turn:  # as what follows, the head of the last stage
@@ -202,20 +241,20 @@ class DeviceStep:
             walk = _waiting(walk, after(state.num_done, (carried, of_channels)))
         return walk, state
 
-    def _turns(self, row: Row, body: Callable[[jax.Array, Any], Any], carry: Any, num_done: jax.Array) -> Any:
-        """The carry after the turns of a loop with channels."""
-        num_layers = self.num_layers_of(row)
-        if not (isinstance(num_layers, int) and any(channel.is_paired for channel in self.hanging)):
-            return lax.fori_loop(0, num_layers, body, carry)
+    def _turns(self, stretch: Stretch, body: Callable[[jax.Array, Any], Any], carry: Any, num_done: jax.Array) -> Any:
+        """The carry after a stretch of turns with channels."""
+        num_turns = stretch.num
+        if not (isinstance(num_turns, int) and any(channel.is_paired for channel in self.hanging)):
+            return stretch.run(body, carry)
 
         def pair(turn: jax.Array, carry: Any) -> Any:
-            walk, carried = body(2 * turn, carry)
+            walk, carried = body(stretch.at(2 * turn), carry)
             # XLA would gather both layers at once, into a buffer of its own, if the second did not wait.
-            waiting = guarded_index(2 * turn + 1, after(num_done, walk.passed))
+            waiting = guarded_index(stretch.at(2 * turn + 1), after(num_done, walk.passed))
             return body(waiting, (walk, carried))
 
-        carry = lax.fori_loop(0, num_layers // 2, pair, carry)
-        return body(jnp.int32(num_layers - 1), carry) if num_layers % 2 else carry
+        carry = lax.fori_loop(0, num_turns // 2, pair, carry)
+        return body(stretch.at(jnp.int32(num_turns - 1)), carry) if num_turns % 2 else carry
 
     def with_gradients(
         self, walk: Walk, row: Row, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
@@ -235,13 +274,29 @@ class DeviceStep:
         return walk._replace(sums=add_layer(walk.sums, row.chunk, layer, added), grads=sent or None)
 
     def last_first(
-        self, row: Row, turn: jax.Array, walk: Walk, state: State
+        self, row: Row, form: LayerForm, turn: jax.Array, walk: Walk, state: State
     ) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """The layer of a turn in a reverse walk, its parameters, and the microbatch with its randomness."""
         # Turn 0 is the last layer: backward walks from the output to the input.
         i = self.num_layers_of(row) - 1 - turn
         random = self.random_at(row, self.first_layer[row.chunk] + i)
-        return i, self.layer_params(row, i, walk, state), (self.microbatch(row), random)
+        return i, self.layer_params(row, form, i, walk, state), (self.microbatch(row), random)
+
+
+class Stretch(NamedTuple):
+    """Turns of an action's walk over its layers, one after the other, over layers of one form."""
+
+    form: LayerForm
+    first: int | jax.Array
+    num: int | jax.Array  # known to XLA if it is a number
+
+    def at(self, turn: jax.Array) -> jax.Array:
+        """The turn of the walk, from one of the stretch."""
+        return turn if isinstance(self.first, int) and self.first == 0 else self.first + turn
+
+    def run(self, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """The carry after these turns."""
+        return lax.fori_loop(0, self.num, lambda turn, carry: body(self.at(turn), carry), carry)
 
 
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state

@@ -39,6 +39,7 @@ from jaxpipe.program.contract import (
     check_dtype,
     check_jax,
     check_mesh,
+    check_recomputed,
     check_shard,
     key_data,
     without_derivative,
@@ -104,6 +105,7 @@ class Pipeline:
         blocking: bool | None = None,
         by_chunk: bool | None = None,
         behind_layers: bool | None = None,
+        recomputed: Sequence[int] | None = None,
     ):
         """Lowers `schedule` for `mesh`; compiles nothing yet.
 
@@ -115,12 +117,10 @@ class Pipeline:
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
-            shard: what devices that compute with equal copies of a parameter share, those of `MASTER_AXES`, of shared
-                ones of `pipe` too: a value of `jaxpipe.sharding.Shard`.
+            shard: what devices that compute with equal copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
             sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
                 bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
-            deterministic: whether sums over devices are added in mesh order, so that their digits do not depend
-                on how devices and processes are wired.
+            deterministic: whether sums over devices are added in mesh order, however devices are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
             costs: expected costs of actions, see `jaxpipe.lowering.lower`.
             blocking: whether rounds are laid out for permutes that hold up both of their devices; by default if those
@@ -130,6 +130,8 @@ class Pipeline:
                 `MOST_ACTIONS`.
             behind_layers: whether layers are gathered and their gradients summed over `data` behind other layers, see
                 `jaxpipe.lowering.lower`; by default if the mesh has several devices along `MASTER_AXES`.
+            recomputed: [stage] how many of its first layers are `functions.layer_again`, which backward computes again;
+                by default none are.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -146,6 +148,10 @@ class Pipeline:
         self.mesh = mesh
         self.functions = functions
         self.layers_per_stage = layers_of_stages(num_layers, schedule.num_stages, layers_per_stage)
+        self.recomputed = check_recomputed(schedule, functions, self.layers_per_stage, recomputed)
+        if self.recomputed == self.layers_per_stage:  # all save alike
+            self.functions = functions.recomputing
+            self.recomputed = ()
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
         self.shard = Shard(shard)
@@ -195,6 +201,7 @@ class Pipeline:
             blocking=self.blocking,
             behind_layers=self.behind_layers,
             shard=self.shard,
+            recomputed=self.recomputed,
         )
 
     def to_stages(self, params: PyTree) -> PyTree:
@@ -276,9 +283,6 @@ class Pipeline:
         self, shapes: StepShapes, *, params: PyTree, batch: PyTree, scale: PyTree, key: jax.Array | None
     ) -> DeviceStep:
         """The step on the device that traces this inside `shard_map`."""
-        # XLA hoists nothing out of a loop that it knows to run once, and computes what does not change in it again in
-        # every element that needs it; so the length is known to it only for several layers.
-        is_known = len(set(self.layers_per_stage)) == 1 and self.layers_per_stage[0] > 1
         device = lax.axis_index("pipe")
         microbatch_size = jax.tree.leaves(batch)[0].shape[1]
         return DeviceStep(
@@ -291,7 +295,7 @@ class Pipeline:
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(self.layout.first_layer)[device],
             num_layers=jnp.asarray(self.layout.num_held)[device],
-            static_num_layers=self.layers_per_stage[0] if is_known else None,
+            num_recomputed=jnp.asarray(self.layout.of_chunks(self.recomputed))[device] if self.recomputed else None,
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),

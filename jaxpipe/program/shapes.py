@@ -18,16 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import RoundTable
+from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
+from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.transfer import Sizes
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts, trained
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
 from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
-from jaxpipe.program.storage import PageForm, SavedResiduals, Storage, make_storage, pool_for
+from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, make_storage, pool_for
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.program.weight_copies import layer_form
 from jaxpipe.sharding import Shard
@@ -44,13 +47,48 @@ class StepShapes:
     microbatch: PyTree  # one microbatch on one device
     message: jax.ShapeDtypeStruct  # the array that one stage sends to the next
     losses: Losses  # the results of head and layers that are summed
-    storage: Storage  # of saved residuals; empty for forwards alone
-    vjp: LayerVjp | None  # forward and backward of a layer; None for forwards alone
-    split: SplitBackward | None  # I and W of a layer's backward, if the table has any
+    forms: tuple[LayerForm, ...]  # of layers that save alike; of two the second is of those computed again
     by_chunk: bool  # whether each chunk of a device has actions of its own in the program
     kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
     statistics: PyTree  # what S tells all devices; likewise
     shared_use: SharedUse | None = None  # what embedding and head read of the shared parameters, without flush
+
+    @property
+    def storage(self) -> Storage:
+        """Where layers save that are not computed again, or all of them if they save alike."""
+        return self.forms[0].storage
+
+    @property
+    def vjp(self) -> LayerVjp | None:
+        """Of the same layers."""
+        return self.forms[0].vjp
+
+    @property
+    def split(self) -> SplitBackward | None:
+        """Of the same layers."""
+        return self.forms[0].split
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The pools of all forms."""
+        return tuple(pool for form in self.forms for pool in form.storage.pools)
+
+    @property
+    def grids(self) -> tuple[Pages, ...]:
+        """[pool] the page of each layer in each round."""
+        return tuple(pages for form in self.forms for pages in form.storage.grids)
+
+    @property
+    def loops(self) -> tuple[tuple[LayerLoop, LayerForm], ...]:
+        """The loops over the layers of a stage, in the order of its layers, with the form of each."""
+        loops = layer_loops(self.table.layers_per_stage, self.table.recomputed)
+        return tuple(zip(loops, reversed(self.forms), strict=True))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes per device of one slot, on the stage that saves most; see `Storage.slot_bytes`."""
+        of_stages = [np.array(loop.turns) * form.storage.pools[0].page_bytes for loop, form in self.loops]
+        return int(np.sum(of_stages, axis=0).max())
 
     @property
     def num_chunks(self) -> int:
@@ -138,24 +176,29 @@ def step_shapes(
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
     kept, statistics = head_shapes(functions, mesh, copies["shared"], message, microbatch)
-    saved = SavedResiduals(())
-    vjp = None
-    split = None
-    if table.has_backward:
-        given = microbatch, Randomness.like() if random else None
-        by_parts = table.schedule.has_split_backward
-        saved, vjp, split = residual_shapes(
-            functions,
-            mesh,
-            copies["layer"],
-            message,
-            *given,
-            is_trained=[part.is_trained for part in jax.tree.leaves(parts["layers"])],
-            split_backward=by_parts,
-            wide=wide,
-        )
-    if split:
-        parts = {**parts, "layers": _with_split_backward(parts["layers"], split)}
+    forms: list[LayerForm] = []
+    # Forwards alone save nothing, in whichever form.
+    for recomputed in (False, True) if table.recomputed and table.has_backward else (False,):
+        saved = SavedResiduals(())
+        vjp = None
+        split = None
+        if table.has_backward:
+            saved, vjp, split = residual_shapes(
+                functions.recomputing if recomputed else functions,
+                mesh,
+                copies["layer"],
+                message,
+                microbatch,
+                Randomness.like() if random else None,
+                is_trained=[part.is_trained for part in jax.tree.leaves(parts["layers"])],
+                split_backward=table.schedule.has_split_backward,
+                wide=wide,
+            )
+        first_pool = sum(len(form.storage.pools) for form in forms)
+        storage = make_storage(table, saved, recomputed=recomputed, first_pool=first_pool)
+        forms.append(LayerForm(recomputed, storage, vjp, split))
+        if split:
+            parts = {**parts, "layers": _with_split_backward(parts["layers"], split)}
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -164,9 +207,7 @@ def step_shapes(
         microbatch=microbatch,
         message=message,
         losses=losses,
-        storage=make_storage(table, saved),
-        vjp=vjp,
-        split=split,
+        forms=tuple(forms),
         by_chunk=by_chunk,
         # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
@@ -233,9 +274,9 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
             one for each permute in flight; head: entries and slots of one that is split over `pipe`.
     """
     table = shapes.table
-    storage = shapes.storage
     num_replicas = shapes.table.schedule.num_replicas
-    kinds = {"weights": 0, "gradients": 0, "left": sum(map(_num_bytes, storage.saved.deferred))}
+    left = sum(_num_bytes(like) for form in shapes.forms for like in form.storage.saved.deferred)
+    kinds = {"weights": 0, "gradients": 0, "left": left}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
         # With two replicas a device computes with its partner's layers, too, of which it has no masters.
@@ -259,7 +300,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     if shapes.shared_use:  # copies for the next batch
         kinds["weights"] += sum(map(_num_bytes, jax.tree.leaves(shapes.shared_use.with_delay(shapes.copies["shared"]))))
     return {
-        "pages": storage.num_bytes,
+        "pages": sum(pool.num_bytes for pool in shapes.pools),
         "transit": 0,
         **kinds,
         **buffer_bytes(shapes),

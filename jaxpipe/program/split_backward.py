@@ -10,17 +10,18 @@ import jax
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import Action, DeviceStep, Walk
 from jaxpipe.program.in_place import guarded_index, once
+from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.schedules.schedule import Kind
 
 
 def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
     """I: the gradient of the stage's input, and what W needs beside the residuals."""
-    split = step.shapes.split
-    storage = step.shapes.storage
-    assert split
 
-    def layer(turn: jax.Array, walk: Walk) -> Walk:
-        i, params, given = step.last_first(row, turn, walk, state)
+    def layer(form: LayerForm, turn: jax.Array, walk: Walk) -> Walk:
+        split = form.split
+        storage = form.storage
+        assert split
+        i, params, given = step.last_first(row, form, turn, walk, state)
 
         # Deferred arrays may overwrite residuals that I reads. In its own loop, the reader ends before anything is
         # written; else the compiler would copy the pool for the reader. (An order by one number of each result does not
@@ -30,34 +31,39 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
             read = step.with_gradients(read, row, i, grads)
+            deferred = {**read.deferred, form.recomputed: deferred}
             return read._replace(passed=dx, deferred=deferred, num_done=read.num_done + 1)
 
         # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
         # which it would hand on as if it had changed them.
         read = once(compute, walk._replace(pools=None), walk.num_done)
-        return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], read.deferred))
+        deferred = read.deferred[form.recomputed]
+        return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], deferred))
 
     walk = Walk(
         step.boundary.output_gradient(step, row, state),
         state.grads["layers"],
         state.pools,
-        # Room that all layers share: I's loop writes it, the pool is written from it.
-        deferred=[jax.lax.empty(like.shape, like.dtype) for like in storage.saved.deferred],
+        # Room that all layers of a form share: I's loop writes it, the pool is written from it.
+        deferred={
+            form.recomputed: [jax.lax.empty(like.shape, like.dtype) for like in form.storage.saved.deferred]
+            for form in step.shapes.forms
+        },
         num_done=state.num_done,
     )
-    walk, state = step.over_layers(row, layer, walk, state)
+    walk, state = step.over_layers(row, layer, walk, state, is_reverse=True)
     state = state._replace(pools=walk.pools, grads={**state.grads, "layers": walk.sums})
     return step.boundary.end_backward(step, row, walk.passed, state)
 
 
 def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
     """W: the gradients of the stage's weights that I has left."""
-    split = step.shapes.split
-    storage = step.shapes.storage
-    assert split
 
-    def layer(turn: jax.Array, walk: Walk) -> Walk:
-        i, params, given = step.last_first(row, turn, walk, state)
+    def layer(form: LayerForm, turn: jax.Array, walk: Walk) -> Walk:
+        split = form.split
+        storage = form.storage
+        assert split
+        i, params, given = step.last_first(row, form, turn, walk, state)
         pages = row.pages[:, i]
         # From the state, which W does not change: no guard is needed, as nothing is written beside it.
         shared = storage.read_shared_with_w(state.pools, pages)
@@ -65,7 +71,7 @@ def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
         grads = split.weight_gradient(params, shared, deferred, step.layer_scale, *given)
         return step.with_gradients(walk, row, i, grads)
 
-    walk, state = step.over_layers(row, layer, Walk(sums=state.grads["layers"]), state)
+    walk, state = step.over_layers(row, layer, Walk(sums=state.grads["layers"]), state, is_reverse=True)
     return state._replace(grads={**state.grads, "layers": walk.sums})
 
 

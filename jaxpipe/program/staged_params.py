@@ -125,10 +125,10 @@ class StagedLayout:
         self.num_layers = sum(layers_per_stage)
         # Chunks that a device owns; with two replicas it also computes with its partner's.
         self.num_owned = placement.num_chunks
-        held = placement.stages_of
+        self._held = placement.stages_of
         # [device, chunk] layers of every chunk that a device computes with, and index in the model of the first.
-        self.num_held = np.array([[layers_per_stage[stage] for _, stage in chunks] for chunks in held], np.int32)
-        self.first_layer = np.array([[first[stage] for _, stage in chunks] for chunks in held], np.int32)
+        self.num_held = self.of_chunks(layers_per_stage)
+        self.first_layer = self.of_chunks(first.tolist())
         row = np.arange(max(layers_per_stage))
         owned = self.num_held[:, : self.num_owned, None], self.first_layer[:, : self.num_owned, None]
         # [device, owned chunk, layer of the chunk] index in the model; -1 for unused rows.
@@ -140,6 +140,10 @@ class StagedLayout:
         _, where = np.unique(self.canonical.ravel()[used], return_index=True)
         # [num_layers] the row, among those of all devices, that holds the layer.
         self.row_of_layer = used[where]
+
+    def of_chunks(self, of_stages: Sequence[int]) -> np.ndarray:
+        """[device, chunk] numbers of stages."""
+        return np.array([[of_stages[stage] for _, stage in chunks] for chunks in self._held], np.int32)
 
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters from canonical ones; traceable."""

@@ -25,7 +25,7 @@ def table_operands(shapes: StepShapes) -> Row:
         stage=table.stage,
         chunk=table.chunk,
         microbatch=table.microbatch,
-        pages=np.stack([pages.of_layer for pages in shapes.storage.grids], axis=2),
+        pages=np.stack([pages.of_layer for pages in shapes.grids], axis=2),
         of={name: CHANNELS[name].rows(table) for name in needed(shapes)},
         hanging=hanging if hanging.any() else None,
         # Which copy a chunk has depends on the call, which the step adds.
@@ -48,7 +48,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     sums = _sum_shapes(shapes, params) if table.has_backward else {"shared": (), "layers": ()}
     state = State(
         message=empty(shapes.message.shape, shapes.message.dtype),
-        pools=[empty_pages(pool, pool.num_pages, empty) for pool in shapes.storage.pools],
+        pools=[empty_pages(pool, pool.num_pages, empty) for pool in shapes.pools],
         grads=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,

@@ -167,6 +167,7 @@ class Storage:
     shared_with_w: Place  # of the residuals
     only_for_i: Place  # of the residuals
     deferred: tuple[Place, ...]  # of each part of the deferred arrays
+    first_pool: int = 0  # its place among those of the step: layers that save otherwise have pools of their own
 
     @property
     def page_bytes(self) -> int:
@@ -212,9 +213,10 @@ class Storage:
         # A copy of the list, not of the arrays: the caller's stays as it was.
         pools = list(pools)
         for place in places:
-            k = place.pool
+            pool = self.pools[place.pool]
+            k = self.first_pool + place.pool
             chosen = [arrays[i] for i in place.chosen]
-            pools[k] = place.form.write(pools[k], self.pools[k], pages[k], chosen)
+            pools[k] = place.form.write(pools[k], pool, pages[k], chosen)
         return pools
 
     def _read(self, pools: Pools, pages: jax.Array, places: Iterable[Place]) -> list[jax.Array]:
@@ -222,13 +224,19 @@ class Storage:
         # Places stand in the order of the page, callers count in that of the residuals.
         arrays: dict[int, jax.Array] = {}
         for place in places:
-            k = place.pool
-            arrays.update(zip(place.chosen, place.form.read(pools[k], self.pools[k], pages[k]), strict=True))
+            pool = self.pools[place.pool]
+            k = self.first_pool + place.pool
+            arrays.update(zip(place.chosen, place.form.read(pools[k], pool, pages[k]), strict=True))
         return [arrays[i] for i in sorted(arrays)]
 
 
-def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
-    """The storage of `table`, whose pages hold `saved`."""
+def make_storage(table: RoundTable, saved: SavedResiduals, *, recomputed: bool = False, first_pool: int = 0) -> Storage:
+    """The storage of `table`, whose pages hold `saved`; of all layers alike, or of those that are computed again."""
+    slots, apart = (
+        (table.recomputed_pages, table.recomputed_weight_gradient_pages)
+        if recomputed
+        else (table.pages, table.weight_gradient_pages)
+    )
     shared = _select(saved.residuals, saved.shared_with_w)
     only = _select(saved.residuals, saved.only_for_i)
     in_place = fitting_deferred(saved)
@@ -236,14 +244,21 @@ def make_storage(table: RoundTable, saved: SavedResiduals) -> Storage:
     shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
     only_for_i = Place(saved.only_for_i, 0, PageForm(only, preceding=shared))
     deferred = [Place(in_place, 0, PageForm(_select(saved.deferred, in_place), preceding=shared))]
-    pools = [pool_for(table.pages.num_pages, shared_with_w.form, only_for_i.form)]
-    grids = [table.pages]
+    pools = [pool_for(slots.num_pages, shared_with_w.form, only_for_i.form)]
+    grids = [slots]
     if rest:
         deferred.append(Place(rest, 1, PageForm(_select(saved.deferred, rest))))
-        pools.append(pool_for(table.weight_gradient_pages.num_pages, deferred[1].form))
-        grids.append(table.weight_gradient_pages)
+        pools.append(pool_for(apart.num_pages, deferred[1].form))
+        grids.append(apart)
     return Storage(
-        saved, tuple(pools), tuple(grids), max(table.layers_per_stage), shared_with_w, only_for_i, tuple(deferred)
+        saved,
+        tuple(pools),
+        tuple(grids),
+        max(table.layers_per_stage),
+        shared_with_w,
+        only_for_i,
+        tuple(deferred),
+        first_pool,
     )
 
 

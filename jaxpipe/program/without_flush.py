@@ -127,10 +127,11 @@ class Stream:
         pipeline = self.pipeline
         shapes = pipeline.shapes(params, batch, random=random)
         check_embedding(pipeline.functions, pipeline.mesh, shapes, random=random)
+        (form,) = shapes.forms
         return replace(
             shapes,
             table=self.table,
-            storage=make_storage(self.table, shapes.storage.saved),
+            forms=(replace(form, storage=make_storage(self.table, form.storage.saved)),),
             shared_use=trace_shared_use(pipeline.functions, pipeline.mesh, self.schedule, shapes, random=random),
         )
 

@@ -18,6 +18,7 @@ from jax import dtypes
 
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_given
+from jaxpipe.config.model import kind_of_others
 from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
@@ -137,7 +138,7 @@ def given_task(
     num_microbatches = config.pipeline.num_microbatches
     # Leaves are [microbatch, sequence, ...].
     sequence = {name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype) for name, leaf in example.items()}
-    recompute = config.model.recompute
+    recompute = kind_of_others(config)
     task = Task(
         replace(model, layer=recomputed(model.layer, recompute)),
         train_batches=replace(train, num_microbatches=num_microbatches),

@@ -44,7 +44,7 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
         f"bubble     {simulate(schedule, spec.stage_costs).bubble_ratio:.1%} predicted, {_format_costs(spec)}",
         f"rounds     {step.table.rounds_per_call} in the compiled step",
-        f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.storage.slot_bytes)}: what a stage keeps of"
+        f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.slot_bytes)}: what a stage keeps of"
         " a microbatch for its backward",
         f"peak       {peak_activations(schedule).max():g} Ma; {MA}",
         f"bytes      on each device: train state {_mebibytes(bytes_per_device(state))}, "

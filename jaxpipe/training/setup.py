@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from jaxpipe.estimate import resolve
 from jaxpipe.mesh import Devices, choose_devices, key_of, make_mesh, node_by_node, order_devices
 from jaxpipe.mesh.jax_defaults import default_promotion
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.given import recomputed
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import Schedule
@@ -131,11 +132,15 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
     # Again, now that the platform is decided; before the mesh is laid out, since no order changes the kind of device.
     check_attention_kernel(config.replaced({"mesh.platform": devices[0].platform}))
     _, devices = mesh_order(spec, devices, gpus_per_node)
+    functions = StageFunctions.of(model)
+    again = spec.recomputed
+    if again:
+        functions = replace(functions, layer_again=_layer_again(model, again.kind))
     return Pipeline(
         # A schedule without flush has several batches; layout, parts and evaluation are of one.
         one_batch(spec.schedule),
         make_mesh(**config.mesh.axes, devices=devices),
-        StageFunctions.of(model),
+        functions,
         num_layers=config.model.num_layers,
         layers_per_stage=spec.layers_per_stage,
         dtype=config.model.dtype,
@@ -143,7 +148,15 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
         sums_dtype=config.mesh.sums_dtype,
         deterministic=config.mesh.deterministic,
         costs=spec.stage_costs,
+        recomputed=again and again.counts,
     )
+
+
+def _layer_again(model: Trained, kind: str) -> Callable[..., Any]:
+    """The layer of `model` that backward computes again as `kind` says, a value of `model.recompute`."""
+    if isinstance(model, LanguageModel):
+        return replace(model, config=replace(model.config, recompute=kind)).layer
+    return recomputed(StageFunctions.of(model).layer, kind)
 
 
 def optimizer_and_step(

@@ -1,17 +1,21 @@
 """The times that a run is expected to take: who decides them, and the orders that are made for them."""
 
 import json
+import math
 from dataclasses import fields, replace
 
 import jax
+import numpy as np
 import pytest
 from published_bubbles import PUBLISHED, Published
 
 from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.compile import compile_step
 from jaxpipe.config import base_config, build_schedule, check, expected_costs
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Roofline, Times, estimate, resolve, setting_of
+from jaxpipe.estimate import Roofline, Times, estimate, memory, resolve, setting_of
 from jaxpipe.estimate.measured import Measurement, subject_of
 from jaxpipe.schedules import Costs, build, simulate, to_json
 from jaxpipe.schedules.passes.vocabulary import vocabulary
@@ -171,6 +175,42 @@ def test_dualpipe_keeps_its_papers_order_unless_options_have_times():
     told = Costs(input_gradient=1.2, weight_gradient=0.6)
     for options in ("", times):
         assert ScheduleSpec("dualpipe", 4, options).for_costs(told) == ScheduleSpec("dualpipe", 4, options)
+
+
+def within(text: str, **pipeline) -> RunConfig:
+    """A GPT of four stages of four layers, whose recomputation is decided."""
+    config = config_with(4, 8)
+    config.model.update(num_layers=16, hidden=64, recompute=text)
+    config.pipeline.update(**pipeline)
+    config.data.update(seq_len=256)
+    return resolve(config, TOPOLOGY).config
+
+
+def test_bytes_decide_which_layers_are_computed_again():
+    """As few as do: with one layer less of any stage a step takes more; so do those of stages in two chunks."""
+    whole, none = (memory(setting_of(within(text), TOPOLOGY)).total for text in ("full", "none"))
+    assert within(f"auto:{none / 2**20 + 1:.0f}MiB").model.recompute == "none"
+    for options in ({}, {"schedule": "interleaved_1f1b"}, {"schedule": "bpipe"}):
+        none = memory(setting_of(within("none", **options), TOPOLOGY)).total
+        whole = memory(setting_of(within("full", **options), TOPOLOGY)).total
+        most = math.ceil((whole + none) / 2**21)
+        setting = setting_of(within(f"auto:{most}MiB", **options), TOPOLOGY)
+        assert setting.recomputed
+        counts = setting.recomputed.counts
+        assert 0 < sum(counts) < 16
+        assert memory(setting).total <= most * 2**20
+        if not options:
+            assert sorted(counts, reverse=True) == list(counts)
+            for stage in np.flatnonzero(counts):
+                fewer = tuple(count - (each == stage) for each, count in enumerate(counts))
+                assert memory(replace(setting, recomputed=Recomputed("full", fewer))).total > most * 2**20
+
+
+def test_bytes_that_nothing_meets_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"recompute-bytes(.|\n)*GiB with all layers computed again(.|\n)*'auto:1GiB'"
+    ):
+        within("auto:1MiB")
 
 
 def test_equal_settings_have_equal_costs():

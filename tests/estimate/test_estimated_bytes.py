@@ -119,6 +119,10 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         ),
         pytest.param("gpt", "bitpipe", (2, 2, 2), LORA | {"model.dtype": "bfloat16"}, marks=pytest.mark.ci),
         pytest.param("llama", "1f1b", (2, 2, 2), LORA | {"pipeline.vocab_over_pipe": "true"}, marks=pytest.mark.ci),
+        ("llama", "bpipe", (1, 4, 1), {"model.recompute": "full:1,1,0,0"}),
+        ("gpt", "zb_h1", (2, 2, 1), {"model.recompute": "full:3,1", "model.dtype": "bfloat16"}),
+        # One count for both stages of a device.
+        ("gpt", "interleaved_1f1b", (2, 2, 1), {"model.recompute": "attention:2,0"}),
     ],
 )
 def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):

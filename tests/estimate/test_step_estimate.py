@@ -7,6 +7,7 @@ import pytest
 from settings_of_gpts import gpt_setting
 
 from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
+from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate, memory
 from jaxpipe.estimate.communication import message_bytes
@@ -248,6 +249,32 @@ def test_work_computed_again_costs_time_and_no_model_flops():
     plain, again = (estimate(gpt_setting(recompute=recompute), SOURCE) for recompute in ("none", "full"))
     assert again.step_s > plain.step_s
     assert again.mfu * again.step_s == pytest.approx(plain.mfu * plain.step_s, rel=1e-12)
+
+
+@dataclass(frozen=True)
+class GivenByKind(Given):
+    """A layer that is computed again takes a forward more."""
+
+    def times(self, setting: Setting) -> Times:
+        """By `model.recompute`."""
+        again = 1.0 if setting.model.recompute == "full" else 0.0
+        return replace(LAYER, layer_backward_s=2.0 + again, layer_input_gradient_s=1.0 + again)
+
+
+@pytest.mark.parametrize(
+    ("counts", "step_s"),
+    [
+        # Of six layers a stage, F 6 and B 12, of eight microbatches: (8 + 3) x 18.
+        ((0, 0, 0, 0), 198),
+        ((6, 6, 6, 6), 198 + 11 * 6),
+        # Stage 3 begins when three forwards have come, and three backwards follow its last one.
+        ((0, 0, 0, 2), 198 + 8 * 2),
+    ],
+)
+def test_layers_of_a_list_alone_take_longer(counts, step_s):
+    setting = gpt_setting(pipe=4, num_microbatches=8, num_layers=24)
+    setting = replace(setting, recomputed=Recomputed("full", counts))
+    assert estimate(setting, GivenByKind()).step_s == pytest.approx(step_s)
 
 
 def test_pairs_apart_slow_bpipe_down():

@@ -16,14 +16,11 @@ from their_models import LLAMA, load, new_model
 
 from jaxpipe.config import model_config
 from jaxpipe.convert import convert
-<<<<<<< HEAD
 from jaxpipe.huggingface.adapters import modules_of, tensors_of
 from jaxpipe.huggingface.configs import ARCHITECTURES
 from jaxpipe.mesh import key_of
 from jaxpipe.models import LanguageModel
-=======
 from jaxpipe.train import main as train
->>>>>>> citime
 from jaxpipe.training.batches import batches_of, read_corpus
 from jaxpipe.training.metrics import METRICS
 from jaxpipe.training.optimizer import learning_rate
@@ -162,18 +159,16 @@ def test_three_steps_of_adapters_are_those_of_torch(transformers, tmp_path):
     convert(f"hf:{tmp_path}/theirs", str(tmp_path / "converted"))
     lora = [f"--config.model.lora_rank={rank}", f"--config.model.lora_alpha={alpha}", "--config.model.lora_targets=all"]
     command = [
-        *(f"--config=configs/finetune.py:{tmp_path}/converted", f"--workdir={tmp_path}/run", *MESH, *BATCH, *STEPS),
+        *(
+            f"--config={ROOT}/configs/finetune.py:{tmp_path}/converted",
+            f"--workdir={tmp_path}/run",
+            *MESH,
+            *BATCH,
+            *STEPS,
+        ),
         *(*lora, "--config.pipeline.schedule=zb_h1", "--config.mesh.tensor=2"),
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxpipe.train", *command],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    assert train(command) == 0
     convert(str(tmp_path / "run"), f"peft:{tmp_path}/peft")
     found = load_file(tmp_path / "peft" / "adapter_model.safetensors")
     config = model_config(read_config(str(tmp_path / "run")))

@@ -59,9 +59,13 @@ THREE_STEPS = tiers(
         GPT,
         Case("llama", "v_min", 1, 2, 2, "full", layers_per_stage=(1, 2, 1, 2)),
         Case("llama", "zb_h1", 2, 2, 2, "attention", shard="weights"),
+        Case("gpt", "1f1b", 2, 2, 2, "full:3,1", dropout=0.3, tied=True, shard="gradients", layers_per_stage=(3, 3)),
     ],
     slow=[
         LLAMA,
+        Case("bert", "bpipe", 2, 4, 1, "full:1,1,0,0", dropout=0.3, layers_per_stage=(2, 2, 1, 1), shard="weights"),
+        Case("llama", "v_half", 2, 2, 2, "attention:1,1,0,1", layers_per_stage=(1, 2, 1, 2)),
+        Case("gpt", "dualpipe", 2, 4, 1, "full:2,1,0,1", dropout=0.3, layers_per_stage=(2, 2, 1, 1)),
         # Its last loop of rounds changes no shared gradient: without an order, their sum over devices ran beside it.
         Case("gpt", "dualpipe", 2, 4, 1, "none", dropout=0.3, tied=True),
         Case("bert", "bitpipe", 2, 2, 2, "attention", layers_per_stage=(1, 2, 1, 2)),
@@ -121,7 +125,9 @@ ALL += [
 
 
 def config_of_case(case: Case):
-    choices = {"recompute": case.recompute, "attention": case.attention, "tie_embeddings": case.tied}
+    # Of a list the layers that it does not count compute nothing again.
+    recompute = "none" if ":" in case.recompute else case.recompute
+    choices = {"recompute": recompute, "attention": case.attention, "tie_embeddings": case.tied}
     return config_of(case.family, num_layers=NUM_LAYERS, dropout=case.dropout, **choices)
 
 
@@ -135,6 +141,7 @@ def pipelined(case: Case) -> Training:
         tensor=case.tensor,
         layers_per_stage=case.layers_per_stage,
         shard=case.shard,
+        again=case.recompute,
     )
     return train_pipelined(pipeline, config)
 

@@ -94,6 +94,7 @@ CASES = tiers(
         Case("qwen3_moe", "1f1b", data=2, expert=2, bias_rate=0.1),
         Case("qwen3_moe", "interleaved_1f1b", recompute="full", split=True, tensor=2, bias_rate=0.1),
         Case("mixtral", "zb_v", recompute="attention", expert=4),
+        Case("mixtral", "zb_h1", recompute="full:2,1", expert=2, dispatch="capacity", bias_rate=0.1),
         Case("qwen3_moe", "chimera", expert=4, bias_rate=0.1),
         Case("mixtral", "1f1b", tensor=2, expert=2, data=2, num_devices=1),
     ],
@@ -104,7 +105,8 @@ def model_of(case: Case, *, num_layers: int) -> Any:
     """Of capacity, a sixth of the choices or so are dropped."""
     sizes = {"num_experts": 8} if case.expert > 1 else {}
     dispatch = {"dispatch": case.dispatch, "capacity_factor": 0.75}
-    choices = {"recompute": case.recompute, "bias_rate": case.bias_rate, **sizes, **dispatch}
+    recompute = "none" if ":" in case.recompute else case.recompute
+    choices = {"recompute": recompute, "bias_rate": case.bias_rate, **sizes, **dispatch}
     return config_of(case.family, num_layers=num_layers, **choices)
 
 
@@ -177,7 +179,7 @@ def found(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
     schedule = build(case.schedule, num_devices=case.num_devices, num_microbatches=case.num_microbatches)
     schedule = split_backward(schedule) if case.split else schedule
     mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
-    pipeline = pipeline_of(schedule, config, shard=case.shard, **mesh)
+    pipeline = pipeline_of(schedule, config, shard=case.shard, again=case.recompute, **mesh)
     losses, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale_of(case))
     return losses, pipeline.from_stages(grads)
 

@@ -89,6 +89,14 @@ def make_mlp_that_recomputes() -> Pipeline:
     return pipeline
 
 
+def make_mlp_that_recomputes_by_stage() -> Pipeline:
+    """With pages of two sizes, of which the large ones travel, and of which what I leaves has its own."""
+    schedule = balance(split_backward(build("1f1b", num_devices=4, num_microbatches=8)))
+    pipeline = tiny_mlp.make_pipeline(schedule, num_layers=28, recomputed=(3, 2, 2, 0))
+    assert pipeline.table.num_lanes("parked_pages")
+    return pipeline
+
+
 @pytest.fixture
 def few_types(monkeypatch):
     """Few types of rounds, so that lanes carry nothing in some."""
@@ -164,10 +172,11 @@ PROGRAMS = {
     "I and W": (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
     "B, I and W": (make_mlp_of_split_backwards, tiny_mlp.loss_and_grads),
     "I and W, and pages": (make_mlp_of_split_backwards_that_sends_pages, tiny_mlp.loss_and_grads),
+    "recomputed by stage": (make_mlp_that_recomputes_by_stage, tiny_mlp.loss_and_grads),
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }
 QUICK = ["pages"]
-MORE = ["two replicas", "gathers", "I and W, and pages"]
+MORE = ["recomputed by stage", "two replicas", "gathers", "I and W, and pages"]
 
 
 @pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))

@@ -25,7 +25,7 @@ def head(shared, x, microbatch):
     return ((x @ shared["out"] - microbatch["y"]).astype(jnp.float32) ** 2).sum()
 
 
-FUNCTIONS = StageFunctions(embed=embed, layer=layer, head=head)
+FUNCTIONS = StageFunctions(embed=embed, layer=layer, head=head, layer_again=jax.checkpoint(layer, prevent_cse=False))
 
 
 def make_params(num_layers: int, dtype: str = "float32"):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -96,17 +97,26 @@ def pipeline_of(
     devices: Any = None,
     deterministic: bool = False,
     num_layers: int | None = None,
+    again: str = "none",
     **options: Any,
 ) -> Pipeline:
-    """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh; of one batch."""
+    """The model of `config`, or as many layers of it, on a data x pipe x expert x tensor mesh; of one batch.
+
+    `again` may count layers of each stage that backward computes again, as in "full:2,1".
+    """
     axis = TensorAxis.of(deterministic=deterministic, data=data, expert=expert, tensor=tensor)
     model = LanguageModel(config, axis)
+    kind, _, counts = again.partition(":")
+    functions = replace(
+        StageFunctions.of(model), layer_again=LanguageModel(replace(config, recompute=kind), axis).layer
+    )
     return Pipeline(
         one_batch(schedule),
         make_mesh(data=data, pipe=schedule.num_devices, expert=expert, tensor=tensor, devices=devices),
-        StageFunctions.of(model),
+        functions,
         num_layers=num_layers or config.num_layers,
         deterministic=deterministic,
+        recomputed=[int(count) for count in counts.split(",") if count],
         **options,
     )
 

@@ -123,6 +123,27 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__layers_per_stage": "0,8", "mesh__pipe": 2}, ["the least 0", "'auto'"]),
         ({"pipeline__layers_per_stage": "even"}, ["not a list of counts", "'auto'"]),
         (
+            {"model__recompute": "full:1,1,0", "mesh__pipe": 2},
+            ["recompute-list", "3 counts", "2 stages on 2", "'full:2,0'"],
+        ),
+        ({"model__recompute": "full:5,0", "mesh__pipe": 2}, ["recompute-layers", "5 layers of stage 0", "4,4"]),
+        ({"model__recompute": "full:1,-1", "mesh__pipe": 2}, ["recompute-list", "not a list of counts"]),
+        (
+            {"model__recompute": "ful:1,1", "mesh__pipe": 2},
+            ["field-choice", "'ful' is not known", "Did you mean 'full'"],
+        ),
+        ({"model__recompute": "none:1,1", "mesh__pipe": 2}, ["field-choice", "'none' is not known"]),
+        ({"model__recompute": "auto"}, ["model-recompute", "'auto' is not known"]),
+        ({"model__recompute": "auto:70"}, ["recompute-bytes", "'auto:70GiB'"]),
+        (
+            {"model__recompute": "attention:1,1", "model__attention": "chunked", "mesh__pipe": 2},
+            ["recompute-attention", "'chunked' keeps as little"],
+        ),
+        (
+            {"model__recompute": "full:1,1", "mesh__pipe": 2, "pipeline__schedule": "pipedream_2bw"},
+            ["recompute-flush", "all layers save alike"],
+        ),
+        (
             {"pipeline__layers_per_stage": "3,5", "mesh__pipe": 2, "pipeline__head_layers": 1.0},
             ["balance-costs", "counts ignore them", "pipeline.head_layers=0.0"],
         ),

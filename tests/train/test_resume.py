@@ -96,7 +96,8 @@ def test_another_mesh_and_schedule_resume_and_are_said(whole, tmp_path, monkeypa
         stop_after(4, patched)
         train(tmp_path / "run", AVERAGED)
     stopped = len(metrics(tmp_path / "run"))
-    other = [AVERAGED, "--config.mesh.pipe=1", "--config.mesh.tensor=2", "--config.pipeline.schedule=gpipe"]
+    mesh = ["--config.mesh.pipe=1", "--config.mesh.tensor=2", "--config.model.recompute=full:1"]
+    other = [AVERAGED, *mesh, "--config.pipeline.schedule=gpipe"]
     done = train(tmp_path / "run", *other)
     assert done.returncode == 0, done.stderr
     assert "changed    pipeline.schedule: 1f1b -> gpipe\n" in done.stdout

@@ -28,7 +28,7 @@ def config_of(config: RunConfig, setting: Setting) -> RunConfig:
     is_even = len(set(setting.layers_per_stage)) == 1
     planned = RunConfig.of(config).replaced(
         {
-            "model.recompute": setting.model.recompute,
+            "model.recompute": setting.recompute,
             "pipeline.schedule": setting.schedule_name,
             "pipeline.options": setting.options,
             "pipeline.costs": written_costs(setting.costs) if setting.costs else AUTO,

@@ -10,12 +10,11 @@ Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a
 
 from __future__ import annotations
 
-import gc
 import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, islice
@@ -35,7 +34,9 @@ from jaxpipe.estimate.plan.bounds import (
     pages_in_rows,
     pages_of_one_microbatch,
 )
+from jaxpipe.estimate.plan.collector import without_collector
 from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
+from jaxpipe.estimate.plan.recomputed import counted_recomputations, least_recomputed_s
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
 from jaxpipe.estimate.plan.sharing import may_gain_by_sharing, sharing_more, with_parameters_of
 from jaxpipe.estimate.plan.space import (
@@ -68,7 +69,7 @@ def search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: flo
     So the first row is never slower than that of a plan for fewer nodes, or fewer GPUs a node. If it has a pipeline,
     the fastest way without one is searched too.
     """
-    with _without_collector():
+    with without_collector():
         return _search_with_fewer(space, source, top=top, margin=margin)
 
 
@@ -91,18 +92,6 @@ def _search_with_fewer(space: Space, source: TimeSource, *, top: int, margin: fl
         with suppress(ConfigError):  # `source` has measured times, for none of these meshes
             plan = replace(plan, alone=search(replace(space, groups=groups), source, top=1, margin=margin))
     return plan
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pauses Python's collector of cycles: it would go through the millions of actions of schedules again and again."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
 
 
 def _least_gpus_s(space: Space, source: TimeSource) -> float:
@@ -139,6 +128,10 @@ def search(
     while item := frontier.pop(below_s):
         if len(rows) == top and item.least_s > last_s:
             break
+        if item.is_recomputed:
+            if item.candidate not in fitting:
+                frontier.push_counted(item, margin=margin)
+            continue
         if frontier.push_back(item):
             continue
         seen.add(item.candidate)
@@ -164,6 +157,7 @@ def search(
             if fits(item.setting, held):
                 tight.setdefault(item.candidate, row)
         setting = item.setting
+        frontier.push_recomputed(item, margin=margin)
         # Of the rest a stronger `shard` changes nothing, so one that does not fit by its parameters is passed over.
         for stronger in () if item.is_shared_more else sharing_more(item.setting):
             setting = stronger
@@ -229,6 +223,7 @@ class _BoundedSetting:
     estimate: Estimate | None = None
     is_in_room: bool = False  # whether the bound is of its pages too
     is_of_rows: bool = False  # whether the bound is of its rows of few microbatches too
+    is_recomputed: bool = False  # whether layers of each stage have yet to be chosen that are computed again
     is_shared_more: bool = False  # whether the frontier has it with a stronger `shard` too
 
     @property
@@ -288,6 +283,18 @@ class _Frontier:
         times = action_times(setting, self._source)
         collectives = step_collectives(setting, self._source, times)
         return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
+
+    def push_recomputed(self, item: _BoundedSetting, *, margin: float) -> None:
+        """Adds what may fit of a setting that does not, if some layers of each stage are computed again."""
+        step_s = least_recomputed_s(item.setting, self._source, margin=margin)
+        if step_s < math.inf:
+            self.push(replace(item, estimate=None, bound_s=_rounded_down(step_s), is_recomputed=True))
+
+    def push_counted(self, item: _BoundedSetting, *, margin: float) -> None:
+        """Adds the settings for which an item of `push_recomputed` stands: now their bytes are counted."""
+        for setting in counted_recomputations(item.setting, self._source, margin=margin):
+            step = estimate(setting, self._source)
+            self.push(replace(item, setting=setting, estimate=step, is_recomputed=False))
 
     def pop(self, below_s: float) -> _BoundedSetting | None:
         """The setting of the lowest bound; None if there is none of a bound below `below_s`."""

@@ -187,7 +187,7 @@ def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
         ", ".join(map(describe_schedule, (setting, *row.equal))),
         *map(str, setting.axes.values()),
         f"{setting.num_microbatches} of {setting.microbatch_size}",
-        setting.model.recompute,
+        setting.recompute,
         setting.order,
         setting.shard.value,
         f"{estimate.step_s:.3f}",
@@ -299,7 +299,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
         **setting.axes,
         "order": setting.order,
         "shard": setting.shard.value,
-        "recompute": setting.model.recompute,
+        "recompute": setting.recompute,
         "vocab_over_pipe": setting.vocab_over_pipe,
     }
 

@@ -344,6 +344,6 @@ def describe_setting(setting: Setting) -> str:
     """All choices of a plan's row, except the partition."""
     return (
         f"{describe_schedule(setting)}, {describe_mesh(setting.axes)}, "
-        f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.model.recompute}"
+        f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.recompute}"
         + (f", shard {setting.shard}" if setting.shard is not Shard.OPTIMIZER else "")
     )

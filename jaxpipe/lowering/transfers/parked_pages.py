@@ -154,9 +154,19 @@ def room_to_meet(
 
 
 def park_pages(
-    schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], rounds: np.ndarray, is_open: np.ndarray
+    schedule: Schedule,
+    compute: Schedule,
+    layers_per_stage: tuple[int, ...],
+    rounds: np.ndarray,
+    is_open: np.ndarray,
+    recomputed: tuple[int, ...] = (),
 ) -> PageMoves:
-    """Chooses the pages that `schedule` evicts, and rounds of `is_open`, [R, D], in which they travel."""
+    """Chooses the pages that `schedule` evicts, and rounds of `is_open`, [R, D], in which they travel.
+
+    Layers that are computed again, [S] the first `recomputed` of each stage, have small pages, which stay.
+    """
+    first = np.array(recomputed or (0,) * schedule.num_stages)
+    layers_per_stage = tuple((np.array(layers_per_stage) - first).tolist())
     columns = compute.columns
     moves = schedule.columns
     evictions = _first_evictions(schedule)
@@ -187,7 +197,7 @@ def park_pages(
         evict_round = open_here[evict[i] + layer % (evict_stop - evict)[i]]
         load_round = open_here[load_stop[i] - 1 - layer % (load_stop - load)[i]]
         partner = np.full_like(i, compute.placement.partner_of(device))
-        pages.append((backward[own[i]], layer, evict_round, load_round, home[own[i]], partner))
+        pages.append((backward[own[i]], first[stage[own[i]]] + layer, evict_round, load_round, home[own[i]], partner))
     return PageMoves(*(np.concatenate(fields) for fields in zip(*pages, strict=True)))
 
 

@@ -68,13 +68,27 @@ class Costs:
     slot_messages: float = 17.0
     gradient_messages: float = 15.0
 
-    def of_layers(self, layers_per_stage: Sequence[int]) -> Costs:
+    def of_layers(self, layers_per_stage: Sequence[int], more: Sequence[float] = ()) -> Costs:
         """Returns costs of stages in proportion to their layers; `self` has the costs at the mean number of layers.
+
+        Args:
+            layers_per_stage: [stage] number of layers.
+            more: [stage] what its backward, or I, computes again, in forwards of a layer; by default nothing.
 
         Example:
             >>> Costs(forward=1.0, backward=2.0).of_layers((3, 1)).backward
             (3.0, 1.0)
+            >>> Costs(forward=1.0, backward=2.0).of_layers((2, 2), more=(1.0, 0.0)).backward
+            (2.5, 2.0)
         """
+        if any(more):
+            alike = self.of_layers(layers_per_stage)
+            layer = np.mean(self.forward) * len(layers_per_stage) / sum(layers_per_stage)
+            longer = {
+                name: tuple((np.array(more) * layer + getattr(alike, name)).tolist())
+                for name in ("backward", "input_gradient")
+            }
+            return replace(alike, **longer)
         if len(set(layers_per_stage)) == 1:
             return self
         shares = [num_layers * len(layers_per_stage) / sum(layers_per_stage) for num_layers in layers_per_stage]

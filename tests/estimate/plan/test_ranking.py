@@ -17,6 +17,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.plan import ranking as of_search
+from jaxpipe.estimate.plan import recomputed
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
     least_bytes,
@@ -36,6 +37,7 @@ from jaxpipe.estimate.plan.ranking import (
 )
 from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, may_gain_by_sharing, sharing_more
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
+from jaxpipe.estimate.recompute import recomputations
 from jaxpipe.estimate.step_collectives import action_times, step_collectives
 from jaxpipe.schedules import REGISTRY, Schedule, build, split_backward
 from jaxpipe.schedules.methods.registry import DELAYED
@@ -212,8 +214,37 @@ def test_what_fits_only_with_shared_weights_is_planned(monkeypatch):
 def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
     monkeypatch.setattr(of_search, "pages_in_rows", lambda setting: 10**9)
     monkeypatch.setattr(of_search, "estimate", lambda *each: pytest.fail("an order was searched for nothing"))
+    monkeypatch.setattr(recomputed, "BY_STAGE", ())
     plan = search(space, SOURCE, top=1)
     assert (plan.rows, plan.too_large.total()) == ((), space.num_candidates)
+
+
+@pytest.mark.ci
+def test_where_1f1b_does_not_fit_the_first_stages_alone_compute_again(monkeypatch):
+    """With layers by stage that make up for it; and no faster choice of them is missed."""
+    monkeypatch.setattr(of_search, "legal_variants", lambda group: (Variant("1f1b", ""),))
+    config = read_config_file(str(CONFIGS / "gpt3_96b.py"))
+    space = space_of(config, parse_topology("a100-80g:4x8"))
+    sizes = 1, 8, 4, 32  # of 4 sequences
+    groups = tuple(g for g in space.groups if (g.data, g.pipe, g.tensor, g.num_microbatches) == sizes)
+    assert {group.model.recompute for group in groups} == {"none", "full"}
+    space = replace(space, groups=groups)
+    (row,) = search(space, SOURCE, top=1).rows
+    assert row.setting.recomputed
+    counts = list(row.setting.recomputed.counts)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 0 < counts[0]
+    assert fits(row.setting, margin=MEMORY_MARGIN)
+    assert config_of(config, row.setting).model.recompute == str(row.setting.recomputed)
+    most_bytes = int((TOPOLOGY.hardware.memory_bytes - RESERVE_BYTES) / (1 + MEMORY_MARGIN))
+    group = next(group for group in groups if group.model.recompute == "none")
+    none, *_ = settings_of(group, Variant("1f1b", ""), SOURCE.times(group))
+    found = [estimate(s, SOURCE).step_s for s in recomputations(none, "full", most_bytes, SOURCE)]
+    assert row.step_s <= min(found)
+    monkeypatch.setattr(recomputed, "BY_STAGE", ())
+    (whole,) = search(space, SOURCE, top=1).rows
+    assert whole.setting.model.recompute == "full"
+    assert whole.step_s > 1.1 * row.step_s
 
 
 @pytest.mark.ci
