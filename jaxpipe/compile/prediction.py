@@ -1,7 +1,7 @@
 """Predicted bytes per device of a training step, from the schedule and the model alone.
 
 The parts are counted elsewhere and summed here: bytes held between actions in
-`jaxpipe.program.shapes`, temporaries of an action in `workspace_bytes`.
+`jaxpipe.program.held_bytes`, temporaries of an action in `workspace_bytes`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
+from jaxpipe.program.held_bytes import bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.program.layer_form import LayerForm
-from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.program.shapes import StepShapes
 from jaxpipe.training.run_step import Step
 
 PyTree = Any

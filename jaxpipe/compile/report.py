@@ -15,7 +15,7 @@ from jaxpipe.compile.hlo import BY_DATA, EXCHANGE, EXPERTS, OF_EXPERTS, OVER_DAT
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.lowering.waits import waits_per_action
-from jaxpipe.program.shapes import buffer_bytes, link_bytes
+from jaxpipe.program.held_bytes import buffer_bytes, link_bytes
 from jaxpipe.units import gib
 
 

@@ -221,7 +221,7 @@ def memory(setting: Setting) -> Bytes:
     Raises:
         ScheduleError: the schedule cannot be built.
 
-    Source: `jaxpipe.program.shapes` counts the same from a program's own shapes.
+    Source: `jaxpipe.program.held_bytes` counts the same from a program's own shapes.
     """
     number = counts(setting)
     layers = [traced_layer(form) for form in setting.forms]

@@ -192,7 +192,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts
                 is_tied = setting.model.tie_embeddings and parameter.split is not None and len(dims) == 2
-                met += FLOAT32_BYTES * (size // num_parts + is_tied * size)  # `jaxpipe.program.shapes.meeting_bytes`
+                met += FLOAT32_BYTES * (size // num_parts + is_tied * size)  # `held_bytes.meeting_bytes`
             if parameters is shapes.layer:
                 exchanged += FLOAT32_BYTES * size // num_parts
                 updated += ((num_copies > 1) + num_masters) * FLOAT32_BYTES * size // num_parts

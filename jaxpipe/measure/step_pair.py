@@ -25,7 +25,8 @@ from jaxpipe.measure.actions import no_actions
 from jaxpipe.mesh import Randomness, added, key_of, trained, with_trained
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline
-from jaxpipe.program.shapes import StepShapes, held_bytes
+from jaxpipe.program.held_bytes import held_bytes
+from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.storage import Storage
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.training.batches import example_batch, put_batch

@@ -117,7 +117,7 @@ class Pipeline:
             layers_per_stage: [stage] number of layers; by default as equal as possible.
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
-            shard: what devices that compute with equal copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
+            shard: what devices with equal compute copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
             sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
                 bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
             deterministic: whether sums over devices are added in mesh order, however devices are wired.

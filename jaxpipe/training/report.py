@@ -16,7 +16,8 @@ from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.devices import by_node
-from jaxpipe.program.shapes import StepShapes, bytes_per_device, held_bytes
+from jaxpipe.program.held_bytes import bytes_per_device, held_bytes
+from jaxpipe.program.shapes import StepShapes
 from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
 from jaxpipe.training.run_step import Step
 from jaxpipe.training.setup import Setup, mesh_order

@@ -14,7 +14,7 @@ from jaxpipe.drawing import svg
 from jaxpipe.drawing.text_grid import text
 from jaxpipe.lowering import lower, replay
 from jaxpipe.models import LanguageModel
-from jaxpipe.program.shapes import link_bytes
+from jaxpipe.program.held_bytes import link_bytes
 from jaxpipe.schedules import Costs, Kind, build, from_csv, simulate, to_csv
 from jaxpipe.training.step import mean_factors
 

@@ -20,7 +20,7 @@ from jaxpipe.estimate import Bytes, fits, memory, resolve, setting_of
 from jaxpipe.estimate.memory import counted, counts, table_microbatches
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.models import parameter_shapes
-from jaxpipe.program.shapes import bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.program.held_bytes import bytes_per_device, held_bytes, meeting_bytes
 from jaxpipe.schedules import REGISTRY, Costs
 from jaxpipe.sharding import Shard
 from jaxpipe.training.batches import example_batch

@@ -22,7 +22,7 @@ from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import head_matmuls
 from jaxpipe.models import FAMILIES, Family, LanguageModel, family_named, parameter_shapes, register_family
 from jaxpipe.models.flops import model_flops
-from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.training.setup import build_pipeline
 
 FILE = str(Path(__file__).with_name("a_family.py"))

@@ -19,7 +19,7 @@ from jaxpipe.models import LanguageModel
 from jaxpipe.models.lora import Lora, base_of, merged
 from jaxpipe.models.parameters import adapted_columns
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.schedules import build
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.training.step import init_state, make_train_step, name_losses

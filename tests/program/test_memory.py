@@ -19,7 +19,7 @@ from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.shapes import held_bytes
+from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.program.start import table_operands
 from jaxpipe.schedules import build
 from jaxpipe.training.step import init_state, make_train_step

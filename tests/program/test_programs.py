@@ -30,7 +30,7 @@ from jaxpipe.compile.hlo import (
 from jaxpipe.lowering import lower
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
 from jaxpipe.program.channels import CHANNELS
-from jaxpipe.program.shapes import link_bytes
+from jaxpipe.program.held_bytes import link_bytes
 from jaxpipe.schedules import build
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "programs.json"

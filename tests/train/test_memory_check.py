@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jaxpipe.config import base_config
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import resolve
-from jaxpipe.program.shapes import bytes_per_device, held_bytes
+from jaxpipe.program.held_bytes import bytes_per_device, held_bytes
 from jaxpipe.training.report import check_memory
 from jaxpipe.training.setup import build_pipeline, optimizer_and_step
 from jaxpipe.training.step import state_like
