@@ -224,7 +224,7 @@ def test_rows_with_a_split_head_are_counted_over_more_periods():
     setting = replace(setting, vocab_over_pipe=True, costs=times, layers_per_stage=(2,) * 16)
     everything = counted(setting.schedule_spec, (2,) * 16, times, 46)
     assert counts(setting) == everything
-    assert (everything.pages, everything.buffers["head slot"]) == (54, 7)
+    assert (everything.pages, everything.buffers["head slot"]) == ((54,), 7)
 
 
 def test_a_schedule_of_a_file_is_counted_whole(tmp_path):
