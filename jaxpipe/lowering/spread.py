@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.schedule import Kind, Schedule
 
 # Pieces of a layer. Smaller ones would wait for the latency of their collective.
@@ -97,6 +98,12 @@ def spread_sums(summing: Sequence[Order], layers: Sequence[int]) -> Spread:
     num_pieces, places = spread_gathers(backwards, layers)
     in_time = ({stage: [-place for place in window[::-1]] for stage, window in of.items()} for of in places)
     return Spread(num_pieces, tuple(in_time))
+
+
+def orders_in_rounds(table: RoundTable, *kinds: Kind) -> list[Order]:
+    """[D] the actions of `kinds` in the rounds of a table; places are rounds."""
+    devices = zip(table.kind.T, table.stage.T, strict=True)
+    return [order_of(kind, stage, table.layers_per_stage, *kinds) for kind, stage in devices]
 
 
 def orders_of(schedule: Schedule, layers: Sequence[int], *kinds: Kind) -> list[Order]:

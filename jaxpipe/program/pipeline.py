@@ -54,7 +54,7 @@ from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.program.start import initial_carry, table_operands
-from jaxpipe.program.weight_copies import compute_copies, gathered_later
+from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
@@ -325,7 +325,7 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
-            later = gathered_later(table, shapes.parts["layers"])
+            later = shapes.gathered_later
             copies, num_done = compute_copies(
                 params, shapes.parts, self.dtype, later=later, before=scale, pairs=self.layout.pairs
             )

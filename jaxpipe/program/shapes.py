@@ -18,6 +18,8 @@ import numpy as np
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
 from jaxpipe.lowering.pages import Pages
+from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS
+from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts, trained
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
@@ -29,7 +31,6 @@ from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, make_storage
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
-from jaxpipe.program.weight_copies import layer_form
 from jaxpipe.sharding import Shard
 
 
@@ -108,6 +109,18 @@ class StepShapes:
         copies = {"shared": self.copies["shared"], "layers": self.copies["layer"]}
         return trained(copies, self.is_trained)
 
+    @cached_property
+    def gathered_later(self) -> PyTree:
+        """Whether actions gather each parameter of a layer; the others are gathered before them. Bools."""
+        transfers = self.table.transfers
+
+        def is_later(part: Part) -> bool:
+            if WEIGHT_GATHERS.name in transfers:
+                return part.splits_copy
+            return COPY_GATHERS.name in transfers and part.master_dim is not None
+
+        return jax.tree.map(is_later, self.parts["layers"])
+
     @property
     def loss_sums(self) -> PyTree:
         """Shapes of the losses of a step: of layers one sum, or, of an array, one for each layer."""
@@ -123,6 +136,13 @@ class StepShapes:
         """The page in which the gradients of one layer travel to the stage's owner."""
         parts = jax.tree.leaves(self.trained_parts["layers"])
         return layer_form(parts, [sum_dtype(copy.dtype) for copy in jax.tree.leaves(self.trained_copies["layers"])])
+
+
+def layer_form(parts: Sequence[Part], dtypes: Sequence[Any]) -> PageForm:
+    """The page in which the parts of one layer travel to the stage's other holder: one array for each dtype."""
+    return PageForm(
+        tuple(jax.ShapeDtypeStruct(part.master_shape, dtype) for part, dtype in zip(parts, dtypes, strict=True))
+    )
 
 
 def step_shapes(

@@ -9,26 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS
-from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import cast_copy
 from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import WHOLE, Part, Piece
+from jaxpipe.program.shapes import StepShapes, layer_form
 from jaxpipe.program.stacked import Index, empty, slice_at, with_slice
-from jaxpipe.program.storage import Page, PageForm, pool_for
-
-
-def gathered_later(table: RoundTable, parts: PyTree) -> PyTree:
-    """Whether actions gather each parameter of a layer; the others are gathered before them. Bools, like `parts`."""
-
-    def is_later(part: Part) -> bool:
-        if WEIGHT_GATHERS.name in table.transfers:
-            return part.splits_copy
-        return COPY_GATHERS.name in table.transfers and part.master_dim is not None
-
-    return jax.tree.map(is_later, parts)
+from jaxpipe.program.storage import Page, pool_for
 
 
 def compute_copies(
@@ -45,7 +32,7 @@ def compute_copies(
     Args:
         held: this device's {"shared", "layers": [chunk, layer, ...]}.
         dtype: dtype of the copies of floating-point numbers; None keeps that of the masters.
-        later: as `gathered_later`: parameters of layers of which this device's parts are returned; None: there are
+        later: as `StepShapes.gathered_later`: parameters of layers of which this device's parts are returned; None: of
             none.
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
@@ -67,10 +54,8 @@ def compute_copies(
     return {"shared": shared, "layers": layers}, num_done
 
 
-def gathered_layer(
-    held: PyTree, later: PyTree, parts: PyTree, like: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE
-) -> PyTree:
-    """The compute copy of a layer, or a piece of it, in the dtypes of `like`; those of `later` are gathered."""
+def gathered_layer(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE) -> PyTree:
+    """The compute copy of a layer, or a piece of it; what actions gather, from the devices' parts in `held`."""
 
     def gathered(leaf: jax.Array, is_later: bool, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
         own = (piece if is_later else WHOLE).read(leaf, part, chunk, layer)[0, 0]
@@ -79,33 +64,27 @@ def gathered_layer(
 
     # By this name reports find the collectives in the compiled program.
     with jax.named_scope("gather_over_data"):
-        return jax.tree.map(gathered, held, later, parts, like)
+        return jax.tree.map(gathered, held, shapes.gathered_later, shapes.parts["layers"], shapes.copies["layer"])
 
 
-def room_for_copies(held: PyTree, later: PyTree, like: PyTree) -> PyTree:
-    """Room for the compute copies of all layers; those that are not of `later` are there."""
+def room_for_copies(shapes: StepShapes, held: PyTree) -> PyTree:
+    """Room for the compute copies of all layers; those that actions do not gather are there."""
 
     def room(leaf: jax.Array, is_later: bool, like: jax.ShapeDtypeStruct) -> jax.Array:
         return empty((*leaf.shape[:2], *like.shape), like.dtype) if is_later else leaf
 
-    return jax.tree.map(room, held, later, like)
+    return jax.tree.map(room, held, shapes.gathered_later, shapes.copies["layer"])
 
 
 def with_gathered(
-    stacks: PyTree,
-    copy: PyTree,
-    later: PyTree,
-    parts: PyTree,
-    chunk: Index,
-    layer: Index,
-    piece: Piece = WHOLE,
+    shapes: StepShapes, stacks: PyTree, copy: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE
 ) -> PyTree:
-    """Compute copies with those of a layer, or a piece; those that are not of `later` are there already."""
+    """Compute copies with those of a layer, or a piece; those that actions do not gather are there already."""
 
     def kept(stack: jax.Array, leaf: jax.Array, is_later: bool, part: Part) -> jax.Array:
         return piece.write(stack, leaf[None, None], part, chunk, layer) if is_later else stack
 
-    return jax.tree.map(kept, stacks, copy, later, parts)
+    return jax.tree.map(kept, stacks, copy, shapes.gathered_later, shapes.parts["layers"])
 
 
 def _gather_layers(
@@ -179,10 +158,3 @@ def _gather_both(
     ]
     _, copies, num_done = lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies, num_done))
     return jax.tree.unflatten(structure, copies), num_done
-
-
-def layer_form(parts: Sequence[Part], dtypes: Sequence[Any]) -> PageForm:
-    """The page in which the parts of one layer travel to the stage's other holder: one array for each dtype."""
-    return PageForm(
-        tuple(jax.ShapeDtypeStruct(part.master_shape, dtype) for part, dtype in zip(parts, dtypes, strict=True))
-    )

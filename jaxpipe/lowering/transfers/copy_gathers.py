@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.spread import Order, Spread, order_of, spread_gathers
+from jaxpipe.lowering.spread import Spread, orders_in_rounds, spread_gathers
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.schedule import Kind
@@ -62,7 +62,7 @@ class CopyGathers(Transfer[RoundTable]):
         """What precedes the actions."""
         layers = np.array(table.layers_per_stage)
         chunk, num_layers, next_chunk, num_turns = np.zeros((4, table.schedule.num_devices), np.int32)
-        for device, order in enumerate(_forwards(table)):
+        for device, order in enumerate(orders_in_rounds(table, Kind.F)):
             rounds = order.first.tolist()
             num_before = _num_before(table, device, rounds)
             for round_ in rounds[:num_before]:
@@ -80,7 +80,7 @@ class CopyGathers(Transfer[RoundTable]):
         num_layers = layers.copy()
         next_chunk = chunk.copy()
         piece = np.zeros_like(chunk)
-        of_devices = zip(_forwards(table), self._rounds(table), strict=True)
+        of_devices = zip(orders_in_rounds(table, Kind.F), self._rounds(table), strict=True)
         for device, (order, stages) in enumerate(of_devices):
             chunks = table.chunk[order.first, device].tolist()
             following = dict(zip(chunks, [*chunks[1:], *chunks[-1:]], strict=True))
@@ -96,7 +96,7 @@ class CopyGathers(Transfer[RoundTable]):
         """[D] stage -> the rounds in which its layers are gathered behind others."""
         pieces = table.transfers.get(CopyPieces.name)
         of_devices = []
-        for device, order in enumerate(_forwards(table)):
+        for device, order in enumerate(orders_in_rounds(table, Kind.F)):
             first = order.first.tolist()
             later = first[_num_before(table, device, first) :]
             stages = {int(table.stage[round_, device]): [round_] for round_ in later}
@@ -116,7 +116,7 @@ class CopyPieces(CopyGathers):
     @classmethod
     def of(cls, table: RoundTable) -> CopyPieces:
         """Those of all chunks that have enough F before them."""
-        return cls(spread_gathers(_forwards(table), table.layers_per_stage))
+        return cls(spread_gathers(orders_in_rounds(table, Kind.F), table.layers_per_stage))
 
     @property
     def num_pieces(self) -> int:
@@ -125,12 +125,6 @@ class CopyPieces(CopyGathers):
 
     def _rounds(self, table: RoundTable) -> list[dict[int, list[int]]]:
         return list(self.spread.places)
-
-
-def _forwards(table: RoundTable) -> list[Order]:
-    """[D] F with layers; places are rounds."""
-    devices = zip(table.kind.T, table.stage.T, strict=True)
-    return [order_of(kind, stage, table.layers_per_stage, Kind.F) for kind, stage in devices]
 
 
 def _num_before(table: RoundTable, device: int, first: list[int]) -> int:

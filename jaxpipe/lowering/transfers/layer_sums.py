@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.lowering.cells import IDLE
-from jaxpipe.lowering.spread import SUMMING_KINDS, Spread, order_of, spread_sums
+from jaxpipe.lowering.spread import SUMMING_KINDS, Spread, orders_in_rounds, spread_sums
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.schedules.schedule import Kind
@@ -90,9 +90,7 @@ class SumPieces(LayerSums):
     @classmethod
     def of(cls, table: RoundTable) -> SumPieces:
         """Those of all chunks that have enough B or W behind them."""
-        layers = table.layers_per_stage
-        devices = zip(table.kind.T, table.stage.T, strict=True)
-        return cls(spread_sums([order_of(kind, stage, layers, *SUMMING_KINDS) for kind, stage in devices], layers))
+        return cls(spread_sums(orders_in_rounds(table, *SUMMING_KINDS), table.layers_per_stage))
 
     @property
     def num_pieces(self) -> int:

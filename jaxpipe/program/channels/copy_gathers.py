@@ -15,10 +15,9 @@ from jaxpipe.program.carry import Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
 from jaxpipe.program.in_place import after, guarded_index
-from jaxpipe.program.partition import WHOLE, Piece
+from jaxpipe.program.partition import Piece
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.stacked import Index
-from jaxpipe.program.weight_copies import gathered_later, gathered_layer, room_for_copies, with_gathered
+from jaxpipe.program.weight_copies import gathered_layer, room_for_copies, with_gathered
 
 
 class CopyRow(NamedTuple):
@@ -50,7 +49,7 @@ class OnLayers(LayerChannel):
         layer = jnp.where(is_next, 0, turn + 1)
         shapes = self.step.shapes
         piece = Piece(line.piece, self.num_pieces)
-        return _gathered(shapes, self.step.params["layers"], chunk, layer, piece), (chunk, layer)
+        return gathered_layer(shapes, self.step.params["layers"], chunk, layer, piece), (chunk, layer)
 
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Writes it, behind all that the turn's layer reads: XLA would else copy the stack for the layer."""
@@ -60,7 +59,7 @@ class OnLayers(LayerChannel):
         chunk = guarded_index(chunk, passed)
         layer = guarded_index(layer, passed)
         piece = Piece(row.of[self.name].piece, self.num_pieces)
-        copies = _written(walk.copies, copy, self.step.shapes, chunk, layer, piece)
+        copies = with_gathered(self.step.shapes, walk.copies, copy, chunk, layer, piece)
         return carried, walk._replace(copies=copies)
 
     def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
@@ -77,7 +76,7 @@ class CopyGathers(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether devices hold parts of layers."""
-        return any(jax.tree.leaves(_later(shapes)))
+        return any(jax.tree.leaves(shapes.gathered_later))
 
     @classmethod
     def prepared(cls, shapes: StepShapes, copies: PyTree, state: State) -> State:
@@ -94,10 +93,10 @@ class CopyGathers(Channel):
             is_first = i < num_layers
             # A gather waits for the one before, as all collectives in loops do.
             place = jnp.where(is_first, chunk, next_chunk), guarded_index(jnp.where(is_first, i, 0), num_done)
-            copy = _gathered(shapes, layers, *place)
-            return _written(stacks, copy, shapes, *place), after(num_done, copy)
+            copy = gathered_layer(shapes, layers, *place)
+            return with_gathered(shapes, stacks, copy, *place), after(num_done, copy)
 
-        room = room_for_copies(layers, _later(shapes), shapes.copies["layer"])
+        room = room_for_copies(shapes, layers)
         stacks, num_done = lax.fori_loop(0, num_turns, layer, (room, state.num_done))
         return state._replace(copies=stacks, num_done=num_done)
 
@@ -117,17 +116,3 @@ class CopyPieces(CopyGathers):
     def prepared(cls, shapes: StepShapes, copies: PyTree, state: State) -> State:
         """No piece is gathered before any action."""
         return state
-
-
-def _later(shapes: StepShapes) -> PyTree:
-    return gathered_later(shapes.table, shapes.parts["layers"])
-
-
-def _gathered(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE) -> PyTree:
-    return gathered_layer(held, _later(shapes), shapes.parts["layers"], shapes.copies["layer"], chunk, layer, piece)
-
-
-def _written(
-    stacks: PyTree, copy: PyTree, shapes: StepShapes, chunk: Index, layer: Index, piece: Piece = WHOLE
-) -> PyTree:
-    return with_gathered(stacks, copy, _later(shapes), shapes.parts["layers"], chunk, layer, piece)

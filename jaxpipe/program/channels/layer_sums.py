@@ -13,6 +13,7 @@ from jaxpipe.lowering.transfers.layer_sums import LayerSums as LayerSumsTransfer
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Integers, Row, State
 from jaxpipe.program.channel import Channel
+from jaxpipe.program.channels.sums_over_data import SumsOverData
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
 from jaxpipe.program.device_sums import reduced_layer, sums_of_layer, with_reduced
 from jaxpipe.program.in_place import cond_in_place
@@ -88,7 +89,7 @@ class LayerSums(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether the parameters of layers have terms on several devices."""
-        return any(part.is_summed_once for part in jax.tree.leaves(shapes.trained_parts["layers"]))
+        return SumsOverData.is_needed(shapes)
 
     def on_layers(self) -> OnLayers:
         """All of it."""

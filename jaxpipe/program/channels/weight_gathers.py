@@ -16,8 +16,7 @@ from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
 from jaxpipe.program.in_place import after, guarded_index
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.stacked import Index
-from jaxpipe.program.weight_copies import gathered_later, gathered_layer
+from jaxpipe.program.weight_copies import gathered_layer
 from jaxpipe.schedules.schedule import Kind
 
 
@@ -54,7 +53,7 @@ class OnLayers(LayerChannel):
         chunk = jnp.where(is_last, row.of[self.name].next_chunk, row.chunk)
         layer = jnp.where(is_last, row.of[self.name].next_layer, following)
         shapes = self.step.shapes
-        return _gathered(shapes, self.step.params["layers"], chunk, layer)
+        return gathered_layer(shapes, self.step.params["layers"], chunk, layer)
 
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Hands it on."""
@@ -74,7 +73,7 @@ class WeightGathers(Channel):
     @classmethod
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether devices hold parts of layers."""
-        return any(jax.tree.leaves(_later(shapes)))
+        return any(jax.tree.leaves(shapes.gathered_later))
 
     @classmethod
     def prepared(cls, shapes: StepShapes, copies: PyTree, state: State) -> State:
@@ -82,17 +81,9 @@ class WeightGathers(Channel):
         chunk = jnp.asarray(WEIGHT_GATHERS.first_chunk(shapes.table))[lax.axis_index("pipe")]
         # After all that has been gathered before.
         layer = guarded_index(jnp.int32(0), state.num_done)
-        copy = _gathered(shapes, copies["layers"], chunk, layer)
+        copy = gathered_layer(shapes, copies["layers"], chunk, layer)
         return state._replace(of={**state.of, cls.name: copy}, num_done=after(state.num_done, copy))
 
     def on_layers(self) -> OnLayers:
         """All of it."""
         return OnLayers(self.step)
-
-
-def _later(shapes: StepShapes) -> PyTree:
-    return gathered_later(shapes.table, shapes.parts["layers"])
-
-
-def _gathered(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index) -> PyTree:
-    return gathered_layer(held, _later(shapes), shapes.parts["layers"], shapes.copies["layer"], chunk, layer)
