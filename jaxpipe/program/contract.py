@@ -39,6 +39,8 @@ class SplitEnds:
             those of all devices, in a first axis. Runs inside T.
         head_gradients: (shared, x, kept, statistics, microbatch, scale, sums) -> (this device's term of the gradient of
             x, sums with its terms of the others added). Runs inside T.
+        value_statistics: (shared, x, microbatch) -> statistics, as of `head_statistics`, for `head_values`.
+        head_values: (shared, statistics, microbatch) -> result of that of `StageFunctions`, the same on all devices.
     """
 
     rows: Callable[[PyTree, PyTree], Any]
@@ -47,11 +49,14 @@ class SplitEnds:
     head_statistics: Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]]
     head_losses: Callable[[PyTree, PyTree, PyTree], PyTree]
     head_gradients: Callable[..., tuple[Any, PyTree]]
+    value_statistics: Callable[[PyTree, Any, PyTree], PyTree] | None = None
+    head_values: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]] | None = None
 
     @classmethod
     def of(cls, ends: Any) -> SplitEnds | None:
         """The functions of an object that has them as attributes; None of None."""
-        return ends and cls(**{field.name: getattr(ends, field.name) for field in fields(cls)})
+        # A function that is not there is an error of the dataclass, unless it may be left out.
+        return ends and cls(**{f.name: getattr(ends, f.name) for f in fields(cls) if hasattr(ends, f.name)})
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class StageFunctions:
             afterwards, which for a large table takes a second one of float32.
         head_backward: (shared, x, microbatch, scale, sums) -> (result of `head`, gradient of `x`, sums): the gradients
             of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
+        head_values: (shared, x, microbatch) -> (result of `head`, values): what `Pipeline.evaluate` tells of every
+            sequence, as the log-probability of each token: a tree of arrays with the microbatch's sequences in front.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dims split over axes of `jaxpipe.cluster.axes.PARAMETER_AXES`, as P(None, "tensor") in a language
             model; None if none is.
@@ -94,6 +101,7 @@ class StageFunctions:
     head: Callable[[PyTree, Any, PyTree], PyTree]
     embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
     head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
+    head_values: Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]] | None = None
     specs: PyTree | None = None
     over_pipe: SplitEnds | None = None
 
@@ -106,6 +114,7 @@ class StageFunctions:
             head=model.head,
             embed_backward=getattr(model, "embed_backward", None),
             head_backward=getattr(model, "head_backward", None),
+            head_values=getattr(model, "head_values", None),
             specs=model.specs,
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
         )

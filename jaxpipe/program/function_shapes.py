@@ -67,6 +67,52 @@ def head_shapes(
     return shapes_on_a_device(mesh, functions.over_pipe.head_statistics, shared, x, microbatch)
 
 
+def value_shapes(
+    functions: StageFunctions,
+    mesh: jax.sharding.Mesh,
+    shared: PyTree,
+    x: jax.ShapeDtypeStruct,
+    microbatch: PyTree,
+    losses: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """What S tells all devices for the values of sequences, empty if the head is not split; and these values.
+
+    Args:
+        losses: shapes of the result of `head`.
+
+    Raises:
+        CompileError: the model has no values, or they are not of the microbatch's sequences.
+    """
+    split = functions.over_pipe
+    statistics: PyTree = ()
+    if split and split.value_statistics and split.head_values:
+        statistics = shapes_on_a_device(mesh, split.value_statistics, shared, x, microbatch)
+        num_devices = mesh.shape["pipe"]
+        of_all = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_devices, *leaf.shape), leaf.dtype), statistics)
+        results = shapes_on_a_device(mesh, split.head_values, shared, of_all, microbatch)
+    elif not split and functions.head_values:
+        results = shapes_on_a_device(mesh, functions.head_values, shared, x, microbatch)
+    else:
+        raise CompileError(
+            "the model has no head_values" + (" for a head that is split over `pipe`." if split else "."),
+            rule="values-of-sequences: what a pipeline tells of every sequence is a function of the model",
+            repair="give StageFunctions, or Model, head_values=lambda shared, x, microbatch: (losses, values), with "
+            "values [sequence, ...]" + (", and SplitEnds value_statistics and head_values" if split else ""),
+        )
+    num_sequences = jax.tree.leaves(microbatch)[0].shape[0]
+    is_pair = isinstance(results, tuple) and len(results) == 2
+    is_told = is_pair and all(leaf.shape[:1] == (num_sequences,) for leaf in jax.tree.leaves(results[1]))
+    if not is_told or not jax.tree.leaves(results[1]) or _described(results[0]) != _described(losses):
+        raise CompileError(
+            f"head_values returns {results}.",
+            rule=f"values-of-sequences: head_values returns the result of head, and arrays of the {num_sequences} "
+            "sequences of a microbatch on a device",
+            picture=f"head returns {losses}",
+            repair="return (losses, values), with values [sequence, ...] that are not summed",
+        )
+    return statistics, results[1]
+
+
 def check_functions(
     functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
 ) -> tuple[jax.ShapeDtypeStruct, Losses]:
@@ -146,14 +192,18 @@ def _is_told_by_layer(name: str, loss: Any) -> bool:
 
 def _check_backward(name: str, results: PyTree, expected: PyTree, what: str) -> None:
     """Raises CompileError unless `results` have the structure, shapes and dtypes of `expected`."""
-    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (results, expected)]
-    if described[0] != described[1]:
+    if _described(results) != _described(expected):
         raise CompileError(
-            f"{name} returns {described[0]}.",
+            f"{name} returns {_described(results)}.",
             rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
-            picture=f"expected {described[1]}",
+            picture=f"expected {_described(expected)}",
             repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
         )
+
+
+def _described(tree: PyTree) -> PyTree:
+    """Dtype and shape of each array."""
+    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
 
 
 def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ()) -> PyTree:

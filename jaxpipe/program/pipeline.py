@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import MASTER_AXES
-from jaxpipe.errors import CompileError
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.mesh import (
     BATCH_AXES,
@@ -43,14 +42,14 @@ from jaxpipe.program.contract import (
     without_derivative,
 )
 from jaxpipe.program.device import DeviceStep
-from jaxpipe.program.device_sums import square_sums, sums_over_devices
+from jaxpipe.program.device_sums import square_sums, sums_over_devices, values_of_all
 from jaxpipe.program.ends import WholeBoundary
 from jaxpipe.program.function_shapes import scale_of_each
 from jaxpipe.program.partition import partition
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
 from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
-from jaxpipe.program.start import initial_carry, table_operands
+from jaxpipe.program.start import initial_carry, key_data, table_operands
 from jaxpipe.program.weight_copies import compute_copies, gathered_later
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
@@ -75,6 +74,9 @@ class Pipeline:
             step's key; without a key nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
+        evaluate: jitted (staged params, batch, scale=1.0) -> (loss, values): the same, with what the model's
+            `head_values` tells of every sequence, leaves [num_microbatches, microbatch size, ...] sharded as the batch.
+            Of a `LanguageModel` it is a `jaxpipe.models.TokenValues`: log-probability of each target, and entropy.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
             same program, where `is_run` "round device" is true, and no action in the other rounds, to time
             actions. The result has no meaning.
@@ -166,21 +168,26 @@ class Pipeline:
         def loss_and_grads(
             params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
         ) -> tuple[PyTree, PyTree]:
-            return self._run(self.table, params, batch, scale, key)
+            return self._run(self.table, params, batch, scale, key)[:2]
 
         def run_subset(
             is_run: jax.Array, params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
         ) -> tuple[PyTree, PyTree]:
-            return self._run(self.table, params, batch, scale, key, is_run)
+            return self._run(self.table, params, batch, scale, key, is_run=is_run)[:2]
 
         def loss(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> PyTree:
             return self._run(self.forward_table, params, batch, scale, None)[0]
 
-        self.loss_and_grads, self.loss, self.run_subset = map(jax.jit, (loss_and_grads, loss, run_subset))
+        def evaluate(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> tuple[PyTree, PyTree]:
+            loss, _, values = self._run(self.forward_table, params, batch, scale, None, tells=True)
+            return loss, values
+
+        self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
+        self.evaluate, self.run_subset = jax.jit(evaluate), jax.jit(run_subset)
 
     @cached_property
     def forward_table(self) -> RoundTable:
-        """The round table of the forwards alone, with the same placement and microbatches: what `loss` executes."""
+        """The round table of the forwards alone, with the same placement and microbatches: of `loss` and `evaluate`."""
         return self._lowered(forwards_only(self.schedule))
 
     def _lowered(self, schedule: Schedule, costs: Costs | None = None) -> RoundTable:
@@ -216,7 +223,13 @@ class Pipeline:
         return NamedSharding(self.mesh, _BATCH)
 
     def shapes(
-        self, params: PyTree, batch: PyTree, *, random: bool = True, table: RoundTable | None = None
+        self,
+        params: PyTree,
+        batch: PyTree,
+        *,
+        random: bool = True,
+        table: RoundTable | None = None,
+        values: bool = False,
     ) -> StepShapes:
         """Every shape of the training step on one device: messages, losses, saved residuals and their storage.
 
@@ -225,6 +238,7 @@ class Pipeline:
             batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
             random: whether the step has a key.
             table: another table than the training step's.
+            values: whether the step returns what the head tells of every sequence.
 
         Raises:
             CompileError: functions, parameters and batch do not fit together.
@@ -242,6 +256,7 @@ class Pipeline:
             random=random,
             by_chunk=self.by_chunk,
             wide=self.wide,
+            values=values,
         )
 
     def square_sums(self, grads: PyTree) -> jax.Array:
@@ -286,19 +301,21 @@ class Pipeline:
         batch: PyTree,
         scale: PyTree,
         key: jax.Array | None,
+        *,
         is_run: jax.Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        """Traces one step by `table`: loss, and gradients if it has any."""
+        tells: bool = False,
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Traces one step by `table`: loss, gradients if it has any, and what the head tells, if asked for."""
         check_jax()
         # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
-        shapes = self.shapes(params, batch, random=key is not None, table=table)
+        shapes = self.shapes(params, batch, random=key is not None, table=table, values=tells)
         rows = table_operands(shapes)
         if is_run is not None:
             # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
             rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
-        def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
+        def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree, PyTree]:
             # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
@@ -309,7 +326,7 @@ class Pipeline:
             )
             on_device = self.on_this_device(shapes, params=copies, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, copies, num_done)).state
-            return sums_over_devices(
+            sums = sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,
                 shapes.parts,
@@ -317,6 +334,7 @@ class Pipeline:
                 num_owned=self.layout.num_owned,
                 deterministic=self.deterministic,
             )
+            return *sums, values_of_all(state.values, num_done=state.num_done)
 
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
         return on_devices(
@@ -324,21 +342,5 @@ class Pipeline:
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             # A table of forwards returns no gradients: specs of an empty tree.
-            out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}),
-        )(params, batch, scale_of_each(shapes.losses.joined, scale), _key_data(key), rows)
-
-
-def _key_data(key: jax.Array | None) -> jax.Array | None:
-    """The words of the step's key."""
-    if key is None:
-        return None
-    # Both forms of a key are in use: a typed one, and its two words.
-    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
-    words = jax.random.key_data(key) if is_typed else key
-    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
-        raise CompileError(
-            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
-            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
-            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
-        )
-    return words
+            out_specs=(P(), specs if table.has_backward else {"shared": (), "layers": ()}, _BATCH if tells else ()),
+        )(params, batch, scale_of_each(shapes.losses.joined, scale), key_data(key), rows)

@@ -21,7 +21,13 @@ from jaxpipe.lowering.transfer import Sizes
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
-from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
+from jaxpipe.program.function_shapes import (
+    check_functions,
+    check_inputs,
+    head_shapes,
+    shapes_on_a_device,
+    value_shapes,
+)
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
@@ -49,6 +55,7 @@ class StepShapes:
     by_chunk: bool  # whether each chunk of a device has actions of its own in the program
     kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
     statistics: PyTree  # what S tells all devices; likewise
+    values: PyTree = ()  # what the head tells of the sequences of a microbatch; empty unless the step returns it
     shared_use: SharedUse | None = None  # what embedding and head read of the shared parameters, without flush
 
     @property
@@ -87,6 +94,7 @@ def step_shapes(
     random: bool,
     by_chunk: bool = False,
     wide: bool = False,
+    values: bool = False,
 ) -> StepShapes:
     """The shapes of a step.
 
@@ -97,6 +105,7 @@ def step_shapes(
         random: whether the step has a key.
         by_chunk: whether each chunk of a device has actions of its own in the program.
         wide: whether products make gradients in the dtypes of their sums.
+        values: whether the step, of forwards alone, returns what the head tells of every sequence.
 
     Raises:
         CompileError: functions, parameters and batch do not fit together.
@@ -119,6 +128,10 @@ def step_shapes(
     microbatch = jax.tree.map(of_one_device, batch)
     message, losses = check_functions(functions, mesh, copies, microbatch)
     kept, statistics = head_shapes(functions, mesh, copies["shared"], message, microbatch)
+    told: PyTree = ()
+    if values:
+        given = copies["shared"], message, microbatch, losses.head
+        statistics, told = value_shapes(functions, mesh, *given)
     saved = SavedResiduals(())
     vjp = None
     split = None
@@ -151,6 +164,7 @@ def step_shapes(
         # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
         statistics=statistics,
+        values=told,
     )
 
 

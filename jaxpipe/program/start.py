@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
@@ -35,6 +36,22 @@ def table_operands(shapes: StepShapes) -> Row:
     return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
 
 
+def key_data(key: jax.Array | None) -> jax.Array | None:
+    """The words of the step's key."""
+    if key is None:
+        return None
+    # Both forms of a key are in use: a typed one, and its two words.
+    is_typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if is_typed else key
+    if jnp.shape(words) != (2,) or jnp.result_type(words) != jnp.uint32:
+        raise CompileError(
+            f"key is {jnp.result_type(key)}{list(jnp.shape(key))}.",
+            rule="key-of-a-step: one threefry key, from which all masks of the step are drawn, on every mesh alike",
+            repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
+        )
+    return words
+
+
 def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Carry:
     """The carry of a device before the first round.
 
@@ -52,6 +69,10 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         grads=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,
+        # Zeros, since the devices' values are added up at the end.
+        values=jax.tree.map(
+            lambda like: jnp.zeros((table.schedule.num_microbatches, *like.shape), like.dtype), shapes.values
+        ),
         # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )
