@@ -13,6 +13,8 @@ from jaxpipe.models.language_model import LanguageModel
 from jaxpipe.models.llama import LLAMA, LlamaConfig
 from jaxpipe.models.mixture import MIXTRAL, QWEN3_MOE, MixtureConfig
 from jaxpipe.models.parameters import parameter_shapes
+from jaxpipe.models.token_loss import TokenLoss
+from jaxpipe.models.token_values import TokenValues
 
 for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE):
     register_family(_family)
@@ -29,6 +31,8 @@ __all__ = [
     "MixtureConfig",
     "ModelConfig",
     "ParameterShape",
+    "TokenLoss",
+    "TokenValues",
     "family_named",
     "model_flops",
     "parameter_shapes",
