@@ -10,7 +10,7 @@ Source: Shoeybi et al., Megatron-LM, 2019, section 3 (parallel cross entropy).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ class Vocabulary:
     """This device's rows of the logits' kernel."""
 
     kernel: jax.Array  # "local_vocab hidden"
-    tensor: TensorAxis  # the devices that share the vocabulary
+    tensor: TensorAxis = field(default_factory=TensorAxis)  # the devices that share the vocabulary
     bias: jax.Array | None = None  # "local_vocab", or None
     # Tokens: rows of all kernels from it on are no tokens and are left out of the softmax; None: all rows are.
     size: int | None = None

@@ -60,7 +60,7 @@ def token_batch(tokens: Any, *, documents: Any = None, is_answer: Any = None, **
     if tokens.ndim != 2 or wrong:
         raise DataError(
             f"rows of tokens {list(tokens.shape)} with {', '.join(wrong) or 'nothing else'}",
-            rule="token-rows: tokens are [row, token], and so is what belongs to a token; what belongs to a row is [row]",
+            rule="token-rows: tokens are [row, token], and so is what belongs to a token; of a row it is [row]",
             repair="pad all rows to one length; is_answer=0 marks padding",
         )
     is_next = np.ones(tokens.shape, bool)
@@ -161,7 +161,7 @@ def policy_gradient(*, clip: float = 0.2, divergence: float = 0.0, entropy: floa
         weights = _weights(microbatch)
         old = microbatch.get("old_log_probs", jax.lax.stop_gradient(values.log_probs))
         ratio = jnp.exp(values.log_probs - old)
-        advantages = _of_targets(microbatch["advantages"])
+        advantages = _of_targets(microbatch["advantages"], microbatch)
         clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
         sums = {"policy": -(weights * jnp.minimum(ratio * advantages, clipped * advantages)).sum()}
         if divergence:
@@ -201,7 +201,7 @@ def dpo(*, beta: float = 0.1) -> TokenLoss:
         margins = beta * (of_rows[0::PAIR] - of_rows[1::PAIR])
         return {
             "preference": -jax.nn.log_sigmoid(margins).sum(),
-            "measured_right": (margins > 0).sum(dtype=jnp.float32),
+            "measured_accuracy": (margins > 0).sum(dtype=jnp.float32),
             "measured_margin": margins.sum(),
         }
 
@@ -218,10 +218,10 @@ def _moved(of_tokens: np.ndarray) -> np.ndarray:
 
 def _weights(batch: Any) -> jax.Array:
     """Weights of targets, 0 where there is none."""
-    weights = _of_targets(batch["weights"], like=batch["targets"]) if "weights" in batch else 1.0
+    weights = _of_targets(batch["weights"], batch) if "weights" in batch else 1.0
     return jnp.where(batch["targets"] >= 0, weights, 0.0)
 
 
-def _of_targets(array: Any) -> Any:
-    """An array "row target" of one that may be "row"."""
-    return array[..., None] if array.ndim == 1 else array
+def _of_targets(array: Any, batch: Any) -> Any:
+    """An array "... row target" of one that may be "... row"."""
+    return array if array.ndim == batch["targets"].ndim else array[..., None]

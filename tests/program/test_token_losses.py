@@ -11,18 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprs import all_equations
 from test_packed_documents import documents
 from tiers import tiers
 from tiny_models import MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE, config_of, random_batch, random_params, relative_errors
 
 from jaxpipe.data import PackedSequences
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel, TokenLoss, TokenValues, cross_entropy
 from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.shapes import held_bytes
 from jaxpipe.program.without_flush import one_batch
-from jaxpipe.schedules import build
+from jaxpipe.schedules import build, simulate
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.training.step import mean_factors, name_losses
+from jaxpipe.training.token_losses import dpo, policy_gradient
 
 LARGEST_ERROR = 1e-5
 
@@ -40,6 +44,7 @@ class Case(NamedTuple):
     packed: bool = False
     vocab_multiple: int | None = None
     expert: int = 1
+    loss: str = "own"  # a key of LOSSES
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -53,6 +58,7 @@ CASES = tiers(
         SPLIT,
         Case("bitpipe", "gpt", 2, 4, 4, tensor=2, chunk=5, packed=True),
         Case("zb_v", "llama", 2, 4, 4, data=2, packed=True),
+        Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
     ],
     slow=[
         Case("bpipe", "llama", 4, 6, 4, tensor=2, chunk=7),
@@ -72,6 +78,11 @@ CASES = tiers(
         Case("1f1b", "bert", 2, 3, 2, tensor=2, chunk=3),
         Case("zb_h1", "bert", 3, 2, 3, split=True, vocab_multiple=12),
         Case("breadth_first", "llama", 2, 4, 4, data=2),
+        Case("bpipe", "llama", 4, 6, 4, chunk=7, loss="dpo"),
+        Case("zb_v", "gpt", 2, 4, 4, tensor=2, split=True, loss="dpo"),
+        Case("bitpipe", "gpt", 2, 4, 4, loss="dpo"),
+        Case("zb_h1", "llama", 2, 4, 4, tensor=2, chunk=5, packed=True, loss="policy"),
+        Case("interleaved_1f1b", "gpt", 2, 4, 4, data=2, split=True, loss="policy"),
     ],
 )
 
@@ -90,7 +101,11 @@ def own_loss(values: TokenValues, microbatch: Any) -> dict[str, Any]:
     }
 
 
-OWN = TokenLoss(own_loss, lambda batch: batch["weights"].sum())
+LOSSES = {
+    "own": TokenLoss(own_loss, lambda batch: batch["weights"].sum()),
+    "dpo": dpo(beta=0.7),
+    "policy": policy_gradient(divergence=0.2, entropy=0.1),
+}
 
 
 def batch_of(case: Case) -> dict[str, np.ndarray]:
@@ -109,6 +124,7 @@ def batch_of(case: Case) -> dict[str, np.ndarray]:
         "old": generator.normal(around, 0.5, shape),
         "reference": generator.normal(around, 0.5, shape),
     }
+    own |= {f"{name}_log_probs": own[name] for name in ("old", "reference")}
     return batch | {name: leaf.astype(np.float32) for name, leaf in own.items()}
 
 
@@ -145,12 +161,13 @@ def plain_values(config: Any, params: Any, microbatch: Any) -> TokenValues:
 def plain(case: Case, params: Any, batch: Any) -> tuple[Any, Any, Any]:
     """Losses, gradients and values, microbatch by microbatch."""
     config = config_of_case(case)
-    scale = mean_factors(LanguageModel(config, loss=OWN).num_losses(batch))
+    own_loss = LOSSES[case.loss]
+    scale = mean_factors(LanguageModel(config, loss=own_loss).num_losses(batch))
 
     def loss(params: Any, microbatch: Any) -> tuple[Any, Any]:
         values = plain_values(config, params, microbatch)
-        own = own_loss(values, microbatch)
-        own["measured_ratio"] = jax.lax.stop_gradient(own["measured_ratio"])
+        own = own_loss.function(values, microbatch)
+        own |= {name: jax.lax.stop_gradient(own[name]) for name in own if "measured" in name}
         others = LanguageModel(config).loss_sum(params, microbatch)
         if isinstance(others, dict):
             words, *names = others
@@ -173,9 +190,9 @@ def errors_of(case: Case, change: Any = None) -> dict[str, float]:
     """Errors of gradients, losses and values; `change` of the batch that the pipeline gets."""
     params, batch = random_params(config_of_case(case)), batch_of(case)
     wanted_losses, wanted_grads, wanted_values = plain(case, params, batch)
-    pipeline = pipeline_of_case(case, loss=OWN)
+    pipeline = pipeline_of_case(case, loss=LOSSES[case.loss])
     given = change(batch) if change else batch
-    scale = mean_factors(LanguageModel(config_of_case(case), loss=OWN).num_losses(batch))
+    scale = mean_factors(LanguageModel(config_of_case(case), loss=LOSSES[case.loss]).num_losses(batch))
     staged = jax.jit(pipeline.to_stages, out_shardings=pipeline.shardings(jax.eval_shape(pipeline.to_stages, params)))(
         params
     )
@@ -201,3 +218,68 @@ def test_values_losses_and_gradients_are_those_of_plain_log_softmax(case, monkey
     chunked(case, monkeypatch)
     errors = errors_of(case)
     assert max(errors.values()) <= LARGEST_ERROR, errors
+
+
+def shifted(name: str) -> Any:
+    return lambda batch: batch | {name: np.roll(batch[name], 1, axis=-1)}
+
+
+@pytest.mark.parametrize("case", tiers([ONE], ci=[SPLIT]), ids=str)
+def test_what_belongs_to_another_token_would_be_seen(case, monkeypatch):
+    chunked(case, monkeypatch)
+    errors = errors_of(case, shifted("advantages"))
+    assert all(error > 100 * LARGEST_ERROR for name, error in errors.items() if "[" in name), errors
+    assert max(errors[name] for name in TokenValues._fields) <= LARGEST_ERROR
+    errors = errors_of(case, shifted("targets"))
+    assert errors["log_probs"] > 0.1
+    assert errors["training"] > 100 * LARGEST_ERROR
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("split", [False, True])
+def test_the_mean_cross_entropy_as_a_loss_of_ones_own_is_the_models(split):
+    case = ONE._replace(split=split)
+    config, params, batch = config_of_case(case), random_params(config_of_case(case)), batch_of(case)
+    words = TokenLoss(lambda values, microbatch: -values.log_probs.sum())
+    factor = 1 / (batch["targets"] >= 0).sum()
+    found = []
+    for loss in ({}, {"loss": words}):
+        assert LanguageModel(config, **loss).num_losses(batch) == (batch["targets"] >= 0).sum()
+        pipeline = pipeline_of_case(case, **loss)
+        found.append(pipeline.loss_and_grads(pipeline.to_stages(params), batch, factor))
+    (loss, grads), (own_loss, own_grads) = found
+    assert abs(loss - own_loss) <= 1e-6 * loss
+    assert max(relative_errors(jax.tree.map(np.asarray, own_grads), grads).values()) <= LARGEST_ERROR
+
+
+def test_forwards_alone_keep_nothing_for_a_backward():
+    pipeline = pipeline_of_case(ONE)
+    given = pipeline.to_stages(random_params(config_of_case(ONE))), batch_of(ONE)
+    shapes = pipeline.shapes(*given, random=False, table=pipeline.forward_table, values=True)
+    assert held_bytes(shapes)["pages"] == 0
+    assert {leaf.shape for leaf in jax.tree.leaves(shapes.values)} == {(MICROBATCH_SIZE, SEQ_LEN)}
+    # As many rounds as the forwards of a pipeline take.
+    assert simulate(pipeline.forward_table.schedule).makespan == ONE.num_microbatches + ONE.pipe - 1
+
+
+@pytest.mark.parametrize("loss", [None, "own"])
+def test_a_head_holds_the_logits_of_a_chunk_alone(loss, monkeypatch):
+    chunked(ONE, monkeypatch)
+    config, batch = config_of_case(ONE), batch_of(ONE)
+    model = LanguageModel(config, **({"loss": LOSSES[loss]} if loss else {}))
+    shared = random_params(config)["shared"]
+    microbatch = jax.tree.map(lambda leaf: leaf[0], batch)
+    x = np.ones((MICROBATCH_SIZE, SEQ_LEN, 16), np.float32)
+    own = model.loss.zeros(microbatch)
+    for function, more in ((model.head_values, ()), (model.head_backward, (own, shared))):
+        jaxpr = jax.make_jaxpr(function)(shared, x, microbatch, *more).jaxpr
+        sizes = {var.aval.shape for eqn in all_equations(jaxpr) for var in eqn.outvars}
+        most = max(int(np.prod(shape[:-1])) for shape in sizes if shape[-1:] == (VOCAB_SIZE,))
+        assert most == MICROBATCH_SIZE * SEQ_LEN // 4  # of at most five tokens four chunks
+
+
+def test_a_pair_on_two_devices_is_refused_before_compilation():
+    case = Case("1f1b", "llama", 2, 3, 2, data=2, loss="dpo")
+    pipeline = pipeline_of_case(case, loss=LOSSES["dpo"])
+    with pytest.raises(ConfigError, match="a microbatch has 1 rows on a device"):
+        pipeline.shapes(pipeline.to_stages(random_params(config_of_case(case))), batch_of(case))
