@@ -182,8 +182,10 @@ class Pipeline:
             loss, _, values = self._run(self.forward_table, params, batch, scale, None, tells=True)
             return loss, values
 
-        self.loss_and_grads, self.loss = jax.jit(loss_and_grads), jax.jit(loss)
-        self.evaluate, self.run_subset = jax.jit(evaluate), jax.jit(run_subset)
+        self.loss_and_grads = jax.jit(loss_and_grads)
+        self.loss = jax.jit(loss)
+        self.evaluate = jax.jit(evaluate)
+        self.run_subset = jax.jit(run_subset)
 
     @cached_property
     def forward_table(self) -> RoundTable:

@@ -226,7 +226,7 @@ def _with_sizes(config: RunConfig, sizes: Mapping[str, int]) -> RunConfig:
             raise ConfigError(
                 f"{path}={told[path]}, and what is given in Python has {size}",
                 rule="given-sizes: the model and the batches decide their sizes",
-                repair=f"leave {path} out",
+                repair=f"set {path}={size}",
             )
     return config.replaced(sizes)
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.data import Batch
 from jaxpipe.errors import ConfigError, DataError
-from jaxpipe.mesh import num_batch_parts
+from jaxpipe.mesh import BATCH_AXES, num_batch_parts
 from jaxpipe.models import TokenLoss, TokenValues
 from jaxpipe.models.token_loss import num_targets
 from jaxpipe.program import Pipeline
@@ -194,7 +194,8 @@ def dpo(*, beta: float = 0.1) -> TokenLoss:
             raise ConfigError(
                 f"a microbatch has {num_rows} rows on a device",
                 rule="whole-pairs: the two answers of a pair are in one microbatch on one device",
-                repair="set data.batch_size to a multiple of 2 x pipeline.num_microbatches x mesh.data x mesh.expert",
+                repair="set data.batch_size to a multiple of "
+                + " x ".join(map(str, (PAIR, "pipeline.num_microbatches", *(f"mesh.{axis}" for axis in BATCH_AXES)))),
             )
         is_valid = microbatch["targets"] >= 0
         of_rows = jnp.where(is_valid, values.log_probs - microbatch["reference_log_probs"], 0.0).sum(axis=-1)

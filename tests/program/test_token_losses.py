@@ -56,11 +56,11 @@ CASES = tiers(
     [ONE],
     ci=[
         SPLIT,
-        Case("bitpipe", "gpt", 2, 4, 4, tensor=2, chunk=5, packed=True),
-        Case("zb_v", "llama", 2, 4, 4, data=2, packed=True),
         Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
     ],
     slow=[
+        Case("bitpipe", "gpt", 2, 4, 4, tensor=2, chunk=5, packed=True),
+        Case("zb_v", "llama", 2, 4, 4, data=2, packed=True),
         Case("bpipe", "llama", 4, 6, 4, tensor=2, chunk=7),
         Case("1f1b", "gpt", 2, 3, 2, data=2, tensor=2, split=True, chunk=3, packed=True),
         Case("zb_v", "qwen3", 2, 4, 4, tensor=2, split=True),
@@ -224,7 +224,7 @@ def shifted(name: str) -> Any:
     return lambda batch: batch | {name: np.roll(batch[name], 1, axis=-1)}
 
 
-@pytest.mark.parametrize("case", tiers([ONE], ci=[SPLIT]), ids=str)
+@pytest.mark.parametrize("case", tiers([ONE], slow=[SPLIT]), ids=str)
 def test_what_belongs_to_another_token_would_be_seen(case, monkeypatch):
     chunked(case, monkeypatch)
     errors = errors_of(case, shifted("advantages"))
@@ -235,8 +235,7 @@ def test_what_belongs_to_another_token_would_be_seen(case, monkeypatch):
     assert errors["training"] > 100 * LARGEST_ERROR
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", tiers([], ci=[True], slow=[False]))
 def test_the_mean_cross_entropy_as_a_loss_of_ones_own_is_the_models(split):
     case = ONE._replace(split=split)
     config, params, batch = config_of_case(case), random_params(config_of_case(case)), batch_of(case)
