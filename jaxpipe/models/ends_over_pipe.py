@@ -55,21 +55,22 @@ class EndsOverPipe:
 
     def head_losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
         """The result of `head` from the statistics of all devices, "device ..." each."""
-        return self._losses(shared, self.model.loss.of_parts(statistics[0], microbatch), statistics)
+        of_words, of_others = statistics
+        # Alike on all devices, so the first one's is the loss.
+        others = jax.tree.map(lambda of_devices: of_devices[0], of_others)
+        words = self.model.loss.of_parts(of_words, microbatch)
+        return self.model._module("head", shared["head"]).losses(words, others)
 
-    def value_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> HeadStatistics:
+    def value_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Statistics:
         """The statistics of this device's logits that `head_values` needs."""
-        features, others = self.model._features(microbatch)(shared["head"], x)
+        features, _ = self.model._features(microbatch)(shared["head"], x)
         # The exponentials are for gradients; XLA leaves them out.
-        _, words = softmax_of_part(features, microbatch["targets"], self.model._vocabulary(shared), entropies=True)
-        return words, others
+        return softmax_of_part(features, microbatch["targets"], self.model._vocabulary(shared), entropies=True)[1]
 
-    def head_values(
-        self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch
-    ) -> tuple[Any, TokenValues]:
-        """The result of `head` and the values of the targets, from `value_statistics` of all devices."""
-        values = values_of_parts(statistics[0], microbatch["targets"])
-        return self._losses(shared, self.model.loss.of_values(values, microbatch), statistics), values
+    def head_values(self, shared: Params, statistics: Statistics, microbatch: Microbatch) -> TokenValues:
+        """The values of the targets from `value_statistics` of all devices."""
+        del shared
+        return values_of_parts(statistics, microbatch["targets"])
 
     def head_gradients(
         self,
@@ -98,9 +99,3 @@ class EndsOverPipe:
         # The others' gradient from one device, since `pipe` sums the terms of all.
         d_params, dx = vjp((d_features, only_on_the_first(others_scale, "pipe")))
         return dx, self.model._with_head(sums, d_params, of_words)
-
-    def _losses(self, shared: Params, words: Any, statistics: HeadStatistics) -> Any:
-        """The result of `head` from the words' loss and the statistics of all devices."""
-        # Alike on all devices, so the first one's is the loss.
-        others = jax.tree.map(lambda of_devices: of_devices[0], statistics[1])
-        return self.model._module("head", shared["head"]).losses(words, others)

@@ -121,12 +121,10 @@ class LanguageModel:
         features, others = head.features(x, microbatch)
         return head.losses(self.loss.sum(features, microbatch, self._vocabulary(shared)), others)
 
-    def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[Any, TokenValues]:
-        """Result of `head`, and the values of the targets."""
-        head = self._module("head", shared["head"])
-        features, others = head.features(x, microbatch)
-        values = token_values(features, microbatch["targets"], self._vocabulary(shared))
-        return head.losses(self.loss.of_values(values, microbatch), others), values
+    def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
+        """The values of the targets."""
+        features, _ = self._features(microbatch)(shared["head"], x)
+        return token_values(features, microbatch["targets"], self._vocabulary(shared))
 
     def embed_backward(
         self, shared: Params, microbatch: Microbatch, random: Randomness | None, dx: jax.Array, sums: Params

@@ -54,11 +54,6 @@ class CrossEntropy:
         """The loss."""
         return cross_entropy_sum(features, microbatch["targets"], vocabulary)
 
-    def of_values(self, values: TokenValues, microbatch: Microbatch) -> Words:
-        """The loss from the values of the targets."""
-        del microbatch
-        return -values.log_probs.sum()
-
     def backward(
         self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary, *, scale: Words, sums: KernelSums
     ) -> tuple[Words, jax.Array, KernelSums]:
@@ -130,7 +125,7 @@ class TokenLoss:
         return self.of_values(token_values(features, microbatch["targets"], vocabulary), microbatch)
 
     def of_values(self, values: TokenValues, microbatch: Microbatch) -> Words:
-        """See `CrossEntropy.of_values`."""
+        """The loss from the values of the targets."""
         words = self.function(values, microbatch)
         if not isinstance(words, dict):
             return words

@@ -41,6 +41,7 @@ class SplitEnds:
             x, sums with its terms of the others added). Runs inside T.
         value_statistics: (shared, x, microbatch) -> statistics, as of `head_statistics`, for `head_values`.
         head_values: (shared, statistics, microbatch) -> result of that of `StageFunctions`, the same on all devices.
+            With `value_statistics` it takes the place of all that S and T do where no losses are asked for.
     """
 
     rows: Callable[[PyTree, PyTree], Any]
@@ -50,7 +51,7 @@ class SplitEnds:
     head_losses: Callable[[PyTree, PyTree, PyTree], PyTree]
     head_gradients: Callable[..., tuple[Any, PyTree]]
     value_statistics: Callable[[PyTree, Any, PyTree], PyTree] | None = None
-    head_values: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]] | None = None
+    head_values: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     @classmethod
     def of(cls, ends: Any) -> SplitEnds | None:
@@ -77,8 +78,9 @@ class StageFunctions:
             afterwards, which for a large table takes a second one of float32.
         head_backward: (shared, x, microbatch, scale, sums) -> (result of `head`, gradient of `x`, sums): the gradients
             of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
-        head_values: (shared, x, microbatch) -> (result of `head`, values): what `Pipeline.evaluate` tells of every
-            sequence, as the log-probability of each token: a tree of arrays with the microbatch's sequences in front.
+        head_values: (shared, x, microbatch) -> values: what `Pipeline.values` tells of every sequence, as the
+            log-probability of each token: a tree of arrays with the microbatch's sequences in front. It takes the place
+            of `head` then.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dims split over axes of `jaxpipe.cluster.axes.PARAMETER_AXES`, as P(None, "tensor") in a language
             model; None if none is.
@@ -101,7 +103,7 @@ class StageFunctions:
     head: Callable[[PyTree, Any, PyTree], PyTree]
     embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
     head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
-    head_values: Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]] | None = None
+    head_values: Callable[[PyTree, Any, PyTree], PyTree] | None = None
     specs: PyTree | None = None
     over_pipe: SplitEnds | None = None
 

@@ -34,9 +34,8 @@ class WholeBoundary(Boundary):
             y, loss, sums, values = walk
             if step.shapes.values:
                 assert functions.head_values
-                result, told = functions.head_values(shared, y, microbatch)
-                values = with_values(values, row, told)
-            elif not step.shapes.table.has_backward:
+                return y, loss, sums, with_values(values, row, functions.head_values(shared, y, microbatch))
+            if not step.shapes.table.has_backward:
                 result = functions.head(shared, y, microbatch)
             else:
                 result, y, sums = head_backward(functions, shared, y, microbatch, step.scale.head, sums)

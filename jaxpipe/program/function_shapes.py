@@ -68,17 +68,9 @@ def head_shapes(
 
 
 def value_shapes(
-    functions: StageFunctions,
-    mesh: jax.sharding.Mesh,
-    shared: PyTree,
-    x: jax.ShapeDtypeStruct,
-    microbatch: PyTree,
-    losses: PyTree,
+    functions: StageFunctions, mesh: jax.sharding.Mesh, shared: PyTree, x: jax.ShapeDtypeStruct, microbatch: PyTree
 ) -> tuple[PyTree, PyTree]:
     """What S tells all devices for the values of sequences, empty if the head is not split; and these values.
-
-    Args:
-        losses: shapes of the result of `head`.
 
     Raises:
         CompileError: the model has no values, or they are not of the microbatch's sequences.
@@ -89,38 +81,36 @@ def value_shapes(
         statistics = shapes_on_a_device(mesh, split.value_statistics, shared, x, microbatch)
         num_devices = mesh.shape["pipe"]
         of_all = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_devices, *leaf.shape), leaf.dtype), statistics)
-        results = shapes_on_a_device(mesh, split.head_values, shared, of_all, microbatch)
+        values = shapes_on_a_device(mesh, split.head_values, shared, of_all, microbatch)
     elif not split and functions.head_values:
-        results = shapes_on_a_device(mesh, functions.head_values, shared, x, microbatch)
+        values = shapes_on_a_device(mesh, functions.head_values, shared, x, microbatch)
     else:
         raise CompileError(
             "the model has no head_values" + (" for a head that is split over `pipe`." if split else "."),
             rule="values-of-sequences: what a pipeline tells of every sequence is a function of the model",
-            repair="give StageFunctions, or Model, head_values=lambda shared, x, microbatch: (losses, values), with "
-            "values [sequence, ...]" + (", and SplitEnds value_statistics and head_values" if split else ""),
+            repair="give StageFunctions, or Model, head_values=lambda shared, x, microbatch: ..., which returns arrays "
+            "[sequence, ...]" + (", and SplitEnds value_statistics and head_values" if split else ""),
         )
     num_sequences = jax.tree.leaves(microbatch)[0].shape[0]
-    is_pair = isinstance(results, tuple) and len(results) == 2
-    is_told = is_pair and all(leaf.shape[:1] == (num_sequences,) for leaf in jax.tree.leaves(results[1]))
-    if not is_told or not jax.tree.leaves(results[1]) or _described(results[0]) != _described(losses):
+    leaves = jax.tree.leaves(values)
+    if not leaves or any(leaf.shape[:1] != (num_sequences,) for leaf in leaves):
         raise CompileError(
-            f"head_values returns {results}.",
-            rule=f"values-of-sequences: head_values returns the result of head, and arrays of the {num_sequences} "
-            "sequences of a microbatch on a device",
-            picture=f"head returns {losses}",
-            repair="return (losses, values), with values [sequence, ...] that are not summed",
+            f"head_values returns {_described(values)}.",
+            rule=f"values-of-sequences: arrays of the {num_sequences} sequences of a microbatch on a device",
+            repair="return [sequence, ...], and do not sum over sequences",
         )
-    return statistics, results[1]
+    return statistics, values
 
 
 def check_functions(
-    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
+    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree, *, has_losses: bool = True
 ) -> tuple[jax.ShapeDtypeStruct, Losses]:
     """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
 
     Args:
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
+        has_losses: whether the step has losses of the head; without them the batch may lack what they need.
 
     Raises:
         CompileError: the functions break the contract.
@@ -149,6 +139,8 @@ def check_functions(
             rule="same-shape: every layer returns the shape and dtype that embed returns",
             repair="cast or reshape inside embed or layer",
         )
+    if not has_losses:
+        return x, Losses((), of_layer)
     loss = shapes(functions.head, params["shared"], y, microbatch)
     # An empty tree would pass every check of its leaves, and train nothing.
     if not jax.tree.leaves(loss) or not _are_sums(loss):

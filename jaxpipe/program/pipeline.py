@@ -74,7 +74,7 @@ class Pipeline:
             step's key; without a key nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
-        evaluate: jitted (staged params, batch, scale=1.0) -> (loss, values): the same, with what the model's
+        values: jitted (staged params, batch): by the same program as `loss`, in place of the loss what the model's
             `head_values` tells of every sequence, leaves [num_microbatches, microbatch size, ...] sharded as the batch.
             Of a `LanguageModel` it is a `jaxpipe.models.TokenValues`: log-probability of each target, and entropy.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
@@ -178,18 +178,17 @@ class Pipeline:
         def loss(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> PyTree:
             return self._run(self.forward_table, params, batch, scale, None)[0]
 
-        def evaluate(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> tuple[PyTree, PyTree]:
-            loss, _, values = self._run(self.forward_table, params, batch, scale, None, tells=True)
-            return loss, values
+        def values(params: PyTree, batch: PyTree) -> PyTree:
+            return self._run(self.forward_table, params, batch, 1.0, None, tells=True)[2]
 
         self.loss_and_grads = jax.jit(loss_and_grads)
         self.loss = jax.jit(loss)
-        self.evaluate = jax.jit(evaluate)
+        self.values = jax.jit(values)
         self.run_subset = jax.jit(run_subset)
 
     @cached_property
     def forward_table(self) -> RoundTable:
-        """The round table of the forwards alone, with the same placement and microbatches: of `loss` and `evaluate`."""
+        """The round table of the forwards alone, with the same placement and microbatches: of `loss` and `values`."""
         return self._lowered(forwards_only(self.schedule))
 
     def _lowered(self, schedule: Schedule, costs: Costs | None = None) -> RoundTable:
@@ -307,7 +306,7 @@ class Pipeline:
         is_run: jax.Array | None = None,
         tells: bool = False,
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """Traces one step by `table`: loss, gradients if it has any, and what the head tells, if asked for."""
+        """Traces one step by `table`: loss, gradients if it has any, or what the head tells in place of losses."""
         check_jax()
         # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))

@@ -105,7 +105,8 @@ def step_shapes(
         random: whether the step has a key.
         by_chunk: whether each chunk of a device has actions of its own in the program.
         wide: whether products make gradients in the dtypes of their sums.
-        values: whether the step, of forwards alone, returns what the head tells of every sequence.
+        values: whether the step, of forwards alone, returns what the head tells of every sequence, in place
+            of its losses.
 
     Raises:
         CompileError: functions, parameters and batch do not fit together.
@@ -126,12 +127,14 @@ def step_shapes(
     of_layers = jax.tree.map(copy, params, parts)
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
-    message, losses = check_functions(functions, mesh, copies, microbatch)
-    kept, statistics = head_shapes(functions, mesh, copies["shared"], message, microbatch)
+    message, losses = check_functions(functions, mesh, copies, microbatch, has_losses=not values)
+    of_head = copies["shared"], message, microbatch
+    kept: PyTree = ()
     told: PyTree = ()
     if values:
-        given = copies["shared"], message, microbatch, losses.head
-        statistics, told = value_shapes(functions, mesh, *given)
+        statistics, told = value_shapes(functions, mesh, *of_head)
+    else:
+        kept, statistics = head_shapes(functions, mesh, *of_head)
     saved = SavedResiduals(())
     vjp = None
     split = None

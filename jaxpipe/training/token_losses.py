@@ -131,7 +131,7 @@ def log_probs(
     # Rows that fill up are like the last one: any numbers do, since nobody reads theirs.
     rows = np.minimum(np.arange(num_rows + missing), num_rows - 1)
     whole = {name: leaf[rows].reshape(num_microbatches, -1, leaf.shape[1]) for name, leaf in batch.items()}
-    _, values = pipeline.evaluate(params, put_batch(pipeline, whole))
+    values = pipeline.values(params, put_batch(pipeline, whole))
     everywhere = jax.jit(lambda values: values, out_shardings=NamedSharding(pipeline.mesh, P()))(values)
 
     def of_tokens(leaf: Any) -> np.ndarray:

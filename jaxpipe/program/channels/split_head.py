@@ -138,14 +138,13 @@ def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     statistics = at_index(kept.statistics, line.slot)
     if step.shapes.values:
         assert head.head_values
-        result, told = head.head_values(shared, statistics, microbatch)
-        state = state._replace(values=with_values(state.values, row, only_on_the_first(told, "pipe")))
-    else:
-        result = head.head_losses(shared, statistics, microbatch)
+        # All devices know the values; one tells them.
+        told = only_on_the_first(head.head_values(shared, statistics, microbatch), "pipe")
+        return state._replace(values=with_values(state.values, row, told))
     # All devices know the loss; one counts it.
     counted = jax.tree.map(lambda factor: jnp.where(lax.axis_index("pipe") == 0, factor, 0.0), step.scale.head)
     losses = step.shapes.losses.apart(state.loss)
-    of_head = add_scaled(losses.head, counted, result)
+    of_head = add_scaled(losses.head, counted, head.head_losses(shared, statistics, microbatch))
     state = state._replace(loss=Losses(of_head, losses.layers).joined)
     if not step.shapes.table.has_backward:
         return state
