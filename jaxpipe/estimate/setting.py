@@ -54,6 +54,7 @@ class Setting(MeshSizes):
         error_feedback: whether the optimizer keeps the gradient before.
         keeps_average: whether it keeps an average of the weights.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
+        weighs_tokens: whether the loss is one of the user's own, for which a whole head computes its logits twice.
 
     Raises:
         ConfigError: the GPUs have no bfloat16, and `dtype` is that.
@@ -78,6 +79,7 @@ class Setting(MeshSizes):
     error_feedback: bool = False
     keeps_average: bool = False
     vocab_over_pipe: bool = False
+    weighs_tokens: bool = False
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -138,7 +140,12 @@ class Setting(MeshSizes):
 
 
 def undecided(
-    config: RunConfig, topology: Topology, *, costs: Costs | None = None, given: GivenModel | None = None
+    config: RunConfig,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    given: GivenModel | None = None,
+    weighs_tokens: bool = False,
 ) -> Setting:
     """The setting of a checked config on `topology`, with `costs` in place of those that the config names.
 
@@ -146,6 +153,7 @@ def undecided(
         config: the checked config.
         topology: nodes and GPUs.
         given: a model given in Python; None: that of the config.
+        weighs_tokens: whether the loss is one of the user's own.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
@@ -180,6 +188,7 @@ def undecided(
         packs_documents=packing == DOCUMENTS,
         tells_padding=packing != WINDOWS and model.anatomy.num_experts > 1,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
+        weighs_tokens=weighs_tokens,
     )
 
 

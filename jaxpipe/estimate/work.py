@@ -30,7 +30,9 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
     of_words = (logits, logits.of_inputs, replace(logits.of_weights, summed=True))
-    return (*of_words, *_with_backward(_before_logits(setting)))
+    # Weights of tokens are known when the logits of all were there, a chunk at a time.
+    again = (logits,) if setting.weighs_tokens else ()
+    return (*of_words, *again, *_with_backward(_before_logits(setting)))
 
 
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:

@@ -73,7 +73,8 @@ def set_up(
     corpus = None if has_batches else read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
     # Measured and estimated costs depend on the kind of GPU.
-    spec = resolve(config, topology_of(devices.devices), platform=devices.platform, given=task and task.given)
+    told = {"given": task and task.given, "weighs_tokens": given.loss is not None}
+    spec = resolve(config, topology_of(devices.devices), platform=devices.platform, **told)
     task = task or (task_of(spec.config, corpus, loss=given.loss) if corpus else given.task(spec.config))
     return Setup(spec, task, devices, pipeline_of(spec, task.model, devices.devices))
 
