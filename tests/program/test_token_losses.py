@@ -96,7 +96,8 @@ def own_loss(values: TokenValues, microbatch: Any) -> dict[str, Any]:
     return {
         "policy": -(microbatch["weights"] * gain).sum(),
         "divergence": 0.2 * (microbatch["weights"] * (jnp.exp(gap) - gap - 1)).sum(),
-        "certainty": -0.3 * (microbatch["weights"] * entropies).sum(),
+        # Of all places: those without a target must have no gradient.
+        "certainty": -0.3 * entropies.sum(),
         "measured_ratio": (microbatch["weights"] * ratio).sum(),
     }
 
