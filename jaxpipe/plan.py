@@ -41,7 +41,8 @@ from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules.methods.registry import DELAYED, METHOD_FILE_HELP, register, register_file
 
 if TYPE_CHECKING:
-    from jaxpipe.training.given import BatchSource, Model
+    from jaxpipe.training.given import Model
+    from jaxpipe.training.given_batches import BatchSource
 
 
 def define_flags(values: FlagValues, arguments: Sequence[str]) -> None:

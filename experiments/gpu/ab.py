@@ -21,7 +21,7 @@ from experiments.gpu.layers import SHAPES, config_of
 from experiments.gpu.training import DENSE, config_of_run
 from jaxpipe.compile import training_step
 from jaxpipe.config import check
-from jaxpipe.program import pipeline, start, vjp
+from jaxpipe.program import layer_form, start, vjp
 from jaxpipe.program.split_vjp import cut
 
 Options = Mapping[str, bool | int | str]  # truth values as Python's True and False: XLA refuses their names
@@ -72,7 +72,7 @@ class Candidate:
 
 _WITH_TRITON = {"xla_gpu_enable_triton_gemm": True}  # runs set it to false
 _ROUNDED = (vjp, "with_wide_products", lambda closed, num_gradients: closed)
-_BY_INDEX = (pipeline, "MOST_ACTIONS", 0)
+_BY_INDEX = (layer_form, "MOST_ACTIONS", 0)
 _FEWEST_SAVED = (
     (cut, "moved_bytes", lambda v, *, is_stored: v.aval.size * v.aval.dtype.itemsize),
     (cut, "is_elementwise", lambda equation: False),

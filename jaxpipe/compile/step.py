@@ -17,7 +17,8 @@ from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.estimate import resolve
 from jaxpipe.program import Pipeline
 from jaxpipe.training.batches import example_batch, put_batch
-from jaxpipe.training.given import BatchSource, Model, given_task
+from jaxpipe.training.given import Model, given_task
+from jaxpipe.training.given_batches import BatchSource
 from jaxpipe.training.run_step import Step
 from jaxpipe.training.setup import dropout_seed, optimizer_and_step, pipeline_of, topology_of
 from jaxpipe.training.step import TrainState, init_state, state_like

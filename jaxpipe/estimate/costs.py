@@ -44,6 +44,7 @@ def resolve(
     *,
     platform: str = "",
     given: GivenModel | None = None,
+    weighs_tokens: bool = False,
 ) -> RunSpec:
     """What the run of a checked config does.
 
@@ -54,6 +55,7 @@ def resolve(
         topology: the GPUs of the run; None if they are not known, as CPUs.
         platform: that of the run's devices, for `mesh.platform`; empty: the config's.
         given: a model given in Python.
+        weighs_tokens: whether the loss is one of the user's own.
 
     Raises:
         ConfigError: the file of `pipeline.costs` cannot be read, or is of another model.
@@ -63,7 +65,7 @@ def resolve(
     costs, source = _costs_of(config, topology, given)
     head = config.pipeline.vocab_over_pipe
     if head == AUTO:
-        is_shorter = topology is not None and _is_shorter_split(config, topology, costs)
+        is_shorter = topology is not None and _is_shorter_split(config, topology, costs, weighs_tokens)
         head = "true" if is_written_with_head(config) or is_shorter else "false"
     decided = {"pipeline.vocab_over_pipe": head, "mesh.platform": platform or config.mesh.platform}
     # Times of options are already recorded, and go into the order itself; costs would be second ones.
@@ -77,7 +79,7 @@ def resolve(
     return RunSpec(config, spec_of(config, costs), costs, source, model, layers_per_stage(config))
 
 
-def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs) -> bool:
+def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs, weighs_tokens: bool) -> bool:
     """Whether a step is estimated to be shorter if the vocabulary is split over `pipe`; not if it cannot be."""
     pipeline = config.pipeline
     # Layers that are set aside for embedding and head say that the user balances without a split.
@@ -86,7 +88,7 @@ def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs) -> bo
         check_vocab_over_pipe(config.replaced({"pipeline.vocab_over_pipe": "true"}))
     except ConfigError:
         return False
-    setting = replace(undecided(config, topology), costs=costs)
+    setting = undecided(config, topology, costs=costs, weighs_tokens=weighs_tokens)
     if not (is_balanced and setting.can_split_vocabulary and is_timed(outline(config))):
         return False
     # A roofline even where costs are measured: both ways must come from one source, and few files time S and T.

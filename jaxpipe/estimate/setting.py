@@ -57,6 +57,7 @@ class Setting(MeshSizes):
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
         recomputed: the layers of each stage that backward computes again, beside those that do as `model` says; None:
             all layers do.
+        weighs_tokens: whether the loss is one of the user's own, for which a whole head computes its logits twice.
 
     Raises:
         ConfigError: the GPUs have no bfloat16, and `dtype` is that.
@@ -82,6 +83,7 @@ class Setting(MeshSizes):
     keeps_average: bool = False
     vocab_over_pipe: bool = False
     recomputed: Recomputed | None = None
+    weighs_tokens: bool = False
 
     def __post_init__(self) -> None:
         self.topology.check_computes(self.dtype)
@@ -155,7 +157,12 @@ class Setting(MeshSizes):
 
 
 def undecided(
-    config: RunConfig, topology: Topology, *, costs: Costs | None = None, given: GivenModel | None = None
+    config: RunConfig,
+    topology: Topology,
+    *,
+    costs: Costs | None = None,
+    given: GivenModel | None = None,
+    weighs_tokens: bool = False,
 ) -> Setting:
     """The setting of a checked config on `topology`, with `costs` in place of those that the config names.
 
@@ -163,6 +170,7 @@ def undecided(
         config: the checked config.
         topology: nodes and GPUs.
         given: a model given in Python; None: that of the config.
+        weighs_tokens: whether the loss is one of the user's own.
 
     Raises:
         ConfigError: the mesh has more GPUs than there are, or does not fit `mesh.order`; the GPUs lack `model.dtype`.
@@ -198,6 +206,7 @@ def undecided(
         tells_padding=packing != WINDOWS and model.anatomy.num_experts > 1,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
         recomputed=recomputed_of(config),
+        weighs_tokens=weighs_tokens,
     )
 
 

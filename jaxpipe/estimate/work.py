@@ -30,7 +30,10 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     rows = anatomy.num_rows // setting.num_kernel_parts
     num_chunks, size = chunks_of(num_tokens, rows)
     logits = Matmul(size, rows, anatomy.hidden, num_chunks)
-    return (logits, *_logits_backward(setting, logits), *_with_backward(setting, _before_logits(setting)))
+    # Weights of tokens are known when the logits of all were there, a chunk at a time.
+    again = (logits,) if setting.weighs_tokens else ()
+    before = _with_backward(setting, _before_logits(setting))
+    return (logits, *_logits_backward(setting, logits), *again, *before)
 
 
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:

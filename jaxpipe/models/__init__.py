@@ -6,6 +6,7 @@ those that share the layer, and how embedding and head do. A family of models is
 
 from jaxpipe.models.anatomy import Anatomy, ParameterShape
 from jaxpipe.models.bert import BERT, BertConfig
+from jaxpipe.models.cross_entropy import Vocabulary
 from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_named, register_family
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.gpt import GPT, GPTConfig
@@ -13,6 +14,8 @@ from jaxpipe.models.language_model import LanguageModel
 from jaxpipe.models.llama import LLAMA, LlamaConfig
 from jaxpipe.models.mixture import MIXTRAL, QWEN3_MOE, MixtureConfig
 from jaxpipe.models.parameters import parameter_shapes
+from jaxpipe.models.token_loss import TokenLoss
+from jaxpipe.models.token_values import TokenValues, token_values
 
 for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE):
     register_family(_family)
@@ -29,8 +32,12 @@ __all__ = [
     "MixtureConfig",
     "ModelConfig",
     "ParameterShape",
+    "TokenLoss",
+    "TokenValues",
+    "Vocabulary",
     "family_named",
     "model_flops",
     "parameter_shapes",
     "register_family",
+    "token_values",
 ]

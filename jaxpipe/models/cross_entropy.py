@@ -10,7 +10,7 @@ Source: Shoeybi et al., Megatron-LM, 2019, section 3 (parallel cross entropy).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ class Statistics(NamedTuple):
     largest: jax.Array
     total: jax.Array  # the sum of the exponentials of logits less the largest
     chosen: jax.Array  # the target's logit, 0 if it is not among them
+    # The sum of the same exponentials, each times its logit less the largest; None where nobody asks for entropies.
+    below: Any = None
 
 
 # What all devices need of one device's S: of its logits; and the head's other losses, which all compute alike.
@@ -54,7 +56,7 @@ HeadStatistics = tuple[Statistics, dict[str, Any]]
 
 _LEAST: Any = np.finfo(np.float32).min  # not -inf, whose difference from itself is NaN
 _ZERO: Any = np.float32(0)
-_OF_NONE = Statistics(_LEAST, _ZERO, _ZERO)  # the statistics of no logits
+NO_LOGITS = Statistics(_LEAST, _ZERO, _ZERO, _ZERO)  # the statistics of no logits
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["kernel", "bias"], meta_fields=["tensor", "size"])
@@ -63,7 +65,7 @@ class Vocabulary:
     """This device's rows of the logits' kernel."""
 
     kernel: jax.Array  # "local_vocab hidden"
-    tensor: TensorAxis  # the devices that share the vocabulary
+    tensor: TensorAxis = field(default_factory=TensorAxis)  # the devices that share the vocabulary
     bias: jax.Array | None = None  # "local_vocab", or None
     # Tokens: rows of all kernels from it on are no tokens and are left out of the softmax; None: all rows are.
     size: int | None = None
@@ -89,7 +91,7 @@ def cross_entropy_sum(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) 
     def loss(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
         return _of_chunk(*tokens, vocabulary, 1.0)[0]
 
-    return lax.map(loss, _chunks(x, targets, vocabulary)).sum()
+    return lax.map(loss, chunked(x, targets, vocabulary)).sum()
 
 
 def cross_entropy_backward(
@@ -104,85 +106,29 @@ def cross_entropy_backward(
     def chunk(carry: tuple[jax.Array, KernelSums], tokens: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         loss, sums = carry
         of_chunk, d_logits = _of_chunk(*tokens, vocabulary, scale)
-        return (loss + of_chunk, _with_gradients(sums, d_logits, tokens[0])), d_logits @ vocabulary.kernel
+        return (loss + of_chunk, with_gradients(sums, d_logits, tokens[0])), d_logits @ vocabulary.kernel
 
-    (loss, sums), dx = _over_chunks(chunk, (jnp.zeros((), jnp.float32), sums), _chunks(x, targets, vocabulary))
-    # The last chunk's padding is cut off.
-    return loss, dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
-
-
-# The same in two parts, for a vocabulary that `pipe` splits too: each device's own softmax, and loss and gradients
-# when the statistics of all devices are there.
-
-
-def softmax_of_part(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, Statistics]:
-    """Exponentials of this device's logits, and the statistics of the logits of all devices of `tensor`.
-
-    Returns:
-        "chunk tokens local_vocab" in the dtype of `x`; "chunk tokens" each.
-    """
-
-    def chunk(carry: None, tokens: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, Statistics]]:
-        exponentials, _, statistics = _softmax(*tokens, vocabulary)
-        return carry, (exponentials.astype(x.dtype), statistics)
-
-    return _over_chunks(chunk, None, _chunks(x, targets, vocabulary))[1]
-
-
-def loss_of_parts(parts: Statistics, targets: jax.Array) -> jax.Array:
-    """The result of `cross_entropy_sum` from the statistics of all parts, "part chunk tokens" each."""
-    whole = _whole(parts)
-    # Padding got a target below 0 in `_chunks`; the same again here, to stand in the shape of the statistics.
-    padding = whole.total.size - targets.size
-    return _loss(whole, jnp.pad(targets.reshape(-1), (0, padding), constant_values=-1).reshape(whole.total.shape))
-
-
-def backward_of_part(
-    x: jax.Array,
-    targets: jax.Array,
-    vocabulary: Vocabulary,
-    *,
-    exponentials: jax.Array,
-    parts: Statistics,
-    scale: jax.Array | float,
-    sums: KernelSums,
-) -> tuple[jax.Array, KernelSums]:
-    """The gradients that `cross_entropy_backward` returns; the one for `x` is this device's term.
-
-    Args:
-        parts: the statistics of all devices of `pipe`, "part chunk tokens" each.
-    """
-    # The exponentials here are relative to the largest logit of this device of `pipe`; the factor makes them relative
-    # to that of all, and probabilities. It is 0 where no row here is a token.
-    largest_here = parts.largest[lax.axis_index("pipe")]
-    whole = _whole(parts)
-    factor = jnp.exp(largest_here - whole.largest) / whole.total
-    rows = vocabulary.rows
-
-    def chunk(sums: KernelSums, tokens: Any) -> tuple[KernelSums, jax.Array]:
-        (x, targets), exponentials, factor = tokens
-        # Float32 before the product: the exponentials were stored in the dtype of `x`.
-        probabilities = exponentials.astype(jnp.float32) * factor[:, None]
-        is_target = targets[:, None] == rows
-        d_logits = jnp.where(targets[:, None] >= 0, scale * (probabilities - is_target), 0.0).astype(x.dtype)
-        return _with_gradients(sums, d_logits, x), d_logits @ vocabulary.kernel
-
-    sums, dx = _over_chunks(chunk, sums, (_chunks(x, targets, vocabulary), exponentials, factor))
-    return dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape), sums
-
-
-def _whole(parts: Statistics) -> Statistics:
-    """The statistics of all logits from those of parts, along the first axis."""
-    return lax.reduce(parts, _OF_NONE, _joined, (0,))
+    (loss, sums), dx = over_chunks(chunk, (jnp.zeros((), jnp.float32), sums), chunked(x, targets, vocabulary))
+    return loss, of_tokens(dx, targets).reshape(x.shape), sums
 
 
 def _forward(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, Any]:
+    sums = zero_sums(vocabulary)
+    loss, dx, sums = cross_entropy_backward(x, targets, vocabulary, scale=1.0, sums=sums)
+    return loss, (dx, in_dtypes(sums, vocabulary))
+
+
+def zero_sums(vocabulary: Vocabulary) -> KernelSums:
+    """Sums of no gradients, float32."""
     # The kernel's gradient is a sum over all chunks, which loses small terms in bfloat16; rounded once, at the end.
     sums = KernelSums(vocabulary.kernel, vocabulary.bias)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums)
-    loss, dx, sums = cross_entropy_backward(x, targets, vocabulary, scale=1.0, sums=zeros)
-    gradients = dx, replace(vocabulary, kernel=sums.kernel, bias=sums.bias)
-    return loss, jax.tree.map(lambda d, like: d.astype(like.dtype), gradients, (x, vocabulary))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), sums)
+
+
+def in_dtypes(sums: KernelSums, vocabulary: Vocabulary) -> Vocabulary:
+    """Gradients of `vocabulary` in its dtypes."""
+    gradients = replace(vocabulary, kernel=sums.kernel, bias=sums.bias)
+    return jax.tree.map(lambda d, like: d.astype(like.dtype), gradients, vocabulary)
 
 
 def _backward(gradients: Any, d_loss: jax.Array) -> tuple[jax.Array, None, Vocabulary]:
@@ -205,15 +151,15 @@ def _of_chunk(
     x: jax.Array, targets: jax.Array, vocabulary: Vocabulary, scale: jax.Array | float
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of some tokens "tokens hidden", and its gradient times `scale` for their logits "tokens local_vocab"."""
-    exponentials, is_target, statistics = _softmax(x, targets, vocabulary)
-    loss = _loss(statistics, targets)
+    exponentials, is_target, statistics = softmax(x, targets, vocabulary)
+    loss = loss_of(statistics, targets)
     total = statistics.total
     # In the dtype of `x`, as the two matmuls back read it.
     d_logits = jnp.where(targets[:, None] >= 0, scale * (exponentials / total[:, None] - is_target), 0.0)
     return loss, d_logits.astype(x.dtype)
 
 
-def _with_gradients(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> KernelSums:
+def with_gradients(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> KernelSums:
     """Returns `sums` with the gradients of some tokens "tokens hidden" added, from those of their logits."""
     kernel, bias = sums
     if not is_masked(kernel):
@@ -223,27 +169,38 @@ def _with_gradients(sums: KernelSums, d_logits: jax.Array, x: jax.Array) -> Kern
     return KernelSums(kernel, bias)
 
 
-def _softmax(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array, Statistics]:
-    """Exponentials of logits "tokens local_vocab", less the largest of `tensor`; where the targets are; statistics."""
-    tensor = vocabulary.tensor
+def own_logits(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array]:
+    """This device's logits "tokens local_vocab" of some tokens, and where the targets are."""
     of_rows = logits(x, vocabulary.kernel, vocabulary.bias)
     rows = vocabulary.rows
-    if vocabulary.size is not None and vocabulary.size < len(vocabulary.kernel) * tensor.num_vocab_parts:
+    if vocabulary.size is not None and vocabulary.size < len(vocabulary.kernel) * vocabulary.tensor.num_vocab_parts:
         # Rows that are no tokens: their exponentials are 0 beside those of any token, which another device may have.
         of_rows = jnp.where(rows < vocabulary.size, of_rows, _LEAST)
-    is_target = targets[:, None] == rows  # nowhere for a target below 0
+    return of_rows, targets[:, None] == rows  # nowhere for a target below 0
+
+
+def softmax(
+    x: jax.Array, targets: jax.Array, vocabulary: Vocabulary, *, entropies: bool = False
+) -> tuple[jax.Array, jax.Array, Statistics]:
+    """Exponentials of logits "tokens local_vocab", less the largest of `tensor`; where the targets are; statistics."""
+    tensor = vocabulary.tensor
+    of_rows, is_target = own_logits(x, targets, vocabulary)
     chosen = jnp.where(is_target, of_rows, 0.0)
     # GPUs wait for memory here, CPUs for exponentials and branches.
     here = lax.platform_dependent(of_rows, chosen, cuda=_in_one_pass, default=_in_two_passes)
     largest = tensor.max(here.largest)
     # Stacked, since one collective of two numbers takes as long as one of one.
     total, chosen = tensor.sum(jnp.stack([here.total * jnp.exp(here.largest - largest), here.chosen]))
-    return jnp.exp(of_rows - largest[:, None]), is_target, Statistics(largest, total, chosen)
+    exponentials = jnp.exp(of_rows - largest[:, None])
+    # Of rows that are no tokens 0 times a finite number.
+    below = tensor.sum((exponentials * (of_rows - largest[:, None])).sum(axis=-1)) if entropies else None
+    return exponentials, is_target, Statistics(largest, total, chosen, below)
 
 
 def _in_one_pass(of_rows: jax.Array, chosen: jax.Array) -> Statistics:
     """The statistics of logits "tokens local_vocab"; `chosen` are those of the targets, else 0."""
-    return lax.reduce(Statistics(of_rows, jnp.ones_like(of_rows), chosen), _OF_NONE, _joined, (1,))
+    of_none = NO_LOGITS._replace(below=None)
+    return lax.reduce(Statistics(of_rows, jnp.ones_like(of_rows), chosen), of_none, joined, (1,))
 
 
 def _in_two_passes(of_rows: jax.Array, chosen: jax.Array) -> Statistics:
@@ -252,7 +209,7 @@ def _in_two_passes(of_rows: jax.Array, chosen: jax.Array) -> Statistics:
     return Statistics(largest, jnp.exp(of_rows - largest[:, None]).sum(axis=-1), chosen.sum(axis=-1))
 
 
-def _joined(one: Statistics, other: Statistics) -> Statistics:
+def joined(one: Statistics, other: Statistics) -> Statistics:
     """The statistics of the logits of both.
 
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018, section 3.1.
@@ -260,16 +217,27 @@ def _joined(one: Statistics, other: Statistics) -> Statistics:
     above = other.largest - one.largest
     factor = jnp.exp(-jnp.abs(above))  # of the total whose largest is the smaller: never beyond 1
     total = jnp.where(above > 0, one.total * factor + other.total, one.total + other.total * factor)
-    return Statistics(jnp.maximum(one.largest, other.largest), total, one.chosen + other.chosen)
+    both = Statistics(jnp.maximum(one.largest, other.largest), total, one.chosen + other.chosen)
+    if one.below is None:
+        return both
+    # The exponentials whose largest is the smaller lie further below that of both, by the difference. The factor comes
+    # first: of no logits the difference is the largest number there is.
+    further = jnp.abs(above) * factor
+    of_one, of_other = (of.below * factor - of.total * further for of in (one, other))
+    return both._replace(below=jnp.where(above > 0, of_one + other.below, one.below + of_other))
 
 
-def _loss(statistics: Statistics, targets: jax.Array) -> jax.Array:
+def loss_of(statistics: Statistics, targets: jax.Array) -> jax.Array:
     """Sum of the losses of some tokens, from the statistics of all logits."""
-    largest, total, chosen = statistics
-    return jnp.where(targets >= 0, jnp.log(total) + largest - chosen, 0.0).sum()
+    return jnp.where(targets >= 0, negative_log_probs(statistics), 0.0).sum()
 
 
-def _chunks(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array]:
+def negative_log_probs(statistics: Statistics) -> jax.Array:
+    """The negative log-probability of each target."""
+    return jnp.log(statistics.total) + statistics.largest - statistics.chosen
+
+
+def chunked(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[jax.Array, jax.Array]:
     """Returns `x` and `targets` as "chunk tokens hidden" and "chunk tokens", padded with targets that are not valid."""
     num_chunks, size = chunks_of(targets.size, len(vocabulary.kernel))
     padding = num_chunks * size - targets.size
@@ -279,7 +247,12 @@ def _chunks(x: jax.Array, targets: jax.Array, vocabulary: Vocabulary) -> tuple[j
     return x.reshape(num_chunks, size, -1), targets.reshape(num_chunks, size)
 
 
-def _over_chunks(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
+def of_tokens(chunks: jax.Array, targets: jax.Array) -> jax.Array:
+    """Values "chunk tokens ..." as "tokens ...", without the last chunk's padding."""
+    return chunks.reshape(-1, *chunks.shape[2:])[: targets.size]
+
+
+def over_chunks(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
     """`lax.scan`, so that only one chunk has logits at a time, but its results overwrite no zeros."""
 
     def chunk(i: jax.Array, walk: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -18,15 +18,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis, added, only_on_the_first, with_losses
-from jaxpipe.models import cross_entropy
 from jaxpipe.models.attention import Cache
-from jaxpipe.models.cross_entropy import HeadStatistics
+from jaxpipe.models.cross_entropy import KernelSums, Vocabulary
 from jaxpipe.models.embedding_and_head import Microbatch
+from jaxpipe.models.ends_over_pipe import EndsOverPipe
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
+from jaxpipe.models.token_loss import CROSS_ENTROPY, CrossEntropy, TokenLoss
+from jaxpipe.models.token_values import TokenValues, token_values
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
 TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
@@ -39,6 +41,7 @@ class LanguageModel:
     Attributes:
         config: config of a family, as GPTConfig.
         tensor: the devices that share each layer; `init` makes whole parameters in any case.
+        loss: the loss of words.
 
     Example:
         >>> from jaxpipe.models import GPTConfig
@@ -49,6 +52,7 @@ class LanguageModel:
 
     config: ModelConfig
     tensor: TensorAxis = field(default_factory=TensorAxis)
+    loss: CrossEntropy | TokenLoss = CROSS_ENTROPY
 
     def init(self, key: jax.Array) -> Params:
         """Initial parameters, float32: `{"shared": ..., "layers": ...}` with layers in canonical order."""
@@ -75,7 +79,7 @@ class LanguageModel:
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of terms in each sum of `loss_sum` over a batch of any number of dims: its structure, int32."""
-        return self.config.num_losses(batch)
+        return self.loss.num_losses(batch, self.config.num_losses(batch))
 
     @cached_property
     def specs(self) -> Params:
@@ -117,8 +121,12 @@ class LanguageModel:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
         head = self._module("head", shared["head"])
         features, others = head.features(x, microbatch)
-        words = cross_entropy.cross_entropy_sum(features, microbatch["targets"], self._vocabulary(shared))
-        return head.losses(words, others)
+        return head.losses(self.loss.sum(features, microbatch, self._vocabulary(shared)), others)
+
+    def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
+        """The values of the targets."""
+        features, _ = self._features(microbatch)(shared["head"], x)
+        return token_values(features, microbatch["targets"], self._vocabulary(shared))
 
     def embed_backward(
         self, shared: Params, microbatch: Microbatch, random: Randomness | None, dx: jax.Array, sums: Params
@@ -152,78 +160,17 @@ class LanguageModel:
         """
         head = self._module("head", shared["head"])
         (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
-        words_scale, others_scale = self._scales(head, others, scale)
-        words, d_features, of_words = cross_entropy.cross_entropy_backward(
-            features,
-            microbatch["targets"],
-            self._vocabulary(shared),
-            scale=words_scale,
-            sums=self._words_sums(sums),
+        words_scale, others_scale = self._scales(head, microbatch, others, scale)
+        words, d_features, of_words = self.loss.backward(
+            features, microbatch, self._vocabulary(shared), scale=words_scale, sums=self._words_sums(sums)
         )
         d_params, dx = vjp((d_features, others_scale))
         return head.losses(words, others), dx, self._with_head(sums, d_params, of_words)
 
-    # ---- Embedding and head whose vocabulary is split by rows over `pipe`, as `jaxpipe.program.SplitEnds` has them.
-    # Every device looks up the rows that it has and computes the logits of its part of the vocabulary; the program adds
-    # up or gathers in between what needs all parts. The layers before the logits are not split: a final norm, BERT's
-    # transform and sentence order. Every device computes them, in S and again in T, where the gradient of its own
-    # logits gives its term of all gradients before them. Devices so stay equally long.
-
     @property
-    def over_pipe(self) -> LanguageModel | None:
+    def over_pipe(self) -> EndsOverPipe | None:
         """Embedding and head by parts, if their rows are split over `pipe`."""
-        return None if self.tensor.num_pipe == 1 else self
-
-    def rows(self, shared: Params, microbatch: Microbatch) -> jax.Array:
-        """This device's term of the rows of the tokens, "batch local_seq hidden"."""
-        return self.tensor.scatter_sum(self._module("embedding", shared["embedding"]).rows(microbatch), 1)
-
-    def embed_rows(
-        self, shared: Params, rows: jax.Array, microbatch: Microbatch, random: Randomness | None
-    ) -> jax.Array:
-        """The residual stream from the sum of all devices' `rows`."""
-        return self._module("embedding", shared["embedding"]).with_own_rows(rows, microbatch, random)
-
-    def head_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
-        """The exponentials of this device's logits, kept for `head_gradients`, and their statistics."""
-        features, others = self._features(microbatch)(shared["head"], x)
-        kept, words = cross_entropy.softmax_of_part(features, microbatch["targets"], self._vocabulary(shared))
-        return kept, (words, others)
-
-    def head_losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
-        """The result of `head` from the statistics of all devices, "device ..." each."""
-        of_words, of_others = statistics
-        # Alike on all devices, so the first one's is the loss.
-        others = jax.tree.map(lambda of_devices: of_devices[0], of_others)
-        words = cross_entropy.loss_of_parts(of_words, microbatch["targets"])
-        return self._module("head", shared["head"]).losses(words, others)
-
-    def head_gradients(
-        self,
-        shared: Params,
-        x: jax.Array,
-        kept: jax.Array,
-        statistics: HeadStatistics,
-        microbatch: Microbatch,
-        scale: Any,
-        sums: Params,
-    ) -> tuple[jax.Array, Params]:
-        """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
-        # Computed again, not kept from S: residuals of all microbatches between S and T would stay in memory.
-        (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
-        words_scale, others_scale = self._scales(self._module("head", shared["head"]), others, scale)
-        d_features, of_words = cross_entropy.backward_of_part(
-            features,
-            microbatch["targets"],
-            self._vocabulary(shared),
-            exponentials=kept,
-            parts=statistics[0],
-            scale=words_scale,
-            sums=self._words_sums(sums),
-        )
-        # The others' gradient from one device, since `pipe` sums the terms of all.
-        d_params, dx = vjp((d_features, only_on_the_first(others_scale, "pipe")))
-        return dx, self._with_head(sums, d_params, of_words)
+        return None if self.tensor.num_pipe == 1 else EndsOverPipe(self)
 
     # ---- Without a pipeline
 
@@ -308,27 +255,27 @@ class LanguageModel:
         """Where the logits' kernel is among the shared parameters."""
         return ("embedding", "token") if self.config.tie_embeddings else ("head", "kernel")
 
-    def _vocabulary(self, shared: Params) -> cross_entropy.Vocabulary:
+    def _vocabulary(self, shared: Params) -> Vocabulary:
         owner, kernel = self._kernel_path
         size = self.config.anatomy.vocab_size
-        return cross_entropy.Vocabulary(shared[owner][kernel], self.tensor, shared["head"].get("bias"), size)
+        return Vocabulary(shared[owner][kernel], self.tensor, shared["head"].get("bias"), size)
 
     def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
         """The head up to its logits: (its parameters, the stream) -> (features, other losses)."""
         return lambda params, x: self._module("head", params).features(x, microbatch)
 
-    def _scales(self, head: Any, others: Params, scale: Any) -> tuple[jax.Array, Params]:
-        """The factors of the words' loss and of the others, from those of the head's result."""
+    def _scales(self, head: Any, microbatch: Microbatch, others: Params, scale: Any) -> tuple[Any, Params]:
+        """The factors of the words' losses and of the others, from those of the head's result."""
         # `losses` is linear, so its transpose at any point has the factors; zeros are the cheapest.
-        _, vjp = jax.vjp(head.losses, jnp.zeros((), jnp.float32), others)
+        _, vjp = jax.vjp(head.losses, self.loss.zeros(microbatch), others)
         return vjp(scale)
 
-    def _words_sums(self, sums: Params) -> cross_entropy.KernelSums:
+    def _words_sums(self, sums: Params) -> KernelSums:
         """The running sums of the gradients of the logits' kernel and bias, among those of the shared parameters."""
         owner, kernel = self._kernel_path
-        return cross_entropy.KernelSums(sums[owner][kernel], sums["head"].get("bias"))
+        return KernelSums(sums[owner][kernel], sums["head"].get("bias"))
 
-    def _with_head(self, sums: Params, d_params: Params, of_words: cross_entropy.KernelSums) -> Params:
+    def _with_head(self, sums: Params, d_params: Params, of_words: KernelSums) -> Params:
         """`sums` with the gradients of the head's parameters before the logits added, and with those of the logits."""
         owner, kernel = self._kernel_path
         bias = {} if of_words.bias is None else {"bias": of_words.bias}

@@ -22,6 +22,7 @@ class State(NamedTuple):
     num_done: jax.Array  # int32: accesses to storage so far, which orders them; see `in_place.sequenced`
     of: dict[str, PyTree]  # name of a channel -> what it keeps that actions change
     copies: PyTree = None  # compute copies of layers if actions gather them; None if all precede the first action
+    values: PyTree = ()  # [microbatch, sequence, ...] what the head tells of sequences; zeros where another device does
 
 
 class Carry(NamedTuple):

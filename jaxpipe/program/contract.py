@@ -1,4 +1,4 @@
-"""The contract of model, schedule, mesh and arrays with the program, and its checks before compilation.
+"""The contract of model, schedule, mesh and arrays with the program.
 
 A model is an embedding, a stack of layers of one shape, and a head that ends in the loss: three pure functions, and how
 `tensor` splits their parameters. The program calls them on each device with that device's part of all arguments; it
@@ -7,7 +7,7 @@ knows nothing else of the model. A stage that is not a stack of layers is one la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -15,11 +15,8 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.cluster.axes import KERNEL_AXES
 from jaxpipe.errors import CompileError
-from jaxpipe.mesh import AXES, MEASURED, PyTree, Randomness
-from jaxpipe.schedules.schedule import Kind, Schedule
-from jaxpipe.sharding import Shard
+from jaxpipe.mesh import MEASURED, PyTree, Randomness
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,9 @@ class SplitEnds:
             those of all devices, in a first axis. Runs inside T.
         head_gradients: (shared, x, kept, statistics, microbatch, scale, sums) -> (this device's term of the gradient of
             x, sums with its terms of the others added). Runs inside T.
+        value_statistics: (shared, x, microbatch) -> statistics, as of `head_statistics`, for `head_values`.
+        head_values: (shared, statistics, microbatch) -> result of that of `StageFunctions`, the same on all devices.
+            With `value_statistics` it takes the place of all that S and T do where no losses are asked for.
     """
 
     rows: Callable[[PyTree, PyTree], Any]
@@ -47,11 +47,14 @@ class SplitEnds:
     head_statistics: Callable[[PyTree, Any, PyTree], tuple[PyTree, PyTree]]
     head_losses: Callable[[PyTree, PyTree, PyTree], PyTree]
     head_gradients: Callable[..., tuple[Any, PyTree]]
+    value_statistics: Callable[[PyTree, Any, PyTree], PyTree] | None = None
+    head_values: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     @classmethod
     def of(cls, ends: Any) -> SplitEnds | None:
         """The functions of an object that has them as attributes; None of None."""
-        return ends and cls(**{field.name: getattr(ends, field.name) for field in fields(cls)})
+        # A function that is not there is an error of the dataclass, unless it may be left out.
+        return ends and cls(**{f.name: getattr(ends, f.name) for f in fields(cls) if hasattr(ends, f.name)})
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ class StageFunctions:
             afterwards, which for a large table takes a second one of float32.
         head_backward: (shared, x, microbatch, scale, sums) -> (result of `head`, gradient of `x`, sums): the gradients
             of the losses times `scale`, one float32 factor for each loss. None: `jax.vjp` of `head`.
+        head_values: (shared, x, microbatch) -> values: what `Pipeline.values` tells of every sequence, as the
+            log-probability of each token: a tree of arrays with the microbatch's sequences in front. It takes the place
+            of `head` then.
         specs: {"shared", "layers"}: for each parameter of one layer, and each shared one, the PartitionSpec that
             names the dims split over axes of `jaxpipe.cluster.axes.PARAMETER_AXES`, as P(None, "tensor") in a language
             model; None if none is.
@@ -99,6 +105,7 @@ class StageFunctions:
     head: Callable[[PyTree, Any, PyTree], PyTree]
     embed_backward: Callable[[PyTree, PyTree, Randomness | None, Any, PyTree], PyTree] | None = None
     head_backward: Callable[[PyTree, Any, PyTree, PyTree, PyTree], tuple[PyTree, Any, PyTree]] | None = None
+    head_values: Callable[[PyTree, Any, PyTree], PyTree] | None = None
     specs: PyTree | None = None
     is_trained: PyTree | None = None
     over_pipe: SplitEnds | None = None
@@ -119,6 +126,7 @@ class StageFunctions:
             head=model.head,
             embed_backward=getattr(model, "embed_backward", None),
             head_backward=getattr(model, "head_backward", None),
+            head_values=getattr(model, "head_values", None),
             specs=model.specs,
             is_trained=getattr(model, "is_trained", None),
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
@@ -166,97 +174,6 @@ class Losses:
         return Losses(head, {name: joined[name] for name in self.layers})
 
 
-def check_actions(schedule: Schedule, functions: StageFunctions) -> None:
-    """Raises CompileError if `schedule` has actions that the program does not run, or not with these functions."""
-    if schedule.has_head_actions != bool(functions.over_pipe):
-        which = "are not" if schedule.has_head_actions else "are"
-        raise CompileError(
-            f"embedding and head of the model {which} split over `pipe`, and schedule {schedule.name!r} has "
-            f"{'S and T' if schedule.has_head_actions else 'no S and T'}.",
-            rule="split-head: a head that is split over `pipe` runs in S and T, another one on the last stage",
-            repair="give both, vocabulary(schedule) and functions with `over_pipe`, for example "
-            "StageFunctions.of(LanguageModel(config, TensorAxis(num_pipe=...))), or neither",
-        )
-    if schedule.num_replicas == 1 and schedule.columns.is_kind(Kind.SYNC).any():
-        raise CompileError(
-            f"schedule {schedule.name!r} of num_replicas=1 has actions of kind SYNC.",
-            rule="program-actions: SYNC is between two replicas; gradients are summed over `data` without it",
-            repair="leave the SYNCs out",
-        )
-
-
-def check_jax() -> None:
-    """Raises CompileError if JAX makes 64-bit numbers by default, in which no round is counted, or compiles nothing."""
-    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-        raise CompileError(
-            "jax_disable_jit is set.",
-            rule="one-program: a step is one compiled program, whose loops and messages do not run one by one",
-            repair="unset JAX_DISABLE_JIT, or leave jax.disable_jit(); print from a layer with jax.debug.print",
-        )
-    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
-        raise CompileError(
-            "jax_enable_x64 is set.",
-            rule="numbers-32: the program counts in int32 and computes in float32 or bfloat16",
-            repair="unset JAX_ENABLE_X64, or call jax.config.update('jax_enable_x64', False) before",
-        )
-
-
-def check_dtype(dtype: Any) -> None:
-    """Raises CompileError unless compute copies can be of `dtype`: another kind of number has no gradient."""
-    try:
-        is_float = dtype is None or (jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 4)  # bytes
-    except TypeError:
-        is_float = False
-    if not is_float:
-        raise CompileError(
-            f"dtype={dtype!r}.",
-            rule="compute-dtype: parameters are computed with as floating-point numbers of at most 32 bits",
-            repair="give 'bfloat16' or 'float32', or leave dtype out",
-        )
-
-
-def check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFunctions) -> None:
-    """Raises CompileError unless `mesh` has our axes and the schedule's devices, and kernels are split over it."""
-    if tuple(mesh.axis_names) != AXES:
-        raise CompileError(
-            f"the mesh has axes {tuple(mesh.axis_names)}.",
-            rule=f"mesh-axes: a mesh has the axes {AXES}, in this order",
-            repair=f"make it with jaxpipe.mesh.make_mesh({', '.join(f'{name}=...' for name in AXES)})",
-        )
-    num_pipe = mesh.shape["pipe"]
-    if num_pipe != schedule.num_devices:
-        raise CompileError(
-            f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh has pipe={num_pipe}.",
-            rule="pipe-devices: the schedule's devices are the mesh's `pipe` axis",
-            repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
-        )
-    for axis in KERNEL_AXES:
-        if mesh.shape[axis] > 1 and functions.specs is None:
-            raise CompileError(
-                f"the mesh has {axis}={mesh.shape[axis]}, and no parameter is split over it.",
-                rule=f"{axis}-axis: functions that use `{axis}` say in `specs` which parameters it splits; without "
-                "it all its devices would do the same work",
-                repair="make the functions for this mesh, for example StageFunctions.of(LanguageModel(config, "
-                f"TensorAxis.of({axis}={mesh.shape[axis]}))), or use {axis}=1",
-            )
-
-
-def check_shard(shard: str, behind_layers: bool | None) -> None:
-    """Raises CompileError unless `shard` is a `Shard` that a program can gather and sum for."""
-    if shard not in tuple(Shard):
-        raise CompileError(
-            f"shard={shard!r}.",
-            rule=f"shard-choice: what devices share is one of {', '.join(Shard)}",
-            repair=f"give shard={str(Shard.OPTIMIZER)!r}, or another of these",
-        )
-    if behind_layers is False and Shard(shard).splits_gradients:
-        raise CompileError(
-            f"shard={str(shard)!r} with behind_layers=False.",
-            rule="shard-behind-layers: gradients and weights of which devices keep parts travel behind layers alone",
-            repair=f"leave behind_layers out, or give shard={str(Shard.OPTIMIZER)!r}",
-        )
-
-
 def key_data(key: jax.Array | None) -> jax.Array | None:
     """The words of the step's key."""
     if key is None:
@@ -271,36 +188,6 @@ def key_data(key: jax.Array | None) -> jax.Array | None:
             repair="give jaxpipe.mesh.key_of(seed), folded with the step by jax.random.fold_in",
         )
     return words
-
-
-def check_recomputed(
-    schedule: Schedule, functions: StageFunctions, layers_per_stage: Sequence[int], recomputed: Sequence[int] | None
-) -> tuple[int, ...]:
-    """[stage] the layers that are computed again, () if none are; raises CompileError unless stages have as many."""
-    counts = tuple(recomputed or ())
-    if not any(counts):
-        return ()
-    if len(counts) != len(layers_per_stage) or any(
-        not 0 <= num <= most for num, most in zip(counts, layers_per_stage, strict=False)
-    ):
-        raise CompileError(
-            f"recomputed={counts} for layers_per_stage={tuple(layers_per_stage)}.",
-            rule="recomputed-layers: one count a stage, of its first layers, which are no more than it has",
-            repair=f"give for example {tuple(min(1, most) for most in layers_per_stage)}",
-        )
-    if functions.layer_again is None:
-        raise CompileError(
-            f"recomputed={counts}, and the functions have no `layer_again`.",
-            rule="recomputed-layers: `layer_again` is the layer that saves less, for example `jax.checkpoint` of it",
-            repair="give StageFunctions(..., layer_again=jax.checkpoint(layer, prevent_cse=False))",
-        )
-    if schedule.delays and counts != tuple(layers_per_stage):
-        raise CompileError(
-            f"recomputed={counts} with schedule {schedule.name!r}, which has no flush.",
-            rule="recomputed-flush: without flush slots of all stages have one size, so all layers save alike",
-            repair="recompute all layers or none, or take a schedule with a flush, for example '1f1b'",
-        )
-    return counts
 
 
 @jax.custom_jvp

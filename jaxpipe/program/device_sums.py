@@ -89,6 +89,11 @@ def _reduced_parts(grads: PyTree, parts: PyTree) -> PyTree:
     return jax.tree.map(cut, grads, parts)
 
 
+def values_of_all(values: PyTree, *, num_done: jax.Array) -> PyTree:
+    """What the head has told of every microbatch's sequences, from the devices that ran it; the others have zeros."""
+    return jax.tree.map(lambda leaf: lax.psum(jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), "pipe"), values)
+
+
 def sums_over_devices(
     loss: PyTree, grads: PyTree, parts: PyTree, *, num_done: jax.Array, num_owned: int, deterministic: bool
 ) -> tuple[PyTree, PyTree]:

@@ -13,6 +13,7 @@ from jaxpipe.mesh import PyTree, Randomness, added, is_masked, with_trained
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
 from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.stacked import with_index
 
 
 class WholeBoundary(Boundary):
@@ -29,17 +30,22 @@ class WholeBoundary(Boundary):
         functions = step.functions
         shared = step.params["shared"]
 
-        def turn_around(walk: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
-            y, loss, sums = walk
+        def turn_around(walk: tuple[jax.Array, PyTree, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree, PyTree]:
+            y, loss, sums, values = walk
+            if step.shapes.values:
+                assert functions.head_values
+                return y, loss, sums, with_values(values, row, functions.head_values(shared, y, microbatch))
             if not step.shapes.table.has_backward:
-                return y, add_scaled(loss, step.scale.head, functions.head(shared, y, microbatch)), sums
-            value, dy, sums = head_backward(functions, shared, y, microbatch, step.scale.head, sums)
-            return dy, add_scaled(loss, step.scale.head, value), sums
+                result = functions.head(shared, y, microbatch)
+            else:
+                result, y, sums = head_backward(functions, shared, y, microbatch, step.scale.head, sums)
+            return y, add_scaled(loss, step.scale.head, result), sums, values
 
         # All devices trace the head, the last stage runs it. The sums pass through the guard: they are as large as the
         # table of the vocabulary, and a `lax.cond` would copy them.
-        message, head, sums = step.at_stage(step.last_stage, row, turn_around, (y, head, state.grads["shared"]))
-        return head, state._replace(message=message, grads={**state.grads, "shared": sums})
+        walk = y, head, state.grads["shared"], state.values
+        message, head, sums, values = step.at_stage(step.last_stage, row, turn_around, walk)
+        return head, state._replace(message=message, grads={**state.grads, "shared": sums}, values=values)
 
     def output_gradient(self, step: DeviceStep, row: Row, state: State) -> jax.Array:
         """See `Boundary`."""
@@ -56,6 +62,11 @@ class WholeBoundary(Boundary):
         # As with the head: these sums are large, and only the first stage adds to them.
         sums = step.at_stage(0, row, embed, state.grads["shared"])
         return state._replace(message=dx, grads={**state.grads, "shared": sums})
+
+
+def with_values(values: PyTree, row: Row, told: PyTree) -> PyTree:
+    """Values of sequences with those that the head has told of a microbatch."""
+    return jax.tree.map(lambda leaf, of_microbatch: with_index(leaf, row.microbatch, of_microbatch), values, told)
 
 
 def embed_backward(

@@ -67,14 +67,50 @@ def head_shapes(
     return shapes_on_a_device(mesh, functions.over_pipe.head_statistics, shared, x, microbatch)
 
 
+def value_shapes(
+    functions: StageFunctions, mesh: jax.sharding.Mesh, shared: PyTree, x: jax.ShapeDtypeStruct, microbatch: PyTree
+) -> tuple[PyTree, PyTree]:
+    """What S tells all devices for the values of sequences, empty if the head is not split; and these values.
+
+    Raises:
+        CompileError: the model has no values, or they are not of the microbatch's sequences.
+    """
+    split = functions.over_pipe
+    statistics: PyTree = ()
+    if split and split.value_statistics and split.head_values:
+        statistics = shapes_on_a_device(mesh, split.value_statistics, shared, x, microbatch)
+        num_devices = mesh.shape["pipe"]
+        of_all = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_devices, *leaf.shape), leaf.dtype), statistics)
+        values = shapes_on_a_device(mesh, split.head_values, shared, of_all, microbatch)
+    elif not split and functions.head_values:
+        values = shapes_on_a_device(mesh, functions.head_values, shared, x, microbatch)
+    else:
+        raise CompileError(
+            "the model has no head_values" + (" for a head that is split over `pipe`." if split else "."),
+            rule="values-of-sequences: what a pipeline tells of every sequence is a function of the model",
+            repair="give StageFunctions, or Model, head_values=lambda shared, x, microbatch: ..., which returns arrays "
+            "[sequence, ...]" + (", and SplitEnds value_statistics and head_values" if split else ""),
+        )
+    num_sequences = jax.tree.leaves(microbatch)[0].shape[0]
+    leaves = jax.tree.leaves(values)
+    if not leaves or any(leaf.shape[:1] != (num_sequences,) for leaf in leaves):
+        raise CompileError(
+            f"head_values returns {_described(values)}.",
+            rule=f"values-of-sequences: arrays of the {num_sequences} sequences of a microbatch on a device",
+            repair="return [sequence, ...], and do not sum over sequences",
+        )
+    return statistics, values
+
+
 def check_functions(
-    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree
+    functions: StageFunctions, mesh: jax.sharding.Mesh, params: PyTree, microbatch: PyTree, *, has_losses: bool = True
 ) -> tuple[jax.ShapeDtypeStruct, Losses]:
     """Checks that the functions keep the contract; returns the shapes of a message on one device and of the losses.
 
     Args:
         params: shapes {"shared", "layer"} on one device.
         microbatch: shapes of one microbatch on one device.
+        has_losses: whether the step has losses of the head; without them the batch may lack what they need.
 
     Raises:
         CompileError: the functions break the contract.
@@ -103,6 +139,8 @@ def check_functions(
             rule="same-shape: every layer returns the shape and dtype that embed returns",
             repair="cast or reshape inside embed or layer",
         )
+    if not has_losses:
+        return x, Losses((), of_layer)
     loss = shapes(functions.head, params["shared"], y, microbatch)
     # An empty tree would pass every check of its leaves, and train nothing.
     if not jax.tree.leaves(loss) or not _are_sums(loss):
@@ -146,14 +184,18 @@ def _is_told_by_layer(name: str, loss: Any) -> bool:
 
 def _check_backward(name: str, results: PyTree, expected: PyTree, what: str) -> None:
     """Raises CompileError unless `results` have the structure, shapes and dtypes of `expected`."""
-    described = [jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree) for tree in (results, expected)]
-    if described[0] != described[1]:
+    if _described(results) != _described(expected):
         raise CompileError(
-            f"{name} returns {described[0]}.",
+            f"{name} returns {_described(results)}.",
             rule=f"backward-sums: {name} returns {what}, each with the shapes and dtypes of its argument",
-            picture=f"expected {described[1]}",
+            picture=f"expected {_described(expected)}",
             repair=f"add gradients to the float32 sums, or leave {name} out: jax.vjp then takes its place",
         )
+
+
+def _described(tree: PyTree) -> PyTree:
+    """Dtype and shape of each array."""
+    return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
 
 
 def scale_of_each(losses: PyTree, scale: PyTree, *, shape: tuple[int, ...] = ()) -> PyTree:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import MASTER_AXES
-from jaxpipe.lowering import IDLE, RoundTable, lower
+from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.mesh import (
     BATCH_AXES,
     PyTree,
@@ -26,29 +26,19 @@ from jaxpipe.mesh import (
     collectives_in_turn,
     on_devices,
     permutes_block,
-    slices_in_place,
     trained,
 )
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
-from jaxpipe.program.contract import (
-    Losses,
-    StageFunctions,
-    check_actions,
-    check_dtype,
-    check_jax,
-    check_mesh,
-    check_recomputed,
-    check_shard,
-    key_data,
-    without_derivative,
-)
+from jaxpipe.program.checks import check_jax, check_pipeline, check_recomputed
+from jaxpipe.program.contract import Losses, StageFunctions, key_data, without_derivative
 from jaxpipe.program.device import DeviceStep
-from jaxpipe.program.device_sums import square_sums, sums_over_devices
+from jaxpipe.program.device_sums import square_sums, sums_over_devices, values_of_all
 from jaxpipe.program.dtypes import masters_of
 from jaxpipe.program.ends import WholeBoundary
 from jaxpipe.program.function_shapes import scale_of_each
+from jaxpipe.program.layer_form import adds_in_products, is_by_chunk
 from jaxpipe.program.partition import partition
 from jaxpipe.program.rounds import run_rounds
 from jaxpipe.program.shapes import StepShapes, step_shapes
@@ -57,11 +47,9 @@ from jaxpipe.program.start import initial_carry, table_operands
 from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
-from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.sharding import Shard
 
-MOST_ACTIONS = 32  # in a program, if each chunk has its own: ZB-V of two chunks has 26, and compiles in twice the time
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
 
 
@@ -71,14 +59,17 @@ class Pipeline:
     Attributes:
         loss_and_grads: jitted (staged params, batch, scale=1.0, key=None) -> (loss, grads): the float32 loss summed
             over all microbatches and its float32 gradients, staged and sharded as the parameters; in place of the
-            gradient of a frozen one stands `optax.MaskedNode()`. Gradients of
-            complex parameters are complex64, as `jax.grad` has them; those of integers, truth values and keys are
-            zeros. `scale` multiplies every microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head
-            returns several kinds of loss, `loss` has them all, `scale` has one factor for each, or one for all, and the
-            gradients are those of their sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the
-            step's key; without a key nothing is random.
+            gradient of a frozen one stands `optax.MaskedNode()`. Gradients of complex parameters are complex64, as
+            `jax.grad` has them; those of integers, truth values and keys are zeros. `scale` multiplies every
+            microbatch's loss: 1 / (tokens of the batch) makes a mean of it. If the head returns several kinds of loss,
+            `loss` has them all, `scale` has one factor for each, or one for all, and the gradients are those of their
+            sum. Batch leaves are [num_microbatches, microbatch size, ...]. `key` is the step's key; without a key
+            nothing is random.
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
+        values: jitted (staged params, batch): by the same program as `loss`, in place of the loss what the model's
+            `head_values` tells of every sequence, leaves [num_microbatches, microbatch size, ...] sharded as the batch.
+            Of a `LanguageModel` it is a `jaxpipe.models.TokenValues`: log-probability of each target, and entropy.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
             same program, where `is_run` "round device" is true, and no action in the other rounds, to time
             actions. The result has no meaning.
@@ -126,8 +117,7 @@ class Pipeline:
             blocking: whether rounds are laid out for permutes that hold up both of their devices; by default if those
                 of `mesh` do.
             by_chunk: whether each chunk of a device has actions of its own in the program, which read kernels and add
-                gradients in place; by default where `mesh.slices_in_place`, unless the program grows beyond
-                `MOST_ACTIONS`.
+                gradients in place; by default see `jaxpipe.program.layer_form`.
             behind_layers: whether layers are gathered and their gradients summed over `data` behind other layers, see
                 `jaxpipe.lowering.lower`; by default if the mesh has several devices along `MASTER_AXES`.
             recomputed: [stage] how many of its first layers are `functions.layer_again`, which backward computes again;
@@ -138,12 +128,7 @@ class Pipeline:
             CompileError: schedule, mesh and layers do not fit together, the program cannot run the schedule yet, or JAX
                 makes 64-bit numbers by default, or compiles nothing.
         """
-        check_jax()
-        check_dtype(dtype)
-        check(schedule)
-        check_actions(schedule, functions)
-        check_shard(shard, behind_layers)
-        check_mesh(schedule, mesh, functions)
+        check_pipeline(schedule, mesh, functions, dtype=dtype, shard=shard, behind_layers=behind_layers)
         self.schedule = schedule
         self.mesh = mesh
         self.functions = functions
@@ -163,33 +148,33 @@ class Pipeline:
         is_shared = any(mesh.shape[axis] > 1 for axis in MASTER_AXES)
         self.behind_layers = is_shared if behind_layers is None else behind_layers
         self.table = self._lowered(schedule, costs)
-        num_chunks = len(schedule.placement.stages_of[0])
-        # Actions on whose layers something hangs are not made chunk by chunk.
-        num_plain = sum(not hanging for variants in self.table.variants for _, hanging in variants)
-        is_small = num_chunks * num_plain <= MOST_ACTIONS
-        self.by_chunk = num_chunks > 1 and (slices_in_place(mesh) and is_small if by_chunk is None else by_chunk)
-        # A product in float32 is more to move for GPUs if a kernel of its own adds it to the sum.
-        is_on_gpus = mesh.devices.flat[0].platform != "cpu"
-        self.wide = (self.by_chunk or num_chunks == 1) and (slices_in_place(mesh) or not is_on_gpus)
+        self.by_chunk = is_by_chunk(self.table, mesh, asked=by_chunk)
+        self.wide = adds_in_products(self.table, mesh, by_chunk=self.by_chunk)
 
         def loss_and_grads(
-            params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
+            params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: Any = None
         ) -> tuple[PyTree, PyTree]:
-            return self._run(self.table, params, batch, scale, key)
+            return self._run(self.table, params, batch, scale, key)[:2]
 
         def run_subset(
             is_run: jax.Array, params: PyTree, batch: PyTree, scale: PyTree = 1.0, key: jax.Array | None = None
         ) -> tuple[PyTree, PyTree]:
-            return self._run(self.table, params, batch, scale, key, is_run)
+            return self._run(self.table, params, batch, scale, key, is_run=is_run)[:2]
 
         def loss(params: PyTree, batch: PyTree, scale: PyTree = 1.0) -> PyTree:
             return self._run(self.forward_table, params, batch, scale, None)[0]
 
-        self.loss_and_grads, self.loss, self.run_subset = map(jax.jit, (loss_and_grads, loss, run_subset))
+        def values(params: PyTree, batch: PyTree) -> PyTree:
+            return self._run(self.forward_table, params, batch, 1.0, None, tells=True)[2]
+
+        self.loss_and_grads = jax.jit(loss_and_grads)
+        self.loss = jax.jit(loss)
+        self.values = jax.jit(values)
+        self.run_subset = jax.jit(run_subset)
 
     @cached_property
     def forward_table(self) -> RoundTable:
-        """The round table of the forwards alone, with the same placement and microbatches: what `loss` executes."""
+        """The round table of the forwards alone, with the same placement and microbatches: of `loss` and `values`."""
         return self._lowered(forwards_only(self.schedule))
 
     def _lowered(self, schedule: Schedule, costs: Costs | None = None) -> RoundTable:
@@ -241,15 +226,21 @@ class Pipeline:
         return NamedSharding(self.mesh, _BATCH)
 
     def shapes(
-        self, params: PyTree, batch: PyTree, *, random: bool = True, table: RoundTable | None = None
+        self,
+        params: PyTree,
+        batch: PyTree,
+        *,
+        random: bool = True,
+        table: RoundTable | None = None,
+        values: bool = False,
     ) -> StepShapes:
         """Every shape of the training step on one device: messages, losses, saved residuals and their storage.
 
         Args:
-            params: staged parameters, or their shapes.
-            batch: the batch, leaves [num_microbatches, microbatch size, ...], or its shapes.
+            params, batch: staged parameters and leaves [num_microbatches, microbatch size, ...], or their shapes.
             random: whether the step has a key.
             table: another table than the training step's.
+            values: whether the step returns what the head tells of every sequence.
 
         Raises:
             CompileError: functions, parameters and batch do not fit together.
@@ -267,15 +258,13 @@ class Pipeline:
             random=random,
             by_chunk=self.by_chunk,
             wide=self.wide,
+            values=values,
         )
 
     def square_sums(self, grads: PyTree) -> jax.Array:
-        """The sum of squares of each gradient, as `loss_and_grads` returns them; traceable.
+        """Float32 "leaf": the sum of squares of each gradient of `loss_and_grads`, in the order of leaves; traceable.
 
-        The root of their sum is the global norm.
-
-        Returns:
-            Float32 "leaf", in the order of `jax.tree.leaves`; not finite if a gradient or its square is not.
+        The root of their sum is the global norm. A sum is not finite if a gradient or its square is not.
         """
         return square_sums(grads, self.parts(grads), self.mesh, deterministic=self.deterministic)
 
@@ -308,19 +297,18 @@ class Pipeline:
         batch: PyTree,
         scale: PyTree,
         key: jax.Array | None,
+        *,
         is_run: jax.Array | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        """Traces one step by `table`: loss, and gradients if it has any."""
+        tells: bool = False,
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Traces one step by `table`: loss, gradients if it has any, or what the head tells in place of losses."""
         check_jax()
         # Settings may have changed since the pipeline was made; and who differentiates is told so here.
         params, batch = without_derivative((params, batch))
-        shapes = self.shapes(params, batch, random=key is not None, table=table)
-        rows = table_operands(shapes)
-        if is_run is not None:
-            # Rows are [D, R], `is_run` is [R, D]. Messages travel as ever, so that every round has its partners.
-            rows = rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
+        shapes = self.shapes(params, batch, random=key is not None, table=table, values=tells)
+        rows = table_operands(shapes, is_run=is_run)
 
-        def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree]:
+        def step(params: PyTree, batch: PyTree, scale: PyTree, key: Any, rows: Row) -> tuple[PyTree, PyTree, PyTree]:
             # On each device: its line of the table and its part of the parameters, both without the device axis.
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
@@ -331,7 +319,7 @@ class Pipeline:
             )
             on_device = self.on_this_device(shapes, params=copies, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, copies, num_done)).state
-            return sums_over_devices(
+            sums = sums_over_devices(
                 Losses.with_measured(state.loss, measured_by(table.transfers, state)),
                 state.grads,
                 shapes.trained_parts,
@@ -339,6 +327,7 @@ class Pipeline:
                 num_owned=self.layout.num_owned,
                 deterministic=self.deterministic,
             )
+            return *sums, values_of_all(state.values, num_done=state.num_done)
 
         specs = jax.tree.map(lambda part: part.spec(), shapes.parts)
         return on_devices(
@@ -346,5 +335,9 @@ class Pipeline:
             mesh=self.mesh,
             in_specs=(specs, _BATCH, P(), P(), P("pipe")),
             # A table of forwards returns no gradients: specs of an empty tree.
-            out_specs=(P(), trained(specs, shapes.is_trained) if table.has_backward else {"shared": (), "layers": ()}),
+            out_specs=(
+                P(),
+                trained(specs, shapes.is_trained) if table.has_backward else {"shared": (), "layers": ()},
+                _BATCH if tells else (),
+            ),
         )(params, batch, scale_of_each(shapes.losses.joined, scale), key_data(key), rows)

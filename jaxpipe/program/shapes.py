@@ -23,7 +23,13 @@ from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts, trained
 from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.dtypes import copy_dtype, sum_dtype
-from jaxpipe.program.function_shapes import check_functions, check_inputs, head_shapes, shapes_on_a_device
+from jaxpipe.program.function_shapes import (
+    check_functions,
+    check_inputs,
+    head_shapes,
+    shapes_on_a_device,
+    value_shapes,
+)
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.shared_use import SharedUse
@@ -49,6 +55,7 @@ class StepShapes:
     by_chunk: bool  # whether each chunk of a device has actions of its own in the program
     kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
     statistics: PyTree  # what S tells all devices; likewise
+    values: PyTree = ()  # what the head tells of the sequences of a microbatch; empty unless the step returns it
     shared_use: SharedUse | None = None  # what embedding and head read of the shared parameters, without flush
 
     @property
@@ -159,6 +166,7 @@ def step_shapes(
     random: bool,
     by_chunk: bool = False,
     wide: bool = False,
+    values: bool = False,
 ) -> StepShapes:
     """The shapes of a step.
 
@@ -169,6 +177,8 @@ def step_shapes(
         random: whether the step has a key.
         by_chunk: whether each chunk of a device has actions of its own in the program.
         wide: whether products make gradients in the dtypes of their sums.
+        values: whether the step, of forwards alone, returns what the head tells of every sequence, in place
+            of its losses.
 
     Raises:
         CompileError: functions, parameters and batch do not fit together.
@@ -191,8 +201,14 @@ def step_shapes(
     of_layers = jax.tree.map(copy, params, parts)
     copies = {"shared": of_layers["shared"], "layer": of_layers["layers"]}
     microbatch = jax.tree.map(of_one_device, batch)
-    message, losses = check_functions(functions, mesh, copies, microbatch)
-    kept, statistics = head_shapes(functions, mesh, copies["shared"], message, microbatch)
+    message, losses = check_functions(functions, mesh, copies, microbatch, has_losses=not values)
+    of_head = copies["shared"], message, microbatch
+    kept: PyTree = ()
+    told: PyTree = ()
+    if values:
+        statistics, told = value_shapes(functions, mesh, *of_head)
+    else:
+        kept, statistics = head_shapes(functions, mesh, *of_head)
     forms: list[LayerForm] = []
     # Forwards alone save nothing, in whichever form.
     for recomputed in (False, True) if table.recomputed and table.has_backward else (False,):
@@ -229,6 +245,7 @@ def step_shapes(
         # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
         statistics=statistics,
+        values=told,
     )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import PyTree, trained
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
@@ -16,8 +17,13 @@ from jaxpipe.program.stacked import empty
 from jaxpipe.program.storage import empty_pages
 
 
-def table_operands(shapes: StepShapes) -> Row:
-    """The grids of a step's table as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices."""
+def table_operands(shapes: StepShapes, *, is_run: jax.Array | None = None) -> Row:
+    """The grids of a step's table as leaves [D, R, ...], to be sharded over `pipe`; R rounds, D devices.
+
+    Args:
+        is_run: [R, D] whether the device's action runs; messages travel as ever, so that every round has its partners.
+            None: all run.
+    """
     table = shapes.table
     hanging = table.hanging & hanging_mask(shapes)
     rows = Row(
@@ -32,7 +38,8 @@ def table_operands(shapes: StepShapes) -> Row:
         copied_chunk=table.chunk if table.num_calls > 1 else None,
     )
     # Devices first, since `shard_map` splits the first axis; int32, as all that the program counts.
-    return jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
+    rows = jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)
+    return rows if is_run is None else rows._replace(kind=jnp.where(is_run.T, rows.kind, IDLE))
 
 
 def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Carry:
@@ -52,6 +59,10 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         grads=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), sums),
         loss=jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes.loss_sums),
         num_done=num_done,
+        # Zeros, since the devices' values are added up at the end.
+        values=jax.tree.map(
+            lambda like: jnp.zeros((table.schedule.num_microbatches, *like.shape), like.dtype), shapes.values
+        ),
         # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )

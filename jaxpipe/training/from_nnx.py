@@ -16,7 +16,8 @@ from flax import nnx
 
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import Randomness
-from jaxpipe.training.given import Model, num_sequences
+from jaxpipe.training.given import Model
+from jaxpipe.training.given_batches import num_sequences
 
 Params = Any
 

@@ -32,6 +32,7 @@ from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import Schedule
 from jaxpipe.training.batches import read_corpus
 from jaxpipe.training.by_layer import by_layer
+from jaxpipe.training.given import NOTHING_GIVEN, Given
 from jaxpipe.training.optimizer import learning_rate, make_optimizer, with_average, with_load_bias
 from jaxpipe.training.run_folder import path_of
 from jaxpipe.training.run_step import Step, StepWithFlush
@@ -55,23 +56,27 @@ class Setup:
     pipeline: Pipeline
 
 
-def set_up(config: RunConfig, task: Task | None = None, *, num_processes: int = 1) -> Setup:
+def set_up(
+    config: RunConfig, task: Task | None = None, *, given: Given = NOTHING_GIVEN, num_processes: int = 1
+) -> Setup:
     """Finds the devices of a checked config, decides what it leaves open and builds the pipeline of its task.
 
     Args:
         task: model and batches of the run; None: those of the config.
+        given: without `task`, a loss and batches of one's own.
         num_processes: processes that have joined the run.
 
     Raises:
         ConfigError: devices are missing, or as `task_of`.
     """
     # The text is read before any device is asked for: it is quick and may fail.
-    corpus = None if task else read_corpus(config)
+    has_batches = task is not None or given.train_batches is not None
+    corpus = None if has_batches else read_corpus(config)
     devices = devices_of(config, num_processes=num_processes)
     # Measured and estimated costs depend on the kind of GPU.
-    given = task and task.given
-    spec = resolve(config, topology_of(devices.devices), platform=devices.platform, given=given)
-    task = task or task_of(spec.config, corpus)
+    told = {"given": task and task.given, "weighs_tokens": given.loss is not None}
+    spec = resolve(config, topology_of(devices.devices), platform=devices.platform, **told)
+    task = task or (task_of(spec.config, corpus, loss=given.loss) if corpus else given.task(spec.config))
     return Setup(spec, task, devices, pipeline_of(spec, task.model, devices.devices))
 
 

@@ -18,8 +18,9 @@ from jaxpipe.config.base import RunConfig
 from jaxpipe.config.model import family_of, vocab_pipe
 from jaxpipe.data import Batch, Corpus, Fingerprint
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models import LanguageModel
+from jaxpipe.models import LanguageModel, TokenLoss
 from jaxpipe.models.given import GivenModel
+from jaxpipe.models.token_loss import CROSS_ENTROPY
 from jaxpipe.training.batches import batches_of, check_learned, padding_of, read_corpus
 
 
@@ -85,18 +86,19 @@ class Task:
     given: GivenModel | None = None
 
 
-def language_model(config: RunConfig) -> LanguageModel:
-    """The model of a checked config, for its mesh."""
+def language_model(config: RunConfig, loss: TokenLoss | None = None) -> LanguageModel:
+    """The model of a checked config, for its mesh, with a loss of one's own if there is one."""
     axis = TensorAxis.of(deterministic=config.mesh.deterministic, num_pipe=vocab_pipe(config), **config.mesh.axes)
-    return LanguageModel(model_config(config), axis)
+    return LanguageModel(model_config(config), axis, loss or CROSS_ENTROPY)
 
 
-def task_of(config: RunConfig, corpus: Corpus | None = None) -> Task:
+def task_of(config: RunConfig, corpus: Corpus | None = None, *, loss: TokenLoss | None = None) -> Task:
     """The task of a checked config.
 
     Args:
         config: the config; its `pipeline.vocab_over_pipe` is decided.
         corpus: its text, if that is read already.
+        loss: a loss of one's own.
 
     Raises:
         ConfigError: files or the tokenizer are missing, or there is too little text.
@@ -108,11 +110,11 @@ def task_of(config: RunConfig, corpus: Corpus | None = None) -> Task:
     heldout_batches = batches_of(config, corpus.heldout)
     check_learned(config, train_batches, heldout_batches)
     return Task(
-        language_model(config),
+        language_model(config, loss),
         train_batches=train_batches,
         heldout_batches=heldout_batches,
         data=f"{corpus.num_files} files, {len(corpus.train):,} training tokens, {len(corpus.heldout):,} held out"
         + padding_of(train_batches),
         fingerprint=corpus.fingerprint,
-        loss_unit=" nats" if family_of(config).masked else " nats per token",
+        loss_unit="" if loss else " nats" if family_of(config).masked else " nats per token",
     )

@@ -31,13 +31,22 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface.source_model import check_vocabulary, copied_path, copy_source_model
 from jaxpipe.mesh.jax_defaults import default_rules
 from jaxpipe.mesh.xla_flags import flags_of
+from jaxpipe.models import TokenLoss
 from jaxpipe.program import Pipeline
-from jaxpipe.program.contract import check_jax
+from jaxpipe.program.checks import check_jax
 from jaxpipe.schedules import simulate
 from jaxpipe.schedules.spec import forget_files
 from jaxpipe.training import profiler, resume, run_folder
 from jaxpipe.training.batches import put_batch
-from jaxpipe.training.given import BatchSource, Model, check_nothing_given, check_optimizer_fields, given_task
+from jaxpipe.training.given import (
+    Given,
+    Model,
+    check_no_loss,
+    check_no_model,
+    check_optimizer_fields,
+    given_task,
+)
+from jaxpipe.training.given_batches import BatchSource
 from jaxpipe.training.loop import Loop, OnStep
 from jaxpipe.training.metrics import keep_rows
 from jaxpipe.training.report import check_memory, report, write_timeline
@@ -100,6 +109,7 @@ def fit(
     params: Any = None,
     train_batches: BatchSource | None = None,
     heldout_batches: BatchSource = (),
+    loss: TokenLoss | None = None,
     optimizer: optax.GradientTransformation | None = None,
     on_start: Callable[[Pipeline], object] | None = None,
     on_step: OnStep | None = None,
@@ -119,10 +129,14 @@ def fit(
         workdir: folder for the files of the run, as of the command.
         model: a model of one's own. Batches come with it and, in itself or as `params`, initial parameters.
         params: canonical parameters to start from; None: initial ones, or those of `checkpoint.init_from`.
-        train_batches: for `model`: a function of the step, 0 or more, or an iterable that begins anew each time. A
-            batch is a dict of arrays [batch size, ...], of the same shapes each time; every process and every call must
-            give the same ones.
-        heldout_batches: for `model`: held-out batches, likewise; without any, nothing is evaluated.
+        train_batches: a function of the step, 0 or more, or an iterable that begins anew each time. A batch is a dict
+            of arrays [batch size, ...], of the same shapes each time; every process and every call must give the same
+            ones. A batch is asked for when its step begins, the first one before that, too. With a config of a family
+            they take the place of its data, and have "tokens" and "targets": see `jaxpipe.training.token_batch`.
+        heldout_batches: with `train_batches`: held-out batches, likewise; without any, nothing is evaluated.
+        loss: with a config of a family, a loss of one's own over each target's log-probability and entropy, in place of
+            the mean cross entropy; held-out losses are of it, too. Checkpoints do not keep it: a run that goes on gets
+            it again, and `jaxpipe.eval` knows the cross entropy alone.
         optimizer: an optax optimizer in place of AdamW by `config.optimizer`, of which `max_grad_norm` and
             `average_decay` stay in force, as does `model.bias_rate`. An optimizer that makes something else of stacked
             layers than of one after the other is refused; see `jaxpipe.training.by_layer`. Its labels and masks see
@@ -150,8 +164,10 @@ def fit(
     if is_costs_file(told.pipeline.costs) and run_folder.holds_run(path):
         told = resume.with_kept_costs(path, told)  # the file may be gone
     if model is None:
-        check_nothing_given(params=params, train_batches=train_batches, heldout_batches=heldout_batches)
+        check_no_model(params=params, heldout_batches=heldout_batches if train_batches is None else ())
         check(told, name=name)
+    else:
+        check_no_loss(loss)
     if optimizer is not None:
         check_optimizer_fields(told)
     traced_steps = profiler.profile_steps(profile_steps, num_steps=told.train.steps)
@@ -183,7 +199,8 @@ def fit(
             told = _resumed(path, told)
         elif task is None:
             check_vocabulary(told)
-        setup = set_up(told, task, num_processes=processes.count)
+        given = Given(loss, train_batches, heldout_batches)
+        setup = set_up(told, task, given=given, num_processes=processes.count)
         spec = setup.spec
         if not is_resumed:
             spec = replace(spec, config=_with_source_tokenizer(path, spec.config))

@@ -3,15 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from settings_of_gpts import SMALL, gpt_setting
 
 from jaxpipe.estimate import Setting
-from jaxpipe.estimate.products import Matmul, flops
+from jaxpipe.estimate.products import Matmul, flops, matmuls_of
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import head_matmuls, split_head_matmuls
-from jaxpipe.models import BertConfig, LlamaConfig
+from jaxpipe.models import BertConfig, LanguageModel, LlamaConfig
 from jaxpipe.models.flops import model_flops
+from jaxpipe.training import policy_gradient
 
 LLAMA = {
     "num_layers": 24,
@@ -50,6 +53,21 @@ def test_what_stands_before_the_logits_is_computed_whole_in_s_and_in_t():
     logits, before = 2 * 2 * 150 * words * hidden // 4, 2 * 2 * (150 * hidden**2 + hidden**2 + 2 * hidden)
     of_s, of_t = map(flops, split_head_matmuls(setting))
     assert (of_s, of_t) == (logits + before, 2 * logits + 3 * before)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_loss_of_ones_own_computes_the_logits_twice(is_own):
+    """As many FLOPs as the jaxpr of the head has; where `pipe` splits it, S has the logits and T the values."""
+    setting = replace(setting_of("llama"), weighs_tokens=is_own)
+    own = {"loss": policy_gradient()} if is_own else {}
+    model = LanguageModel(setting.model, **own)
+    shared = jax.eval_shape(lambda: model.init(jax.random.key(0)))["shared"]
+    shape = setting.microbatch_size, setting.seq_len
+    x = jax.ShapeDtypeStruct((*shape, LLAMA["hidden"]), np.float32)
+    batch = {"targets": jax.ShapeDtypeStruct(shape, np.int32), "advantages": jax.ShapeDtypeStruct(shape, np.float32)}
+    head = jax.make_jaxpr(model.head_backward)(shared, x, batch, jax.eval_shape(model.loss.zeros, batch), shared)
+    assert flops(list(matmuls_of(head.jaxpr.eqns))) == flops(head_matmuls(setting))
+    assert split_head_matmuls(setting) == split_head_matmuls(replace(setting, weighs_tokens=False))
 
 
 # experiments/014_halves/README.md, "products B = I + W".

@@ -1,6 +1,7 @@
 """What a jaxpr computes: how often it runs each primitive."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,3 +28,11 @@ def _of_jaxpr(jaxpr: core.Jaxpr) -> Counter[str]:
         for inner in core.jaxprs_in_params(equation.params):
             total.update({name: num_turns * num for name, num in _of_jaxpr(inner).items()})
     return total
+
+
+def all_equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """The equations of a jaxpr and of those in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from all_equations(inner)

@@ -16,7 +16,7 @@ from tiny_training import mean_loss_and_grads
 
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import LanguageModel, cross_entropy, language_model
+from jaxpipe.models import LanguageModel, ends_over_pipe, vocabulary_over_pipe
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
 from jaxpipe.schedules.passes.vocabulary import vocabulary
@@ -159,12 +159,12 @@ def test_loss_and_every_gradient_are_those_of_plain_grad(case):
 
 
 def without_the_largest_of_a_part(monkeypatch) -> None:
-    whole = cross_entropy._whole
+    whole = vocabulary_over_pipe._whole
 
     def lost(parts):
         return whole(parts._replace(largest=parts.largest.at[1].set(parts.largest[0])))
 
-    monkeypatch.setattr(cross_entropy, "_whole", lost)
+    monkeypatch.setattr(vocabulary_over_pipe, "_whole", lost)
 
 
 def with_rows_twice(monkeypatch) -> None:
@@ -174,18 +174,18 @@ def with_rows_twice(monkeypatch) -> None:
 def with_a_loss_of_its_own(monkeypatch) -> None:
     """As if no statistics were exchanged."""
     monkeypatch.setattr(
-        cross_entropy, "_whole", lambda parts: jax.tree.map(lambda leaf: leaf[jax.lax.axis_index("pipe")], parts)
+        vocabulary_over_pipe, "_whole", lambda parts: jax.tree.map(lambda leaf: leaf[jax.lax.axis_index("pipe")], parts)
     )
 
 
 def with_the_order_on_every_device(monkeypatch) -> None:
-    monkeypatch.setattr(language_model, "only_on_the_first", lambda scale, axis: scale)
+    monkeypatch.setattr(ends_over_pipe, "only_on_the_first", lambda scale, axis: scale)
 
 
 def without_the_gradient_of_bias(monkeypatch) -> None:
-    add = cross_entropy._with_gradients
+    add = vocabulary_over_pipe.with_gradients
     monkeypatch.setattr(
-        cross_entropy, "_with_gradients", lambda sums, *given: add(sums, *given)._replace(bias=sums.bias)
+        vocabulary_over_pipe, "with_gradients", lambda sums, *given: add(sums, *given)._replace(bias=sums.bias)
     )
 
 

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from tiny_mlp import FUNCTIONS, HIDDEN, head, layer, make_batch, make_params
 
+from jaxpipe.errors import CompileError
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules import build
@@ -216,3 +217,44 @@ def test_complex_and_empty_parameters_are_split_over_tensor(deterministic):
     sums = dict(zip(sorted(layers), np.asarray(pipeline.square_sums(grads)), strict=False))  # "layers" come first
     for name, total in sums.items():
         assert total == pytest.approx(float(np.linalg.norm(wanted[name]) ** 2), rel=1e-4), name
+
+
+def squared_errors(shared, x, microbatch):
+    """Of each sequence, and something of another shape."""
+    errors = (x @ shared["out"] - microbatch["y"]).astype(jnp.float32) ** 2
+    return {"errors": errors, "ends": x[:, :2] * errors[:, None]}
+
+
+@pytest.mark.parametrize(("name", "data"), [("1f1b", 2), ("bitpipe", 1)])
+def test_values_of_sequences_are_those_of_the_functions_alone(name, data):
+    schedule = build(name, num_devices=2, num_microbatches=NUM_MICROBATCHES)
+    functions = dataclasses.replace(FUNCTIONS, head_values=squared_errors)
+    pipeline = Pipeline(schedule, make_mesh(data=data, pipe=2), functions, num_layers=NUM_LAYERS)
+    params, batch = make_params(NUM_LAYERS), make_batch(NUM_MICROBATCHES)
+    found = pipeline.values(pipeline.to_stages(params), batch)
+    for number in range(NUM_MICROBATCHES):
+        microbatch = jax.tree.map(lambda leaf, number=number: leaf[number], batch)
+        x = FUNCTIONS.embed(params["shared"], microbatch, None)
+        for i in range(NUM_LAYERS):
+            of_layer = jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
+            x = FUNCTIONS.layer(of_layer, x, microbatch, None)
+        wanted = squared_errors(params["shared"], x, microbatch)
+        for key, values in wanted.items():
+            np.testing.assert_allclose(found[key][number], values, rtol=1e-5, atol=1e-6)
+    assert found["errors"].sharding.is_equivalent_to(pipeline.batch_sharding, 2)
+
+
+@pytest.mark.parametrize(
+    ("head_values", "message"),
+    [
+        (None, "the model has no head_values"),
+        (lambda *given: squared_errors(*given)["errors"].sum(), r"head_values returns float32\[\]"),
+        (lambda *given: {}, "head_values returns {}"),
+    ],
+)
+def test_what_is_no_value_of_sequences_is_refused(head_values, message):
+    functions = dataclasses.replace(FUNCTIONS, head_values=head_values)
+    pipeline = Pipeline(build("1f1b", num_devices=2, num_microbatches=4), make_mesh(pipe=2), functions, num_layers=4)
+    given = pipeline.to_stages(make_params(4)), make_batch(4)
+    with pytest.raises(CompileError, match=message):
+        pipeline.values(*given)

@@ -210,7 +210,7 @@ def with_sizes(**fields):
         ({"mesh__tensor": 2}, {}, JaxpipeError, "no parameter is split over it"),
         ({"optimizer__beta1": 0.5}, {"optimizer": optax.sgd(1.0)}, ConfigError, "optimizer.beta1=0.5 has no effect"),
         ({"model__recompute": "attention"}, {}, ConfigError, "model.recompute='attention' is not known"),
-        ({"pipeline__costs": "auto"}, {"model": None}, ConfigError, "train_batches is given without a model"),
+        ({"pipeline__costs": "auto"}, {"model": None}, ConfigError, "the model was given in Python"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed, given, error, message, tmp_path):

@@ -20,11 +20,12 @@ from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers import split_head as lowered
 from jaxpipe.lowering.transfers.split_head import NO_MICROBATCH, Collective, HeadGrids
 from jaxpipe.mesh import PyTree
-from jaxpipe.mesh.collectives import sum_over
+from jaxpipe.mesh.collectives import only_on_the_first, sum_over
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import EMBEDDING, Action, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.ends import with_values
 from jaxpipe.program.in_place import sequenced
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
@@ -116,8 +117,12 @@ def head_statistics(step: DeviceStep, row: Row, state: State) -> State:
     assert step.functions.over_pipe
     kept = state.of[NAME]
     line = row.of[NAME]
-    x = at_index(kept.entries, line.entry_in)
-    factors, own = step.functions.over_pipe.head_statistics(step.params["shared"], x, step.microbatch(row))
+    head = step.functions.over_pipe
+    given = step.params["shared"], at_index(kept.entries, line.entry_in), step.microbatch(row)
+    if step.shapes.values:
+        assert head.value_statistics
+        return _with(state, kept._replace(own=with_index(kept.own, line.slot, head.value_statistics(*given))))
+    factors, own = head.head_statistics(*given)
     kept = kept._replace(own=with_index(kept.own, line.slot, own))
     if step.shapes.table.has_backward:
         kept = kept._replace(kept=with_index(kept.kept, line.slot, factors))
@@ -133,6 +138,11 @@ def head_gradients(step: DeviceStep, row: Row, state: State) -> State:
     shared = step.params["shared"]
     microbatch = step.microbatch(row)
     statistics = at_index(kept.statistics, line.slot)
+    if step.shapes.values:
+        assert head.head_values
+        # All devices know the values; one tells them.
+        told = only_on_the_first(head.head_values(shared, statistics, microbatch), "pipe")
+        return state._replace(values=with_values(state.values, row, told))
     # All devices know the loss; one counts it.
     counted = jax.tree.map(lambda factor: jnp.where(lax.axis_index("pipe") == 0, factor, 0.0), step.scale.head)
     losses = step.shapes.losses.apart(state.loss)
