@@ -3,9 +3,16 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from their_models import MODELS, family_of, load, logits_of, microbatch, read_model, their_logits
+
+from jaxpipe.mesh import TensorAxis, make_mesh
+from jaxpipe.models import LanguageModel
+from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.schedules import build
+from jaxpipe.training import log_probs
 
 # float32 rounds to 6e-8; logits of a few units, through sums of some hundred terms, to a few 1e-6.
 TOLERANCE = 1e-4
@@ -42,6 +49,35 @@ def test_logits_are_those_of_transformers(transformers, saved, name, shape):
 )
 def test_logits_of_padded_texts_are_those_of_transformers(transformers, saved, name):
     assert_same_logits(transformers, saved(name), name, batch=3, seq=18, is_padded=True)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "schedule"), [("llama3", "1f1b"), ("gpt2", "zb_h1")])
+def test_log_probs_through_a_schedule_are_those_of_transformers(transformers, saved, name, schedule):
+    """Two rows of one document, two of two, which transformers reads one by one; prompts are masked."""
+    plain, params = read_model(saved(name))
+    num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+    schedule = build(schedule, num_devices=2, num_microbatches=4)
+    mesh = make_mesh(data=1, pipe=2, tensor=2)
+    model = StageFunctions.of(LanguageModel(plain.config, TensorAxis.of(tensor=2)))
+    pipeline = Pipeline(schedule, mesh, model, num_layers=num_layers)
+    tokens = microbatch(family_of(name), batch=4, seq=18, seed=3)["tokens"]
+    documents = np.zeros(tokens.shape, np.int32)
+    documents[2:, 7:] = 1
+    is_answer = np.arange(18) % 7 > 2
+    found = log_probs(
+        pipeline, pipeline.to_stages(params), tokens, documents=documents, is_answer=np.tile(is_answer, (4, 1))
+    )
+    theirs = load(transformers, saved(name), MODELS[name][0])
+    for row in range(4):
+        for start, stop in ((0, 18),) if row < 2 else ((0, 7), (7, 18)):
+            document = tokens[row : row + 1, start:stop]
+            of_all = jax.nn.log_softmax(their_logits(theirs, {"tokens": document})["masked_lm"][0, :-1])
+            wanted = (
+                np.concatenate([[0.0], of_all[np.arange(stop - start - 1), document[0, 1:]]]) * is_answer[start:stop]
+            )
+            assert np.abs(found.log_probs[row, start:stop] - wanted).max() < TOLERANCE
+            assert wanted.min() < -1
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ from tiny_models import MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE, config_of, random_
 
 from jaxpipe.data import PackedSequences
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import TensorAxis, make_mesh
+from jaxpipe.mesh import TensorAxis, make_mesh, trained
 from jaxpipe.models import LanguageModel, TokenLoss, TokenValues, cross_entropy
+from jaxpipe.models.lora import Lora
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.program.without_flush import one_batch
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     vocab_multiple: int | None = None
     expert: int = 1
     loss: str = "own"  # a key of LOSSES
+    rank: int = 0  # of adapters; the rest is frozen
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -57,6 +59,7 @@ CASES = tiers(
     ci=[
         SPLIT,
         Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
+        Case("zb_h1", "llama", 2, 3, 2, tensor=2, chunk=5, loss="dpo", rank=2),
     ],
     slow=[
         Case("bitpipe", "gpt", 2, 4, 4, tensor=2, chunk=5, packed=True),
@@ -83,6 +86,8 @@ CASES = tiers(
         Case("bitpipe", "gpt", 2, 4, 4, loss="dpo"),
         Case("zb_h1", "llama", 2, 4, 4, tensor=2, chunk=5, packed=True, loss="policy"),
         Case("interleaved_1f1b", "gpt", 2, 4, 4, data=2, split=True, loss="policy"),
+        Case("bitpipe", "gpt", 2, 4, 4, loss="policy", rank=2),
+        Case("1f1b", "gpt", 2, 3, 2, tensor=2, split=True, packed=True, loss="dpo", rank=2),
     ],
 )
 
@@ -132,6 +137,7 @@ def batch_of(case: Case) -> dict[str, np.ndarray]:
 def config_of_case(case: Case) -> Any:
     choices: dict[str, Any] = {"vocab_multiple": case.vocab_multiple} if case.vocab_multiple else {}
     choices |= {"num_experts": 4} if case.expert > 1 else {}
+    choices |= {"lora": Lora(case.rank, 6.0, ("all",))} if case.rank else {}
     return config_of(case.family, num_layers=case.num_layers, **choices)
 
 
@@ -200,6 +206,7 @@ def errors_of(case: Case, change: Any = None) -> dict[str, float]:
     losses, grads = pipeline.loss_and_grads(staged, given, scale)
     names = {"advantages", "weights", "old", "reference"}  # of the loss, which values do not need
     values = pipeline.values(staged, {name: leaf for name, leaf in given.items() if name.split("_")[0] not in names})
+    wanted_grads = trained(wanted_grads, pipeline.functions.is_trained)
     errors = relative_errors(jax.tree.map(np.asarray, pipeline.from_stages(grads)), wanted_grads)
     for name, found in (("training", losses), ("loss", pipeline.loss(staged, given, scale))):
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted_losses), strict=True)
