@@ -54,7 +54,7 @@ def pytest_collection_finish():
     if "jax" in sys.modules:
         share_programs()
     gc.freeze()  # what is imported stays: no collection looks at it again
-    gc.set_threshold(50_000)  # traces are many small objects: one in seven seconds went to looking for rubbish
+    gc.set_threshold(200_000)  # traces are many small objects: one in seven seconds went to looking for rubbish
 
 
 @pytest.hookimpl(trylast=True)

@@ -18,7 +18,8 @@ def patched_package(page: str, folder: Path, *, heading: str = "") -> Path:
 
     A hunk is found by its lines, whatever line number it names: those above may have come or gone.
     """
-    shutil.copytree(ROOT / "jaxpipe", folder / "jaxpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    # With its bytecode, which Python takes for the files whose times stay as they were: all but the changed ones.
+    shutil.copytree(ROOT / "jaxpipe", folder / "jaxpipe")
     blocks = re.findall(r"^```diff\n(.*?)^```$", section_of(page, heading), re.MULTILINE | re.DOTALL)
     assert blocks, f"{page} has no block of diff"
     for block in blocks:

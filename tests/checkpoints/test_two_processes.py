@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import QUICK
 from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep
@@ -26,7 +27,7 @@ def run_two_processes(folder: Path) -> list[str]:
     """What each says."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": "",
+        "XLA_FLAGS": " ".join(QUICK),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
     }
     script, coordinator = Path(__file__).with_name("two_processes.py"), f"localhost:{free_port()}"

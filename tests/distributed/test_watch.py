@@ -16,7 +16,7 @@ from jaxpipe.distributed.join import join
 from jaxpipe.distributed.supervisor import STOPPED
 from jaxpipe.errors import LostProcess
 
-COUNT, BOUND_S = 4, 8.0
+COUNT, BOUND_S = 3, 8.0
 EXIT_LOST = LostProcess.exit_status
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_cpu_collective_call_terminate_timeout_seconds=3600"}
 LOOP = Path(__file__).parent / "loop.py"

@@ -129,7 +129,7 @@ print(json.dumps({"kernels": text.count("__gpu$xla.gpu.triton"), "loops": len(re
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        pytest.param("a100-80g", 8, marks=pytest.mark.ci),
+        pytest.param("a100-80g", 8, marks=pytest.mark.slow),
         pytest.param("h100-80g", 128, marks=pytest.mark.ci),
         pytest.param("a100-80g", 128, marks=pytest.mark.slow),
         pytest.param("h100-80g", 8, marks=pytest.mark.slow),

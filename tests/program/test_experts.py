@@ -239,8 +239,8 @@ MISTAKES = {
 )
 def test_a_mistake_would_be_seen(mistake, monkeypatch):
     patched, name, wrong, axis = MISTAKES[mistake]
-    case = Case("mixtral", "1f1b")._replace(**{axis: 2})
-    config = model_of(case, num_layers=3)
+    case = Case("mixtral", "1f1b", num_devices=1, num_microbatches=2)._replace(**{axis: 2})
+    config = model_of(case, num_layers=2)
     params, batch = random_params(config), batch_of(case)
     wanted = expected(case, config, params, batch)[1]
     monkeypatch.setattr(patched, name, wrong)

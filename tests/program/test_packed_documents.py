@@ -17,7 +17,7 @@ from jaxpipe.data import Documents, PackedSequences
 from jaxpipe.models import LanguageModel, attention_chunked
 from jaxpipe.schedules import build
 
-NUM_LAYERS, NUM_MICROBATCHES = 8, 8
+NUM_LAYERS, NUM_MICROBATCHES = 4, 8
 
 # Family, schedule, attention, recomputation, tensor, data: every pair of values at least once, with `slow`.
 CASES = tiers(

@@ -78,12 +78,13 @@ def test_an_own_model_learns_the_same_under_every_schedule_and_mesh(tmp_path):
 @pytest.mark.ci
 def test_fit_is_what_the_command_does(tmp_path):
     small = base_config()
-    for argument in SMALL:
+    of_one_copy = (*SMALL, "--config.mesh.data=1", "--config.data.batch_size=6")
+    for argument in of_one_copy:
         section, field = argument.partition("=")[0].removeprefix("--config.").split(".")
         small[section][field] = type(small[section][field])(argument.partition("=")[2])
     seen = []
     done = fit(small, tmp_path / "fit", on_step=lambda step, metrics, state: seen.append((step, metrics["loss"])))
-    assert train(tmp_path / "command", config=Path(__file__).with_name("base.py")).returncode == 0
+    assert train(tmp_path / "command", *of_one_copy, config=Path(__file__).with_name("base.py")).returncode == 0
     assert numbers(tmp_path / "fit") == numbers(tmp_path / "command")
     assert seen == [(row["step"], row["loss"]) for row in done.metrics]
     assert (done.num_done, done.is_stopped) == (12, False)
@@ -272,13 +273,13 @@ def test_commands_refuse_the_run_of_a_given_model_by_name(tmp_path):
 
 @pytest.mark.ci
 def test_streams_of_weights_during_a_run_change_no_bit_of_it(tmp_path):
-    """Ten in 30 steps; each has what its step has left."""
+    """Three in nine steps; each has what its step has left."""
     small = base_config()
     small.model.update(num_layers=3, hidden=16)
     small.mesh.update(data=2, pipe=2, platform="cpu")
     small.data.update(batch_size=8, seq_len=16, files="jaxpipe/huggingface/*.py")
     small.pipeline.num_microbatches = 2
-    small.train.update(steps=30, eval_every=30, eval_batches=1)
+    small.train.update(steps=9, eval_every=9, eval_batches=1)
     pipelines, streamed = [], []
 
     def weights(params):
@@ -292,5 +293,5 @@ def test_streams_of_weights_during_a_run_change_no_bit_of_it(tmp_path):
     plain = fit(small, tmp_path / "plain")
     done = fit(small, tmp_path / "streamed", on_start=pipelines.append, on_step=on_step)
     assert [row["loss"] for row in done.metrics] == [row["loss"] for row in plain.metrics]
-    assert (len(done.metrics), len(set(streamed)), len(streamed)) == (30, 10, 10)
+    assert (len(done.metrics), len(set(streamed)), len(streamed)) == (9, 3, 3)
     assert streamed[-1] == weights(plain.state.params)

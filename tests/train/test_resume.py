@@ -63,7 +63,8 @@ def test_a_file_cut_short_under_a_run_ends_it_by_name_and_leaves_its_checkpoints
             os.truncate(file, 100)
 
     monkeypatch.setattr(MetricsWriter, "write", write_and_cut)
-    ended = train(tmp_path / "run", f"--config.data.files=indexed:{tmp_path / 'text'}")
+    small = ["--config.mesh.pipe=1", "--config.mesh.data=1", "--config.model.hidden_dropout=0.0"]
+    ended = train(tmp_path / "run", *small, f"--config.data.files=indexed:{tmp_path / 'text'}")
     assert ended.returncode == DataError.exit_status
     assert f"DataError: {file} has become shorter since the run began\n  rule data-stays: " in ended.stderr
     assert complete_steps(tmp_path / "run" / CHECKPOINTS)[0] == 3
