@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import base_config
 from jaxpipe.config.command_line import read_config_file
+from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.costs import costs_of
@@ -245,6 +247,51 @@ def test_where_1f1b_does_not_fit_the_first_stages_alone_compute_again(monkeypatc
     (whole,) = search(space, SOURCE, top=1).rows
     assert whole.setting.model.recompute == "full"
     assert whole.step_s > 1.1 * row.step_s
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "seq_len"),
+    [
+        pytest.param(8, 12288, marks=pytest.mark.ci),
+        pytest.param(9, 10240, marks=pytest.mark.slow),
+        pytest.param(9, 16384, marks=pytest.mark.slow),
+        pytest.param(10, 9000, marks=pytest.mark.slow),
+    ],
+)
+def test_no_list_on_any_stages_is_faster(monkeypatch, num_layers, seq_len):
+    """Every list of every split of the layers, on each mesh where 1F1B fits with some layers computed again alone."""
+
+    def change(config):
+        config.model.update(num_layers=num_layers)
+        config.data.update(seq_len=seq_len, batch_size=8)
+
+    monkeypatch.setattr(of_search, "legal_variants", lambda group: (Variant("1f1b", ""),))
+    space = space_of(small_config(change), parse_topology("a100-80g:1x4"))
+    num_with_lists = 0
+    for group in space.groups:
+        alike = tuple(g for g in space.groups if replace(g, model=group.model) == group)
+        rows = search(replace(space, groups=alike), SOURCE, top=1).rows if group.recompute == "none" else ()
+        if not rows or not rows[0].setting.recomputed:
+            continue
+        num_with_lists += 1
+        steps = (
+            (estimate(setting, SOURCE).step_s, number, setting)
+            for number, setting in enumerate(with_every_list(replace(rows[0].setting, recomputed=None)))
+        )
+        # In turn: bytes take longer to count than a step.
+        best_s = next(step_s for step_s, _, setting in sorted(steps) if fits(setting, margin=MEMORY_MARGIN))
+        assert rows[0].step_s == pytest.approx(best_s, rel=1e-9)
+    assert num_with_lists >= 2
+
+
+def with_every_list(setting):
+    """`setting` with the layers split over stages in every way, and every list of each of them."""
+    num_layers, num_stages = sum(setting.layers_per_stage), setting.pipe
+    for cuts in combinations(range(1, num_layers), num_stages - 1):
+        split = tuple(end - begin for begin, end in pairwise((0, *cuts, num_layers)))
+        for counts in product(*(range(num + 1) for num in split)):
+            again = Recomputed("full", counts) if any(counts) else None
+            yield replace(setting, layers_per_stage=split, recomputed=again)
 
 
 @pytest.mark.ci
