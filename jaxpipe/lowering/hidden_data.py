@@ -7,14 +7,19 @@ from dataclasses import replace
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS, CopyPieces
 from jaxpipe.lowering.transfers.gradient_shards import GRADIENT_SHARDS
+from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.layer_sums import LAYER_SUMS, SumPieces
 from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.sharding import Shard
 
 
-def with_hidden_data(table: RoundTable, shard: Shard) -> RoundTable:
-    """`table` with what travels over `data` behind layers, if devices with equal copies share what `shard` says."""
+def with_hidden_data(table: RoundTable, shard: Shard, num_kept: int = 0) -> RoundTable:
+    """`table` with what travels over `data` behind layers, if devices with equal copies share what `shard` says.
+
+    Args:
+        num_kept: gathered chunks that a device keeps if weights are shared; 0: each action gathers its layers.
+    """
     traffic = list(table.kinds_of_traffic)
     is_alone = table.schedule.num_replicas == 1
     pieces = []
@@ -25,7 +30,8 @@ def with_hidden_data(table: RoundTable, shard: Shard) -> RoundTable:
         # What two replicas sum travels on at once.
         pieces += [SumPieces.of(table)] if is_alone else []
     if shard.splits_weights:
-        traffic.append(WEIGHT_GATHERS)
+        num_slots = min(num_kept, len(table.schedule.placement.stages_of[0]))
+        traffic.append(KeptGathers(num_slots) if num_slots else WEIGHT_GATHERS)
     elif is_alone:  # two replicas exchange compute copies before any action
         traffic.append(COPY_GATHERS)
         pieces.append(CopyPieces.of(table))

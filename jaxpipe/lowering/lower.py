@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -64,6 +64,9 @@ FAST = np.array([1.001, 1.01, 1.03])
 FEW_SENT = 1.5  # messages sent over messages asked for, of the busiest device
 SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
 
+# Adds what hangs on layers.
+Hidden = Callable[[RoundTable], RoundTable]
+
 
 def lower(
     schedule: Schedule,
@@ -74,6 +77,7 @@ def lower(
     blocking: bool = False,
     behind_layers: bool = False,
     shard: Shard = Shard.OPTIMIZER,
+    num_kept: int = 0,
     recomputed: tuple[int, ...] = (),
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
@@ -92,6 +96,7 @@ def lower(
             and of the last B or W of each chunk, else before and after actions; with a flush alone.
         shard: what devices with equal copies share; those that share more than the optimizer's state gather and sum
             behind the layers of every action.
+        num_kept: gathered chunks that a device keeps from action to action if weights are shared; 0: none.
         recomputed: [stage] the first layers of each that backward computes again; empty if all layers save alike, as
             without flush.
 
@@ -108,10 +113,11 @@ def lower(
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
     if rolled:
-        return folding.best_table(costs or Costs(), blocking=blocking, behind_layers=shard if behind_layers else None)
+        hidden = partial(with_hidden_data, shard=shard, num_kept=num_kept) if behind_layers else None
+        return folding.best_table(costs or Costs(), blocking=blocking, hidden=hidden)
     rounds = earliest_rounds(folding.compute)
     table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
-    return with_hidden_data(table, shard) if behind_layers else table
+    return with_hidden_data(table, shard, num_kept) if behind_layers else table
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
@@ -163,7 +169,7 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    def best_table(self, costs: Costs, *, blocking: bool, behind_layers: Shard | None = None) -> RoundTable:
+    def best_table(self, costs: Costs, *, blocking: bool, hidden: Hidden | None = None) -> RoundTable:
         """The table of the candidate that comes first in this order; one that passes 1 to 5 ends the search.
 
         1. within `FAST` of the asynchronous clock at `costs` without transfers,
@@ -222,11 +228,11 @@ class Folding:
                 least = key
         assert best is not None
         table, timed = best
-        if behind_layers is None:
+        if hidden is None:
             return timed if is_timed_whole else divided(with_exchange(table, self.schedule))
         # What hangs on layers changes no round, so that it is left out of the choice, and of what limits count; where
         # it travels twice as many kinds of action may be traced, so that fewer messages are sent in vain.
-        table = with_hidden_data(with_exchange(table, self.schedule), behind_layers)
+        table = hidden(with_exchange(table, self.schedule))
         return refine(table, max_traced_actions=2 * timed.num_traced_actions) if divided is refine else divided(table)
 
     def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:

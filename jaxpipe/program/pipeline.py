@@ -98,6 +98,7 @@ class Pipeline:
         layers_per_stage: Sequence[int] | None = None,
         dtype: Any = None,
         shard: str = Shard.OPTIMIZER,
+        num_kept: int = 0,
         sums_dtype: Any = None,
         deterministic: bool = False,
         rolled: bool = True,
@@ -118,6 +119,8 @@ class Pipeline:
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             shard: what devices with equal compute copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
+            num_kept: chunks of a device whose gathered layers it keeps, if `shard` is that of weights: an action whose
+                chunk is there gathers nothing. 0: each gathers its layers, of which three are there at once.
             sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
                 bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
             deterministic: whether sums over devices are added in mesh order, however devices are wired.
@@ -155,6 +158,7 @@ class Pipeline:
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
         self.shard = Shard(shard)
+        self.num_kept = num_kept
         # None for float32, in which nothing is cast: dtypes of complex sums stay, too.
         self.sums_dtype = None if sums_dtype is None or jnp.dtype(sums_dtype) == jnp.float32 else jnp.dtype(sums_dtype)
         self.deterministic = deterministic
@@ -201,6 +205,7 @@ class Pipeline:
             blocking=self.blocking,
             behind_layers=self.behind_layers,
             shard=self.shard,
+            num_kept=self.num_kept,
             recomputed=self.recomputed,
         )
 

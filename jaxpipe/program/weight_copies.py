@@ -67,11 +67,12 @@ def gathered_layer(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index,
         return jax.tree.map(gathered, held, shapes.gathered_later, shapes.parts["layers"], shapes.copies["layer"])
 
 
-def room_for_copies(shapes: StepShapes, held: PyTree) -> PyTree:
-    """Room for the compute copies of all layers; those that actions do not gather are there."""
+def room_for_copies(shapes: StepShapes, held: PyTree, num_chunks: int | None = None) -> PyTree:
+    """Room for the compute copies of all chunks, or of so many; those that actions do not gather are there."""
 
     def room(leaf: jax.Array, is_later: bool, like: jax.ShapeDtypeStruct) -> jax.Array:
-        return empty((*leaf.shape[:2], *like.shape), like.dtype) if is_later else leaf
+        num_rows = leaf.shape[0] if num_chunks is None else num_chunks
+        return empty((num_rows, leaf.shape[1], *like.shape), like.dtype) if is_later else leaf
 
     return jax.tree.map(room, held, shapes.gathered_later, shapes.copies["layer"])
 

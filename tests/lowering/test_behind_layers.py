@@ -9,6 +9,7 @@ import pytest
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.lowering.spread import NUMBERS
 from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS, CopyPieces
+from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.sums_over_data import Left
 from jaxpipe.schedules import REGISTRY, Kind, build
 from jaxpipe.schedules.passes.rows import forwards_only
@@ -160,6 +161,81 @@ def test_every_action_gathers_its_layers_and_sums_their_gradients(name, uneven):
     expected = {(chunk, layer): number for (chunk, stage), number in actions.items() for layer in range(layers[stage])}
     assert walk_by_action(table) == expected
     assert table.num_traced_actions == sum(map(len, table.kinds))  # each hangs, so none is traced twice
+
+
+def walk_with_slots(table: RoundTable) -> list[int]:
+    """[D] chunks that are gathered; an action that finds another layer in its slot is seen."""
+    transfer = table.transfers["kept_gathers"]
+    before, grids, hangs = transfer.before(table), table.grids["kept_gathers"], transfer.hangs(table)
+    most = max(table.layers_per_stage)
+    num_gathered = []
+    for device in range(table.schedule.num_devices):
+        slots = np.full((transfer.num_slots, most, 2), IDLE)  # the (chunk, layer) that is there
+        stop = before.num_layers[device]
+        slots[0, :stop] = [(before.chunk[device], layer) for layer in range(stop)]
+        gathered = Counter({int(before.chunk[device]): int(stop)})
+        for round_ in range(table.num_rounds):
+            cell = round_, device
+            if table.kind[cell] not in (Kind.F, Kind.B, Kind.I):
+                assert not hangs[cell]
+                continue
+            num_layers, into = table.layers_per_stage[table.stage[cell]], grids.into[cell]
+            order = list(range(num_layers)) if table.kind[cell] == Kind.F else list(range(num_layers))[::-1]
+            for layer in order:
+                there = slots[grids.slot[cell], layer].tolist()
+                assert there == [table.chunk[cell], layer], f"round {round_}: {there} is there, not layer {layer}"
+                coming = min(layer + int(grids.ahead[cell]), most - 1)
+                if hangs[cell]:
+                    slots[into, coming] = grids.chunk[cell], coming
+                    gathered[int(grids.chunk[cell])] += 1
+            for layer in range(num_layers, grids.num_layers[cell] if hangs[cell] else 0):
+                slots[into, layer] = grids.chunk[cell], layer
+        num_gathered.append(int(hangs[:, device].sum()) + (before.num_layers[device] > 1))
+    return num_gathered
+
+
+def kept(name: str, num_kept: int, uneven: bool = False, num_devices: int = 4, **options) -> RoundTable:
+    schedule = build(name, num_devices=num_devices, num_microbatches=8, **options)
+    layers = tuple((3, 1, 2)[stage % 3] if uneven else 2 for stage in range(schedule.num_stages))
+    return lower(schedule, layers_per_stage=layers, behind_layers=True, shard=Shard.WEIGHTS, num_kept=num_kept)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(4)])
+def test_a_kept_chunk_is_whole_when_it_is_read(name):
+    table = kept(name, num_kept=1, uneven=True)
+    walk_with_slots(table)
+    num_chunks = len(table.schedule.placement.stages_of[0])
+    once = replace(table, kinds_of_traffic=(KeptGathers(num_chunks),))
+    assert max(walk_with_slots(once)) == num_chunks  # with a slot for each none is gathered twice
+
+
+@pytest.mark.parametrize(
+    ("name", "num_kept", "expected"),
+    # Of three chunks the last one is kept between forward and backward, and of two slots another is left over.
+    [("breadth_first", 1, 5), ("breadth_first", 2, 4), ("breadth_first", 3, 3), ("1f1b", 1, 1)],
+)
+def test_breadth_first_gathers_each_stage_twice_whatever_the_microbatches(name, num_kept, expected):
+    options = {"num_chunks": 3} if name == "breadth_first" else {}
+    assert walk_with_slots(kept(name, num_kept, num_devices=2, **options))[0] == expected
+
+
+def too_early(table: RoundTable) -> None:
+    """Another chunk takes the slot while it is needed."""
+    cell = tuple(np.argwhere(table.transfers["kept_gathers"].hangs(table) & (table.stage == 3))[0])
+    table.grids["kept_gathers"].into[cell] ^= 1
+
+
+def stale(table: RoundTable) -> None:
+    """An action reads what the chunk before has left."""
+    table.grids["kept_gathers"].chunk[:] = table.chunk
+
+
+@pytest.mark.parametrize("spoil", [too_early, stale])
+def test_the_walk_would_see_a_slot_that_has_another_chunk(spoil):
+    table = kept("breadth_first", 2, num_devices=2, num_chunks=3)
+    spoil(table)
+    with pytest.raises(AssertionError, match="is there, not"):
+        walk_with_slots(table)
 
 
 def test_the_walk_would_see_a_layer_of_another_action():
