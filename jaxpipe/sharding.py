@@ -13,6 +13,8 @@ NEEDS_FLUSH = (
     " the weights, and the sums, that its updates read"
 )
 
+NONE_KEPT = "none"  # of `mesh.keep_gathered`: each action gathers its layers again
+
 
 class Shard(enum.StrEnum):
     """A value of `mesh.shard`; each shares what the one before shares, and more.

@@ -29,7 +29,8 @@ from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, 
 from jaxpipe.config.recompute import check_recompute
 from jaxpipe.errors import ConfigError, JaxpipeError
 from jaxpipe.files import local_path
-from jaxpipe.sharding import NEEDS_FLUSH, Shard
+from jaxpipe.sharding import NEEDS_FLUSH, NONE_KEPT, Shard
+from jaxpipe.units import bytes_of
 
 Check = Callable[[RunConfig], object]
 
@@ -61,6 +62,25 @@ def check_shard(config: RunConfig) -> None:
             f"mesh.shard={config.mesh.shard!r} with pipeline.schedule={config.pipeline.schedule!r}",
             rule=NEEDS_FLUSH,
             repair=f"set mesh.shard={Shard.OPTIMIZER.value!r}, or pipeline.schedule='1f1b'",
+        )
+
+
+def check_keep_gathered(config: RunConfig) -> None:
+    """Raises ConfigError for a bound of gathered weights that is no number of bytes, or where none are gathered so."""
+    keep = config.mesh.keep_gathered
+    if keep == NONE_KEPT:
+        return
+    if bytes_of(keep) is None:
+        raise ConfigError(
+            f"mesh.keep_gathered={keep!r} names no bytes",
+            rule=f"keep-bytes: {NONE_KEPT!r}, or the bytes of gathered layers that a device may keep, in GiB or MiB",
+            repair="set for example mesh.keep_gathered='12GiB'",
+        )
+    if not Shard(config.mesh.shard).splits_weights:
+        raise ConfigError(
+            f"mesh.keep_gathered={keep!r} with mesh.shard={config.mesh.shard!r}",
+            rule="keep-of-weights: a device keeps all compute copies, unless devices share weights",
+            repair=f"set mesh.keep_gathered={NONE_KEPT!r}, or mesh.shard={Shard.WEIGHTS.value!r}",
         )
 
 
@@ -172,6 +192,7 @@ _OF_GIVEN: tuple[Check, ...] = (
     check_recompute,
     check_error_feedback,
     check_shard,
+    check_keep_gathered,
     check_lora,
     check_batch,
     check_kept_steps,

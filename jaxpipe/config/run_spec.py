@@ -31,6 +31,7 @@ class RunSpec:
         costs_source: where these are from, for people.
         model: the model's sizes and choices; None of a model given in Python.
         layers_per_stage: [stage] number of layers.
+        num_kept: chunks whose gathered weights a device keeps.
     """
 
     config: RunConfig
@@ -39,6 +40,7 @@ class RunSpec:
     costs_source: str
     model: ModelConfig | None
     layers_per_stage: tuple[int, ...]
+    num_kept: int = 0
 
     @cached_property
     def recomputed(self) -> Recomputed | None:
@@ -74,9 +76,10 @@ class RunSpec:
         config = self.config
         fields = config.optimizer
         head = ", embedding and head over pipe" if config.pipeline.vocab_over_pipe == "true" else ""
+        kept = f", keeps {self.num_kept} gathered chunks" if self.num_kept else ""
         of_optimizer = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}"
         return [
-            f"mesh       {describe_mesh(config.mesh.axes)}, shard {config.mesh.shard}, {places}{head}",
+            f"mesh       {describe_mesh(config.mesh.axes)}, shard {config.mesh.shard}{kept}, {places}{head}",
             f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
             f"optimizer  {of_optimizer}; {config.train.steps} steps",
         ]

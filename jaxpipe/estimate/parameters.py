@@ -147,6 +147,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     rows = chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
     optimizer = OPTIMIZERS[setting.optimizer]
+    num_kept = num_kept_of(setting)
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = updated = met = 0
@@ -180,7 +181,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             # The program leaves vectors on all devices: they are small.
             travels = is_matrix and num_parts > 1
             if travels and setting.shard.splits_weights:
-                weights += (LAYERS_IN_FLIGHT * size + (computed - owned) * size // num_parts) * itemsize
+                num_whole = num_kept * max(setting.layers_per_stage) + 1 if num_kept else LAYERS_IN_FLIGHT
+                weights += (num_whole * size + (computed - owned) * size // num_parts) * itemsize
             else:
                 weights += int(is_copied * held * size) * itemsize
             if not parameter.is_trained:
@@ -197,6 +199,26 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
                 exchanged += FLOAT32_BYTES * size // num_parts
                 updated += ((num_copies > 1) + num_masters) * FLOAT32_BYTES * size // num_parts
     return ParameterBytes(masters, weights, gradients, exchanged, updated, met)
+
+
+def gathered_chunk_bytes(setting: Setting) -> int:
+    """Bytes of the gathered matrices of the largest stage on a device; 0 if it gathers none for an action."""
+    if not setting.shard.splits_weights:
+        return 0
+    num_bytes = 0
+    for parameter in parameter_shapes(setting.model).layer:
+        dims = parameter.local_dims(
+            num_kernel_parts=setting.num_kernel_parts, num_expert_parts=setting.num_expert_parts
+        )
+        if len(parameter.dims) >= 2 and _num_parts(parameter, setting, setting.num_master_parts, dims) > 1:
+            num_bytes += ITEMSIZE[setting.dtype] * math.prod(dims)
+    return num_bytes * max(setting.layers_per_stage)
+
+
+def num_kept_of(setting: Setting) -> int:
+    """The chunks whose gathered weights a device keeps: of its own as many as fit into `keep_bytes`."""
+    of_chunk = gathered_chunk_bytes(setting) if setting.keep_bytes else 0
+    return min(setting.keep_bytes // of_chunk, len(placement_of(setting).stages_of[0])) if of_chunk else 0
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:

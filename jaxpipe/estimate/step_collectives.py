@@ -11,14 +11,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
+from jaxpipe.estimate.parameters import layer_parameters, num_kept_of, shared_by_copies
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import Times, TimeSource
+from jaxpipe.lowering.kept import keep
 from jaxpipe.lowering.spread import NUMBERS, SUMMING_KINDS, Spread, orders_of, spread_gathers, spread_sums
+from jaxpipe.lowering.transfers.weight_gathers import GATHERING_KINDS
 from jaxpipe.schedules.schedule import Kind, Schedule
 from jaxpipe.schedules.spec import ScheduleSpec
 
@@ -83,7 +86,9 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
     if not setting.shard.splits_gradients:
         return times
     sum_s = _layer_sum_s(setting, source)
-    gather_s = _layer_gather_s(setting, source) if setting.shard.splits_weights else 0.0
+    # Of kept chunks few actions gather: see `step_collectives`.
+    gathers = setting.shard.splits_weights and not num_kept_of(setting)
+    gather_s = _layer_gather_s(setting, source) if gathers else 0.0
     return replace(
         times,
         layer_forward_s=max(times.layer_forward_s, gather_s),
@@ -107,6 +112,8 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     layers = np.array(setting.layers_per_stage)
     smallest = setting.schedule_spec.smallest
     most = max(layers_of_devices(setting))
+    num_kept = num_kept_of(setting)
+    first = max(setting.layers_per_stage)  # layers of a device's first chunk, if each gathers as many of others
     closing = layers * sum_s
     gathers_s = most * gather_s
     if program.behind_layers and program.reduces_in_rounds and not smallest.delays:
@@ -115,6 +122,9 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         closing = _closing_behind_layers(setting, source, sum_s, last_s)
         if setting.shard.splits_weights:
             gathers_s = gather_s  # the other layers travel behind this one, and so on
+            if num_kept:
+                gathers_s += layers[0] * max(0.0, gather_s - times.layer_forward_s)  # its own, ahead
+                gathers_s += _exposed_of_kept_s(setting, times, gather_s, sum_s, num_kept)
         elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             device = placement_of(setting).devices[0][0]
@@ -130,11 +140,14 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     num_microbatches = setting.num_microbatches / smallest.placement.num_replicas
     num_sums = num_microbatches if setting.shard.splits_gradients else 1
     num_gathers = 2 * num_microbatches if setting.shard.splits_weights else 1  # forward and backward
+    whole_gathers_s = most * num_gathers * gather_s
+    if num_kept:
+        whole_gathers_s = gather_s * float(_gathered_behind(setting, num_kept).layers.sum(axis=1).max() + first)
     return StepCollectives(
         copies_s=float(gathers_s) + others_s,
         closing=closing,
         shared_s=shared_s,
-        whole_s=most * (num_sums * sum_s + num_gathers * gather_s) + others_s + shared_s,
+        whole_s=most * num_sums * sum_s + whole_gathers_s + others_s + shared_s,
         ends_s=others_s + shared_s,
         layer_gather_s=gather_s,
         layer_sum_s=sum_s,
@@ -176,6 +189,54 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
 def _spread_gathers(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...]) -> Spread:
     """The gathers in pieces of a schedule."""
     return spread_gathers(orders_of(_short(spec, num_microbatches), layers, Kind.F), layers)
+
+
+class _Behind(NamedTuple):
+    """Layers of kept chunks that devices gather in a step, beside their first chunk."""
+
+    layers: np.ndarray  # [D, GATHERING_KINDS] behind those of actions of each kind
+    alone: np.ndarray  # [D] of these what a chunk has more layers than the action before
+
+
+def _gathered_behind(setting: Setting, num_kept: int) -> _Behind:
+    """What is gathered in a step of so many microbatches: from some number on each further one adds as much."""
+    spec = replace(setting.schedule_spec, order=None, head=None)
+    least = spec.smallest.num_microbatches
+    few = 2 * math.ceil(max(2 * setting.pipe, max(NUMBERS)) / least) * least
+    num = setting.num_microbatches
+    if num <= 2 * few:
+        return _gathered_of(spec, num, setting.layers_per_stage, num_kept)
+    short, long = (_gathered_of(spec, n, setting.layers_per_stage, num_kept) for n in (few, 2 * few))
+    return _Behind(*(more + (more - less) * ((num - 2 * few) / few) for less, more in zip(short, long, strict=True)))
+
+
+@cache
+def _gathered_of(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...], num_kept: int) -> _Behind:
+    schedule = spec.build(num_microbatches)
+    behind = _Behind(np.zeros((spec.num_devices, len(GATHERING_KINDS))), np.zeros(spec.num_devices))
+    for device, order in enumerate(orders_of(schedule, layers, *GATHERING_KINDS)):
+        missing = np.flatnonzero(keep(order.stage.tolist(), num_kept).is_gathered)[1:]
+        num_gathered, num_before = (np.array(layers)[order.stage[place]] for place in (missing, missing - 1))
+        row = schedule.columns.kind[schedule.columns.device == device]
+        for index, kind in enumerate(GATHERING_KINDS):
+            behind.layers[device, index] = num_gathered[row[order.place[missing - 1]] == kind].sum()
+        behind.alone[device] = np.maximum(0, num_gathered - num_before).sum()
+    return behind
+
+
+def _exposed_of_kept_s(setting: Setting, times: Times, gather_s: float, sum_s: float, num_kept: int) -> float:
+    """Seconds by which gathers of kept chunks lengthen the actions of the device with most of them."""
+    behind = _gathered_behind(setting, num_kept)
+    # A backward sums the layer before on the same stream.
+    longer = [
+        max(0.0, gather_s + (sum_s if kind is Kind.B else 0.0) - layer_s)
+        for kind, layer_s in zip(
+            GATHERING_KINDS,
+            (times.layer_forward_s, times.layer_backward_s, times.layer_input_gradient_s),
+            strict=True,
+        )
+    ]
+    return float((behind.layers @ np.array(longer) + gather_s * behind.alone).max())
 
 
 @cache

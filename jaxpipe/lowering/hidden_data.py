@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from jaxpipe.lowering.table import RoundTable
@@ -12,6 +13,8 @@ from jaxpipe.lowering.transfers.layer_sums import LAYER_SUMS, SumPieces
 from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.sharding import Shard
+
+Hidden = Callable[[RoundTable], RoundTable]  # a table with what hangs on its layers
 
 
 def with_hidden_data(table: RoundTable, shard: Shard, num_kept: int = 0) -> RoundTable:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
-from jaxpipe.lowering.hidden_data import with_hidden_data
+from jaxpipe.lowering.hidden_data import Hidden, with_hidden_data
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
@@ -63,9 +63,6 @@ MESSAGE_TIMES = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a like
 FAST = np.array([1.001, 1.01, 1.03])
 FEW_SENT = 1.5  # messages sent over messages asked for, of the busiest device
 SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
-
-# Adds what hangs on layers.
-Hidden = Callable[[RoundTable], RoundTable]
 
 
 def lower(

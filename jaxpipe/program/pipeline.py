@@ -80,8 +80,7 @@ class Pipeline:
         loss: jitted (staged params, batch, scale=1.0): the loss alone, by the same program with a table of
             forwards, without residuals or gradients, and with nothing random.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
-            same program, where `is_run` "round device" is true, and no action in the other rounds, to time
-            actions. The result has no meaning.
+            same program, where `is_run` "round device" is true, to time actions. The result has no meaning.
         table: the round table that `loss_and_grads` executes.
         layout: layout of the staged parameters.
         layers_per_stage: [stage] number of layers.
@@ -119,22 +118,18 @@ class Pipeline:
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             shard: what devices with equal compute copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
-            num_kept: chunks of a device whose gathered layers it keeps, if `shard` is that of weights: an action whose
-                chunk is there gathers nothing. 0: each gathers its layers, of which three are there at once.
+            num_kept: chunks whose gathered weights a device keeps, if they are shared; 0: each action gathers its own.
             sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
                 bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
             deterministic: whether sums over devices are added in mesh order, however devices are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
             costs: expected costs of actions, see `jaxpipe.lowering.lower`.
-            blocking: whether rounds are laid out for permutes that hold up both of their devices; by default if those
-                of `mesh` do.
+            blocking: whether rounds are laid out for permutes that hold up both devices; by default if the mesh's do.
             by_chunk: whether each chunk of a device has actions of its own in the program, which read kernels and add
-                gradients in place; by default where `mesh.slices_in_place`, unless the program grows beyond
-                `MOST_ACTIONS`.
+                gradients in place; by default where `mesh.slices_in_place`, if it has at most `MOST_ACTIONS`.
             behind_layers: whether layers are gathered and their gradients summed over `data` behind other layers, see
                 `jaxpipe.lowering.lower`; by default if the mesh has several devices along `MASTER_AXES`.
-            recomputed: [stage] how many of its first layers are `functions.layer_again`, which backward computes again;
-                by default none are.
+            recomputed: [stage] how many of its first layers are `functions.layer_again`; by default none are.
 
         Raises:
             ScheduleError: the schedule breaks a rule.

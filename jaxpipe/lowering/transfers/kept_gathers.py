@@ -69,7 +69,8 @@ class KeptGathers(Transfer[RoundTable]):
     def grids(self, table: RoundTable) -> KeptGrids:
         """What each action reads and gathers."""
         num_layers = np.array(table.layers_per_stage)[table.stage]
-        grids = KeptGrids(np.zeros_like(table.chunk), table.chunk.copy(), *np.zeros((3, *table.chunk.shape), np.int32))
+        slot, into, num_gathered, ahead = (np.zeros_like(table.chunk) for _ in range(4))
+        grids = KeptGrids(slot, table.chunk.copy(), into, num_gathered, ahead)
         for device, order in enumerate(self._orders(table)):
             grids.slot[order.rounds, device] = order.slot
             grids.chunk[order.gathering, device] = table.chunk[order.gathered, device]

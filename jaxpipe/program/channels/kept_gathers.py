@@ -54,8 +54,10 @@ class OnLayers(LayerChannel):
         """Writes it, behind all that the turn's layer reads: XLA would else copy the slots for the layer."""
         copy, layer = arrived
         passed = after(jnp.int32(0), walk.passed)
+        # Both: the index of a slot is dropped where there is one.
         slot = guarded_index(row.of[self.name].into, passed)
-        copies = with_gathered(self.step.shapes, walk.copies, copy, slot, guarded_index(layer, passed))
+        layer = guarded_index(layer, passed)
+        copies = with_gathered(self.step.shapes, walk.copies, copy, slot, layer)
         return carried, walk._replace(copies=copies)
 
     def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
