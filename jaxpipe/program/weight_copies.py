@@ -45,7 +45,9 @@ def compute_copies(
     def cast(leaf: jax.Array) -> jax.Array:
         return cast_copy(leaf, dtype)  # before it travels
 
-    shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
+    # By these names reports find the collectives in the compiled program.
+    with jax.named_scope("ends_over_data"):
+        shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
     later = jax.tree.map(lambda _: False, parts["layers"]) if later is None else later
     # Layers are gathered in a loop, and on CPUs a collective in a loop must wait for all before it.
     num_done = after(jnp.int32(0), (before, shared))
@@ -62,7 +64,6 @@ def gathered_layer(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index,
         own = own if own.dtype == like.dtype else own.astype(like.dtype)
         return part.gather(own) if is_later else own
 
-    # By this name reports find the collectives in the compiled program.
     with jax.named_scope("gather_over_data"):
         return jax.tree.map(gathered, held, shapes.gathered_later, shapes.parts["layers"], shapes.copies["layer"])
 
