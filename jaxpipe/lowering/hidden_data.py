@@ -9,6 +9,7 @@ from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS, CopyPieces
 from jaxpipe.lowering.transfers.gradient_shards import GRADIENT_SHARDS
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
+from jaxpipe.lowering.transfers.kept_sums import KeptSums, LeavingSums
 from jaxpipe.lowering.transfers.layer_sums import LAYER_SUMS, SumPieces
 from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
@@ -17,23 +18,27 @@ from jaxpipe.sharding import Shard
 Hidden = Callable[[RoundTable], RoundTable]  # a table with what hangs on its layers
 
 
-def with_hidden_data(table: RoundTable, shard: Shard, num_kept: int = 0) -> RoundTable:
+def with_hidden_data(table: RoundTable, shard: Shard, num_kept: int = 0, num_kept_sums: int = 0) -> RoundTable:
     """`table` with what travels over `data` behind layers, if devices with equal copies share what `shard` says.
 
     Args:
         num_kept: gathered chunks that a device keeps if weights are shared; 0: each action gathers its layers.
+        num_kept_sums: likewise of sums of gradients, if these are shared.
     """
     traffic = list(table.kinds_of_traffic)
     is_alone = table.schedule.num_replicas == 1
+    num_chunks = len(table.schedule.placement.stages_of[0])
     pieces = []
     if SUMS_OVER_DATA in traffic and shard.splits_gradients:
-        traffic.append(GRADIENT_SHARDS)
+        num_slots = min(num_kept_sums, num_chunks)
+        # Added before what leaves is taken: its last action adds first.
+        traffic += [KeptSums(num_slots), LeavingSums(num_slots)] if num_slots else [GRADIENT_SHARDS]
     elif SUMS_OVER_DATA in traffic:  # forwards alone have none
         traffic.append(LAYER_SUMS)
         # What two replicas sum travels on at once.
         pieces += [SumPieces.of(table)] if is_alone else []
     if shard.splits_weights:
-        num_slots = min(num_kept, len(table.schedule.placement.stages_of[0]))
+        num_slots = min(num_kept, num_chunks)
         traffic.append(KeptGathers(num_slots) if num_slots else WEIGHT_GATHERS)
     elif is_alone:  # two replicas exchange compute copies before any action
         traffic.append(COPY_GATHERS)

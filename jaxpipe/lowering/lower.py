@@ -75,6 +75,7 @@ def lower(
     behind_layers: bool = False,
     shard: Shard = Shard.OPTIMIZER,
     num_kept: int = 0,
+    num_kept_sums: int = 0,
     recomputed: tuple[int, ...] = (),
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
@@ -109,12 +110,12 @@ def lower(
         assert not recomputed
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
+    hidden = partial(with_hidden_data, shard=shard, num_kept=num_kept, num_kept_sums=num_kept_sums)
     if rolled:
-        hidden = partial(with_hidden_data, shard=shard, num_kept=num_kept) if behind_layers else None
-        return folding.best_table(costs or Costs(), blocking=blocking, hidden=hidden)
+        return folding.best_table(costs or Costs(), blocking=blocking, hidden=hidden if behind_layers else None)
     rounds = earliest_rounds(folding.compute)
     table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
-    return with_hidden_data(table, shard, num_kept) if behind_layers else table
+    return hidden(table) if behind_layers else table
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:

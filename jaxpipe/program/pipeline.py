@@ -98,6 +98,7 @@ class Pipeline:
         dtype: Any = None,
         shard: str = Shard.OPTIMIZER,
         num_kept: int = 0,
+        num_kept_sums: int = 0,
         sums_dtype: Any = None,
         deterministic: bool = False,
         rolled: bool = True,
@@ -154,6 +155,7 @@ class Pipeline:
         self.dtype = dtype
         self.shard = Shard(shard)
         self.num_kept = num_kept
+        self.num_kept_sums = num_kept_sums
         # None for float32, in which nothing is cast: dtypes of complex sums stay, too.
         self.sums_dtype = None if sums_dtype is None or jnp.dtype(sums_dtype) == jnp.float32 else jnp.dtype(sums_dtype)
         self.deterministic = deterministic
@@ -201,6 +203,7 @@ class Pipeline:
             behind_layers=self.behind_layers,
             shard=self.shard,
             num_kept=self.num_kept,
+            num_kept_sums=self.num_kept_sums,
             recomputed=self.recomputed,
         )
 
