@@ -88,6 +88,9 @@ class MeshSection(MeshSizes):
     # With shard "weights" the bytes of gathered layers that a device may keep from action to action, as "12GiB": of as
     # many chunks as fit, whose actions gather nothing while they are there. "none": each action gathers its layers.
     keep_gathered: str = NONE_KEPT
+    # With "gradients" or "weights" the bytes of whole float32 sums that a device may keep: those of a chunk travel once
+    # it leaves. "none": each backward sums its layers over devices.
+    keep_sums: str = NONE_KEPT
     # In which gradients travel to be summed over devices; "bfloat16" halves their bytes and rounds them.
     sums_dtype: str = one_of(("float32", "bfloat16"), "float32")
     deterministic: bool = False  # True: sums over devices are added in mesh order, with equal digits in every run

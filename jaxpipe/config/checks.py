@@ -65,22 +65,33 @@ def check_shard(config: RunConfig) -> None:
         )
 
 
-def check_keep_gathered(config: RunConfig) -> None:
-    """Raises ConfigError for a bound of gathered weights that is no number of bytes, or where none are gathered so."""
-    keep = config.mesh.keep_gathered
-    if keep == NONE_KEPT:
-        return
-    if bytes_of(keep) is None:
+def check_kept(config: RunConfig) -> None:
+    """Raises ConfigError for a bound of gathered weights or of sums that is no number of bytes, or has no effect."""
+    shard = Shard(config.mesh.shard)
+    for name, of, is_split, least in (
+        ("keep_gathered", "weights", shard.splits_weights, Shard.WEIGHTS),
+        ("keep_sums", "gradients", shard.splits_gradients, Shard.GRADIENTS),
+    ):
+        keep = getattr(config.mesh, name)
+        if keep == NONE_KEPT:
+            continue
+        if bytes_of(keep) is None:
+            raise ConfigError(
+                f"mesh.{name}={keep!r} names no bytes",
+                rule=f"keep-bytes: {NONE_KEPT!r}, or the bytes that a device may keep of whole layers, in GiB or MiB",
+                repair=f"set for example mesh.{name}='12GiB'",
+            )
+        if not is_split:
+            raise ConfigError(
+                f"mesh.{name}={keep!r} with mesh.shard={config.mesh.shard!r}",
+                rule=f"keep-of-{of}: a device keeps all {of} of its layers, unless devices share them",
+                repair=f"set mesh.{name}={NONE_KEPT!r}, or mesh.shard={least.value!r}",
+            )
+    if config.mesh.keep_sums != NONE_KEPT and outline(config).num_replicas > 1:
         raise ConfigError(
-            f"mesh.keep_gathered={keep!r} names no bytes",
-            rule=f"keep-bytes: {NONE_KEPT!r}, or the bytes of gathered layers that a device may keep, in GiB or MiB",
-            repair="set for example mesh.keep_gathered='12GiB'",
-        )
-    if not Shard(config.mesh.shard).splits_weights:
-        raise ConfigError(
-            f"mesh.keep_gathered={keep!r} with mesh.shard={config.mesh.shard!r}",
-            rule="keep-of-weights: a device keeps all compute copies, unless devices share weights",
-            repair=f"set mesh.keep_gathered={NONE_KEPT!r}, or mesh.shard={Shard.WEIGHTS.value!r}",
+            f"mesh.keep_sums={config.mesh.keep_sums!r} with pipeline.schedule={config.pipeline.schedule!r}",
+            rule="keep-alone: of two replicas the other holder of a stage waits for its sums, so that none are kept",
+            repair=f"set mesh.keep_sums={NONE_KEPT!r}, or pipeline.schedule='1f1b'",
         )
 
 
@@ -192,7 +203,7 @@ _OF_GIVEN: tuple[Check, ...] = (
     check_recompute,
     check_error_feedback,
     check_shard,
-    check_keep_gathered,
+    check_kept,
     check_lora,
     check_batch,
     check_kept_steps,

@@ -13,24 +13,24 @@ from jaxpipe.lowering.transfers.kept_sums import KeptSums, LeavingSums
 from jaxpipe.lowering.transfers.layer_sums import LAYER_SUMS, SumPieces
 from jaxpipe.lowering.transfers.sums_over_data import SUMS_OVER_DATA
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
 Hidden = Callable[[RoundTable], RoundTable]  # a table with what hangs on its layers
 
 
-def with_hidden_data(table: RoundTable, shard: Shard, num_kept: int = 0, num_kept_sums: int = 0) -> RoundTable:
+def with_hidden_data(table: RoundTable, shard: Shard, kept: KeptChunks = NOTHING_KEPT) -> RoundTable:
     """`table` with what travels over `data` behind layers, if devices with equal copies share what `shard` says.
 
     Args:
-        num_kept: gathered chunks that a device keeps if weights are shared; 0: each action gathers its layers.
-        num_kept_sums: likewise of sums of gradients, if these are shared.
+        kept: what a device keeps of it from action to action.
     """
     traffic = list(table.kinds_of_traffic)
     is_alone = table.schedule.num_replicas == 1
     num_chunks = len(table.schedule.placement.stages_of[0])
     pieces = []
     if SUMS_OVER_DATA in traffic and shard.splits_gradients:
-        num_slots = min(num_kept_sums, num_chunks)
+        # The other holder of a stage waits for its sums.
+        num_slots = min(kept.sums, num_chunks) if is_alone else 0
         # Added before what leaves is taken: its last action adds first.
         traffic += [KeptSums(num_slots), LeavingSums(num_slots)] if num_slots else [GRADIENT_SHARDS]
     elif SUMS_OVER_DATA in traffic:  # forwards alone have none
@@ -38,7 +38,7 @@ def with_hidden_data(table: RoundTable, shard: Shard, num_kept: int = 0, num_kep
         # What two replicas sum travels on at once.
         pieces += [SumPieces.of(table)] if is_alone else []
     if shard.splits_weights:
-        num_slots = min(num_kept, num_chunks)
+        num_slots = min(kept.weights, num_chunks)
         traffic.append(KeptGathers(num_slots) if num_slots else WEIGHT_GATHERS)
     elif is_alone:  # two replicas exchange compute copies before any action
         traffic.append(COPY_GATHERS)

@@ -44,7 +44,7 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
@@ -74,8 +74,7 @@ def lower(
     blocking: bool = False,
     behind_layers: bool = False,
     shard: Shard = Shard.OPTIMIZER,
-    num_kept: int = 0,
-    num_kept_sums: int = 0,
+    kept: KeptChunks = NOTHING_KEPT,
     recomputed: tuple[int, ...] = (),
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
@@ -94,7 +93,7 @@ def lower(
             and of the last B or W of each chunk, else before and after actions; with a flush alone.
         shard: what devices with equal copies share; those that share more than the optimizer's state gather and sum
             behind the layers of every action.
-        num_kept: gathered chunks that a device keeps from action to action if weights are shared; 0: none.
+        kept: what a device keeps from action to action of what it shares.
         recomputed: [stage] the first layers of each that backward computes again; empty if all layers save alike, as
             without flush.
 
@@ -110,7 +109,7 @@ def lower(
         assert not recomputed
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
-    hidden = partial(with_hidden_data, shard=shard, num_kept=num_kept, num_kept_sums=num_kept_sums)
+    hidden = partial(with_hidden_data, shard=shard, kept=kept)
     if rolled:
         return folding.best_table(costs or Costs(), blocking=blocking, hidden=hidden if behind_layers else None)
     rounds = earliest_rounds(folding.compute)

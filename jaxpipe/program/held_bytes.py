@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpipe.lowering.transfer import Sizes
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
+from jaxpipe.lowering.transfers.kept_sums import KeptSums
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
@@ -32,6 +33,8 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     left = sum(_num_bytes(like) for form in shapes.forms for like in form.storage.saved.deferred)
     gathers = table.transfers.get(KeptGathers.name)
     num_kept = gathers.num_slots if isinstance(gathers, KeptGathers) else 0
+    sums = table.transfers.get(KeptSums.name)
+    num_sums = sums.num_slots if isinstance(sums, KeptSums) else 0
     kinds = {"weights": 0, "gradients": 0, "left": left}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
@@ -52,6 +55,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         layer = math.prod(part.compute_shape)
         kinds["left"] += copy.dtype.itemsize * (1 if num_kept else 2) * layer * part.splits_copy
         kinds["left"] += of_sum * 2 * layer * part.splits_sum
+        kinds["gradients"] += of_sum * num_sums * max(table.layers_per_stage) * layer * part.splits_sum
         kinds["weights"] += copy.dtype.itemsize * num_kept * max(table.layers_per_stage) * layer * part.splits_copy
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)

@@ -59,7 +59,7 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
 MOST_ACTIONS = 32  # in a program, if each chunk has its own: ZB-V of two chunks has 26, and compiles in twice the time
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
@@ -97,8 +97,7 @@ class Pipeline:
         layers_per_stage: Sequence[int] | None = None,
         dtype: Any = None,
         shard: str = Shard.OPTIMIZER,
-        num_kept: int = 0,
-        num_kept_sums: int = 0,
+        kept: KeptChunks = NOTHING_KEPT,
         sums_dtype: Any = None,
         deterministic: bool = False,
         rolled: bool = True,
@@ -119,7 +118,7 @@ class Pipeline:
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             shard: what devices with equal compute copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
-            num_kept: chunks whose gathered weights a device keeps, if they are shared; 0: each action gathers its own.
+            kept: of what is shared, what a device keeps whole from action to action.
             sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
                 bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
             deterministic: whether sums over devices are added in mesh order, however devices are wired.
@@ -154,8 +153,7 @@ class Pipeline:
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
         self.shard = Shard(shard)
-        self.num_kept = num_kept
-        self.num_kept_sums = num_kept_sums
+        self.kept = kept
         # None for float32, in which nothing is cast: dtypes of complex sums stay, too.
         self.sums_dtype = None if sums_dtype is None or jnp.dtype(sums_dtype) == jnp.float32 else jnp.dtype(sums_dtype)
         self.deterministic = deterministic
@@ -202,8 +200,7 @@ class Pipeline:
             blocking=self.blocking,
             behind_layers=self.behind_layers,
             shard=self.shard,
-            num_kept=self.num_kept,
-            num_kept_sums=self.num_kept_sums,
+            kept=self.kept,
             recomputed=self.recomputed,
         )
 

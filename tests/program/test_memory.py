@@ -22,6 +22,7 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.program.start import table_operands
 from jaxpipe.schedules import build
+from jaxpipe.sharding import KeptChunks
 from jaxpipe.training.step import init_state, make_train_step
 
 ONE_PRODUCT = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, microbatch, random: x @ params["kernel"])
@@ -158,7 +159,7 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
     ):
         mesh = make_mesh(data=1 if shard == "none" else 2, pipe=2)
         options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "shard": shard}
-        pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options, num_kept=sum(num_kept))
+        pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options, kept=KeptChunks(*num_kept))
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
         found[shard, dtype, *num_kept] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN

@@ -42,6 +42,7 @@ def config_of(config: RunConfig, setting: Setting) -> RunConfig:
             "mesh.order": setting.order,
             "mesh.shard": setting.shard.value,
             "mesh.keep_gathered": f"{setting.keep_bytes / MIB:.3f}MiB" if setting.keep_bytes else NONE_KEPT,
+            "mesh.keep_sums": f"{setting.keep_sums_bytes / MIB:.3f}MiB" if setting.keep_sums_bytes else NONE_KEPT,
             "mesh.platform": AUTO,
             "optimizer.error_feedback": setting.error_feedback,
         }

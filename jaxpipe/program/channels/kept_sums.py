@@ -99,7 +99,7 @@ class Summing(LayerChannel):
             ends = num_layers, line.num_layers
             sums, slots, num_done = _left(self.step, (line.chunk, line.into), ends, (walk.sums, walk.slots, num_done))
             walk = walk._replace(sums=sums, slots=slots)
-        return self._taken(row, guarded_index(num_layers - 1, num_done), jnp.bool_(True), walk)
+        return self._taken(row, guarded_index(jnp.int32(num_layers - 1), num_done), jnp.bool_(True), walk)
 
     def begin(self, turn: jax.Array, row: Row, carried: Leaving) -> PyTree:
         """Sums it over the devices."""
