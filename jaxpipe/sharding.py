@@ -6,12 +6,28 @@ Source: ZeRO, Rajbhandari et al., SC 2020, section 5; PyTorch FSDP, Zhao et al.,
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 # For errors of a config and of a program.
 NEEDS_FLUSH = (
     "shard-has-flush: without flush devices share no more than masters and optimizer state; each keeps the versions of"
     " the weights, and the sums, that its updates read"
 )
+
+NONE_KEPT = "none"  # of `mesh.keep_gathered`: each action gathers its layers again
+
+
+class KeptChunks(NamedTuple):
+    """Chunks of a device of which it keeps whole what it shares otherwise; 0: each action gathers, or sums, its layers.
+
+    Source: FSDP's `reshard_after_forward` and `no_sync`, for chunks instead of the whole model.
+    """
+
+    weights: int = 0  # gathered ones, if weights are shared
+    sums: int = 0  # of gradients, if these are shared, with one replica
+
+
+NOTHING_KEPT = KeptChunks()
 
 
 class Shard(enum.StrEnum):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MIB = 2**20
 GIB = 2**30
 # Bounds of a time or size that a user writes and that is not 0: products and ratios of two are finite.
@@ -18,6 +20,17 @@ def gib(num_bytes: float, form: str = ".2f") -> str:
         ('1.50', '1.0', '1.02e+03')
     """
     return f"{num_bytes / GIB:{form}}"
+
+
+def bytes_of(text: str) -> int | None:
+    """The bytes of a number of GiB or MiB; None for other texts and for none.
+
+    Example:
+        >>> bytes_of("1.5GiB"), bytes_of("64MiB"), bytes_of("12 GB")
+        (1610612736, 67108864, None)
+    """
+    number = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(GiB|MiB)", text)
+    return int(float(number[1]) * {"GiB": GIB, "MiB": MIB}[number[2]]) or None if number else None
 
 
 def mib(num_bytes: float, form: str = ".2f") -> str:

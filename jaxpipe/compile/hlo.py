@@ -5,19 +5,24 @@ Reads the text of optimized HLO (`compiled.as_text()`); knows nothing of schedul
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 # Name, shape (a tuple in brackets, or a word), opcode, operands.
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 MESSAGE = re.compile(r"(type\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
 PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
 EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
 EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` to the collectives of an axis
+ENDS_OVER_DATA = re.compile(r"(ends_over_data)")  # of embedding and head: the same files
 OVER_DATA = re.compile(r"((?:gather|sum)_over_data)")  # of layers: `jaxpipe.program.weight_copies`, `device_sums`
 BY_DATA = ("all-gather", "reduce-scatter", "all-reduce")
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
@@ -124,23 +129,80 @@ def overlapped_permutes(
         opcode: of other collectives, as "all-reduce".
     """
     by_name, _ = computations(text)
-    num_permutes = num_hidden = 0
-    for computation in by_name.values():
+    permutes = list(_collectives(by_name, scope, opcode))
+    return len(permutes), sum(permute.is_hidden for permute in permutes)
+
+
+def overlapped_bytes(text: str, *, scope: re.Pattern[str], opcodes: Iterable[str]) -> tuple[int, int]:
+    """Bytes of a device's collectives, and of those that overlap with a matmul, as `overlapped_permutes` says.
+
+    Of each the whole arrays are counted, what is gathered or is to be scattered, as often as loops around it turn, up
+    to the first loop that XLA knows no number of turns of: the guard of an action, which is so counted once.
+    """
+    by_name, _ = computations(text)
+    # Name of a body -> the computation in which its loop stands, and the loop.
+    loops = {name: (outer, i) for outer in by_name for i in by_name[outer].instructions for name in _bodies(i)}
+    num_bytes = num_hidden = 0
+    for opcode in opcodes:
+        for computation, instruction, is_hidden in _collectives(by_name, scope, opcode):
+            size = _whole_bytes(by_name[computation], instruction)
+            while computation in loops:
+                computation, loop = loops[computation]
+                turns = _TURNS.search(loop.rest)
+                if turns is None:
+                    break
+                size *= int(turns[1])
+            num_bytes += size
+            num_hidden += size * is_hidden
+    return num_bytes, num_hidden
+
+
+class _Collective(NamedTuple):
+    computation: str
+    instruction: Instruction
+    is_hidden: bool
+
+
+def _collectives(by_name: dict[str, Computation], scope: re.Pattern[str] | None, opcode: str) -> Iterator[_Collective]:
+    """Those of the opcode and scope; hidden are asynchronous ones with a matmul between start and end."""
+    for name, computation in by_name.items():
         # Name of a start -> matmuls before it, in the order in which the GPU executes them.
         started: dict[str, int] = {}
+        hidden = set()
         num_actions = 0
         for instruction in computation.instructions:
-            is_asked_for = scope is None or scope.search(instruction.rest) is not None
             num_actions += _multiplies_matrices(by_name, instruction)
-            if instruction.opcode in (opcode, f"{opcode}-start"):
-                num_permutes += is_asked_for
-                if is_asked_for and not _is_synchronous(instruction):
-                    started[instruction.name] = num_actions
+            if instruction.opcode == f"{opcode}-start" and not _is_synchronous(instruction):
+                started[instruction.name] = num_actions
             elif instruction.opcode == f"{opcode}-done" and not _is_synchronous(instruction):
                 # The first operand of a done is its start.
-                start = re.search(r"%([\w.\-]+)", instruction.rest)
-                num_hidden += start is not None and num_actions > started.get(start[1], num_actions)
-    return num_permutes, num_hidden
+                start = _OPERAND.search(instruction.rest)
+                if start and num_actions > started.get(start[1], num_actions):
+                    hidden.add(start[1])
+        for instruction in computation.instructions:
+            is_asked_for = scope is None or scope.search(instruction.rest) is not None
+            if instruction.opcode in (opcode, f"{opcode}-start") and is_asked_for:
+                yield _Collective(name, instruction, instruction.name in hidden)
+
+
+def _bodies(loop: Instruction) -> list[str]:
+    return re.findall(r"body=%?([\w.\-]+)", loop.rest) if loop.opcode == "while" else []
+
+
+def _whole_bytes(computation: Computation, collective: Instruction) -> int:
+    """Bytes of what a collective takes or of what it makes, whichever are more."""
+    shapes = {i.name: i.shape for i in computation.instructions}
+    operands = _OPERAND.findall(collective.rest.partition(")")[0])
+    taken = sum(_num_bytes(shapes.get(name, "")) for name in operands)
+    # A start has both in its shape.
+    made = _num_bytes(collective.shape) - (taken if collective.opcode.endswith("-start") else 0)
+    return max(taken, made)
+
+
+def _num_bytes(shape: str) -> int:
+    """Bytes of an array, or of all arrays of a tuple: of what has bytes of its own."""
+    arrays = re.findall(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]", shape)
+    return sum(int(bits) // 8 * math.prod(map(int, filter(None, dims.split(",")))) for bits, dims in arrays)
 
 
 def num_instructions(text: str) -> int:

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
-from jaxpipe.compile.hlo import BY_DATA, EXCHANGE, EXPERTS, OF_EXPERTS, OVER_DATA, PAGE_TRANSFER, overlapped_permutes
+from jaxpipe.compile.hlo import (
+    BY_DATA,
+    ENDS_OVER_DATA,
+    EXCHANGE,
+    EXPERTS,
+    OF_EXPERTS,
+    OVER_DATA,
+    PAGE_TRANSFER,
+    overlapped_bytes,
+    overlapped_permutes,
+)
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.lowering.waits import waits_per_action
@@ -36,6 +46,8 @@ class Report:
     waits_per_action: float  # times that the host waits for the device, by the round table
     # By kind, collectives in the program, and how many of these are asynchronous with an action between start and end.
     transfers: dict[str, tuple[int, int]]
+    # Of layers, and of embedding and head: bytes of collectives over `data`, each action once, and those that overlap.
+    data_bytes: dict[str, tuple[int, int]]
     link: tuple[int, int]  # the two devices of `pipe` between which the permutes carry most, source and target
     link_bytes_asked: int  # bytes of a step that the schedule asks to be carried there
     link_bytes_sent: int  # bytes that the permutes carry there, what nobody reads included
@@ -55,11 +67,13 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
         numbers = asdict(self)
-        del numbers["prediction"], numbers["transfers"]
+        del numbers["prediction"], numbers["transfers"], numbers["data_bytes"]
         return {
             **numbers,
             **{kind: num for kind, (num, _) in self.transfers.items()},
             **{f"overlapped_{kind}": num for kind, (_, num) in self.transfers.items()},
+            **{f"{of}_data_bytes": num for of, (num, _) in self.data_bytes.items()},
+            **{f"overlapped_{of}_data_bytes": num for of, (_, num) in self.data_bytes.items()},
             "total_bytes": self.total_bytes,
             "fits": self.fits,
             "predicted_bytes": self.prediction.total_bytes,
@@ -95,6 +109,10 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
             "exchange_permutes": overlapped_permutes(text, scope=EXCHANGE),
             "expert_collectives": (sum(num for num, _ in of_experts), sum(num for _, num in of_experts)),
             "data_collectives": (sum(num for num, _ in over_data), sum(num for _, num in over_data)),
+        },
+        data_bytes={
+            "layer": overlapped_bytes(text, scope=OVER_DATA, opcodes=BY_DATA),
+            "ends": overlapped_bytes(text, scope=ENDS_OVER_DATA, opcodes=BY_DATA),
         },
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
@@ -144,9 +162,18 @@ _TRANSFERS = {
 }
 
 
+_OF_BYTES = {"layer": "of layers over data, in each traced action once", "ends": "of embedding and head"}
+
+
 def _transfers(report: Report) -> list[str]:
     """Lines of what travels; a kind of transfer that the program does not have has no line."""
     lines = [_TRANSFERS[kind].format(*counts) for kind, counts in report.transfers.items() if counts[0]]
+    for of, (num_bytes, num_hidden) in report.data_bytes.items():
+        if num_bytes:
+            lines.append(
+                f"data bytes  {_gibibytes(num_bytes)}  {_OF_BYTES[of]}; {num_hidden / num_bytes:.1%} of these travel"
+                " while a matmul computes"
+            )
     if report.link_bytes_sent:
         lines.append(
             f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"

@@ -22,7 +22,7 @@ from jaxpipe.config.other_names import closest_field, elsewhere
 from jaxpipe.data.packing import PACKING, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import FAMILIES, Family, family_named
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NONE_KEPT, Shard
 
 AUTO = "auto"  # value of a field that is derived from others
 
@@ -85,6 +85,12 @@ class MeshSection(MeshSizes):
     # optimizer state, of embedding and head over mesh.pipe too (ZeRO stage 1); "gradients": running sums of gradients,
     # too (stage 2); "weights": compute copies, too, which each action gathers (stage 3, FSDP).
     shard: str = one_of(tuple(Shard), Shard.OPTIMIZER.value)
+    # With shard "weights" the bytes of gathered layers that a device may keep from action to action, as "12GiB": of as
+    # many chunks as fit, whose actions gather nothing while they are there. "none": each action gathers its layers.
+    keep_gathered: str = NONE_KEPT
+    # With "gradients" or "weights" the bytes of whole float32 sums that a device may keep: those of a chunk travel once
+    # it leaves. "none": each backward sums its layers over devices.
+    keep_sums: str = NONE_KEPT
     # In which gradients travel to be summed over devices; "bfloat16" halves their bytes and rounds them.
     sums_dtype: str = one_of(("float32", "bfloat16"), "float32")
     deterministic: bool = False  # True: sums over devices are added in mesh order, with equal digits in every run

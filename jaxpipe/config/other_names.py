@@ -68,6 +68,8 @@ HERE: dict[str, str] = {
         " ici_fsdp_parallelism data_parallel_shard_degree dp_shard use_torch_fsdp2 dcn_fsdp_parallelism fsdp_config"
         " fully_shard hsdp"
     ),
+    "mesh.keep_gathered, bytes as '12GiB', or 'none'": "reshard_after_forward fsdp_reshard_after_forward",
+    "mesh.keep_sums, bytes as '12GiB', or 'none'": "no_sync set_requires_gradient_sync",
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr",
     "optimizer.final_learning_rate_fraction, of the peak": "min_lr min_lr_factor cosine_learning_rate_final_fraction",
     "optimizer.warmup_fraction, of the steps": "warmup warmup_ratio warmup_steps_fraction lr_warmup_fraction",

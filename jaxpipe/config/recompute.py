@@ -15,7 +15,7 @@ from jaxpipe.config.model import check_choices_of, family_of, kind_of_others
 from jaxpipe.config.pipeline import layers_per_stage, outline
 from jaxpipe.errors import ConfigError, check_choice
 from jaxpipe.models.choices import NOTHING, RECOMPUTE
-from jaxpipe.units import GIB, MIB
+from jaxpipe.units import bytes_of
 
 FULL = "full"
 
@@ -68,14 +68,14 @@ def most_bytes(config: RunConfig) -> int | None:
     kind, _, text = config.model.recompute.partition(":")
     if kind != AUTO:
         return None
-    number = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(GiB|MiB)", text)
-    if not number or not float(number[1]):
+    most = bytes_of(text)
+    if most is None:
         raise ConfigError(
             f"model.recompute={config.model.recompute!r} names no bytes",
             rule="recompute-bytes: auto: and the bytes that a step may take of a device, in GiB or MiB",
             repair="set for example model.recompute='auto:70GiB'",
         )
-    return int(float(number[1]) * {"GiB": GIB, "MiB": MIB}[number[2]])
+    return most
 
 
 def check_recompute(config: RunConfig) -> None:

@@ -18,6 +18,7 @@ from jaxpipe.config.recompute import Recomputed, recomputed_of
 from jaxpipe.models import ModelConfig
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.spec import ScheduleSpec
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RunSpec:
         costs_source: where these are from, for people.
         model: the model's sizes and choices; None of a model given in Python.
         layers_per_stage: [stage] number of layers.
+        kept: of what devices share, what each keeps whole.
     """
 
     config: RunConfig
@@ -39,6 +41,7 @@ class RunSpec:
     costs_source: str
     model: ModelConfig | None
     layers_per_stage: tuple[int, ...]
+    kept: KeptChunks = NOTHING_KEPT
 
     @cached_property
     def recomputed(self) -> Recomputed | None:
@@ -74,9 +77,11 @@ class RunSpec:
         config = self.config
         fields = config.optimizer
         head = ", embedding and head over pipe" if config.pipeline.vocab_over_pipe == "true" else ""
+        kept = f", keeps {self.kept.weights} gathered chunks" if self.kept.weights else ""
+        kept += f", keeps sums of {self.kept.sums} chunks" if self.kept.sums else ""
         of_optimizer = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}"
         return [
-            f"mesh       {describe_mesh(config.mesh.axes)}, shard {config.mesh.shard}, {places}{head}",
+            f"mesh       {describe_mesh(config.mesh.axes)}, shard {config.mesh.shard}{kept}, {places}{head}",
             f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
             f"optimizer  {of_optimizer}; {config.train.steps} steps",
         ]

@@ -24,6 +24,7 @@ from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.memory import memory
+from jaxpipe.estimate.parameters import gathered_chunk_bytes, num_kept_of, num_kept_sums_of, summed_chunk_bytes
 from jaxpipe.estimate.recompute import least_recomputed, saved_bytes_of_stages
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
@@ -35,7 +36,8 @@ from jaxpipe.schedules import Costs
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.schedule import Kind
 from jaxpipe.schedules.spec import ScheduleSpec
-from jaxpipe.units import GIB, gib
+from jaxpipe.sharding import NONE_KEPT, NOTHING_KEPT, KeptChunks
+from jaxpipe.units import GIB, MIB, gib, mib
 
 
 def resolve(
@@ -76,7 +78,31 @@ def resolve(
     if most is not None:
         config = config.replaced({"model.recompute": _recompute_within(config, topology, costs, given, most)})
     model = None if family_of(config).is_given else model_config(config)
-    return RunSpec(config, spec_of(config, costs), costs, source, model, layers_per_stage(config))
+    kept = NOTHING_KEPT
+    if {config.mesh.keep_gathered, config.mesh.keep_sums} != {NONE_KEPT}:
+        kept = _kept(undecided(config, topology or _one_node(config), costs=costs, given=given))
+    return RunSpec(config, spec_of(config, costs), costs, source, model, layers_per_stage(config), kept)
+
+
+def _kept(setting: Setting) -> KeptChunks:
+    """What a device keeps within the bytes that the config names.
+
+    Raises:
+        ConfigError: they hold no chunk.
+    """
+    kept = KeptChunks(num_kept_of(setting), num_kept_sums_of(setting))
+    for name, num, of_bound, least in (
+        ("keep_gathered", kept.weights, setting.keep_bytes, gathered_chunk_bytes(setting)),
+        ("keep_sums", kept.sums, setting.keep_sums_bytes, summed_chunk_bytes(setting)),
+    ):
+        if of_bound and least and not num:  # 0: nothing travels
+            raise ConfigError(
+                f"mesh.{name} keeps {mib(of_bound)} MiB of whole layers",
+                rule="keep-fits: a device keeps whole chunks, the layers of one of its stages",
+                picture=f"the matrices of the largest chunk take {mib(least)} MiB on a device",
+                repair=f"set mesh.{name}='{math.ceil(least / MIB)}MiB' or more, or {NONE_KEPT!r}",
+            )
+    return kept
 
 
 def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs, weighs_tokens: bool) -> bool:

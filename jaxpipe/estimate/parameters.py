@@ -8,6 +8,7 @@ along the first dim that divides; by `Setting.shard` of the sums of gradients an
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -147,6 +148,8 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
     rows = chunks * max(setting.layers_per_stage)
     shapes = parameter_shapes(setting.model)
     optimizer = OPTIMIZERS[setting.optimizer]
+    num_kept = num_kept_of(setting)
+    whole_sums = num_kept_sums_of(setting) * max(setting.layers_per_stage) + LAYERS_IN_FLIGHT
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = updated = met = 0
@@ -180,13 +183,14 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             # The program leaves vectors on all devices: they are small.
             travels = is_matrix and num_parts > 1
             if travels and setting.shard.splits_weights:
-                weights += (LAYERS_IN_FLIGHT * size + (computed - owned) * size // num_parts) * itemsize
+                num_whole = num_kept * max(setting.layers_per_stage) + 1 if num_kept else LAYERS_IN_FLIGHT
+                weights += (num_whole * size + (computed - owned) * size // num_parts) * itemsize
             else:
                 weights += int(is_copied * held * size) * itemsize
             if not parameter.is_trained:
                 continue
             if travels and setting.shard.splits_gradients:
-                gradients += FLOAT32_BYTES * (LAYERS_IN_FLIGHT * size + computed * size // num_parts)
+                gradients += FLOAT32_BYTES * (whole_sums * size + computed * size // num_parts)
             else:
                 gradients += FLOAT32_BYTES * computed * size
             if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
@@ -197,6 +201,45 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
                 exchanged += FLOAT32_BYTES * size // num_parts
                 updated += ((num_copies > 1) + num_masters) * FLOAT32_BYTES * size // num_parts
     return ParameterBytes(masters, weights, gradients, exchanged, updated, met)
+
+
+def gathered_chunk_bytes(setting: Setting) -> int:
+    """Bytes of the gathered matrices of the largest stage on a device; 0 if it gathers none for an action."""
+    return ITEMSIZE[setting.dtype] * _matrices_of_chunk(setting) if setting.shard.splits_weights else 0
+
+
+def summed_chunk_bytes(setting: Setting) -> int:
+    """Bytes of the whole sums of its gradients likewise; 0 if it shares none, or has a second replica."""
+    is_split = setting.shard.splits_gradients and placement_of(setting).num_replicas == 1
+    return FLOAT32_BYTES * _matrices_of_chunk(setting, of_trained=True) if is_split else 0
+
+
+def num_kept_of(setting: Setting) -> int:
+    """The chunks whose gathered weights a device keeps: of its own as many as fit into `keep_bytes`."""
+    return _that_fit(setting, setting.keep_bytes, gathered_chunk_bytes)
+
+
+def num_kept_sums_of(setting: Setting) -> int:
+    """The chunks whose sums it keeps, likewise."""
+    return _that_fit(setting, setting.keep_sums_bytes, summed_chunk_bytes)
+
+
+def _that_fit(setting: Setting, num_bytes: int, chunk_bytes: Callable[[Setting], int]) -> int:
+    of_chunk = chunk_bytes(setting) if num_bytes else 0
+    return min(num_bytes // of_chunk, len(placement_of(setting).stages_of[0])) if of_chunk else 0
+
+
+def _matrices_of_chunk(setting: Setting, *, of_trained: bool = False) -> int:
+    """Numbers of the matrices of the largest stage that devices share."""
+    number = 0
+    for parameter in parameter_shapes(setting.model).layer:
+        dims = parameter.local_dims(
+            num_kernel_parts=setting.num_kernel_parts, num_expert_parts=setting.num_expert_parts
+        )
+        is_shared = len(parameter.dims) >= 2 and _num_parts(parameter, setting, setting.num_master_parts, dims) > 1
+        if is_shared and (parameter.is_trained or not of_trained):
+            number += math.prod(dims)
+    return number * max(setting.layers_per_stage)
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:

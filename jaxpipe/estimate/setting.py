@@ -30,6 +30,7 @@ from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
 from jaxpipe.sharding import Shard
+from jaxpipe.units import bytes_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Setting(MeshSizes):
         layers_per_stage: [stage] number of layers.
         order: order of the mesh, one of `jaxpipe.cluster.assignment.ORDERS`.
         shard: what is split over `MASTER_AXES`.
+        keep_bytes, keep_sums_bytes: bytes of gathered layers, and of whole sums, that a device may keep if weights, and
+            gradients, are split.
         topology: nodes and GPUs; the mesh may be smaller.
         optimizer: its name, as in a config.
         packs_documents: whether a row is documents back to back, which a batch tells by positions.
@@ -83,6 +86,8 @@ class Setting(MeshSizes):
     keeps_average: bool = False
     vocab_over_pipe: bool = False
     recomputed: Recomputed | None = None
+    keep_bytes: int = 0
+    keep_sums_bytes: int = 0
     weighs_tokens: bool = False
 
     def __post_init__(self) -> None:
@@ -197,6 +202,8 @@ def undecided(
         **axes,
         order=first_order(schedule, axes, topology) if mesh.order == AUTO else mesh.order,
         shard=Shard(mesh.shard),
+        keep_bytes=bytes_of(mesh.keep_gathered) or 0,
+        keep_sums_bytes=bytes_of(mesh.keep_sums) or 0,
         topology=topology,
         costs=costs,
         optimizer=config.optimizer.name,

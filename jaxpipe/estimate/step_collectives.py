@@ -11,14 +11,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
+from jaxpipe.estimate.parameters import layer_parameters, num_kept_of, num_kept_sums_of, shared_by_copies
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import Times, TimeSource
+from jaxpipe.lowering.kept import keep
 from jaxpipe.lowering.spread import NUMBERS, SUMMING_KINDS, Spread, orders_of, spread_gathers, spread_sums
+from jaxpipe.lowering.transfers.weight_gathers import GATHERING_KINDS
 from jaxpipe.schedules.schedule import Kind, Schedule
 from jaxpipe.schedules.spec import ScheduleSpec
 
@@ -82,8 +85,10 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
     # All else is gathered and summed once a step, in `step_collectives`.
     if not setting.shard.splits_gradients:
         return times
-    sum_s = _layer_sum_s(setting, source)
-    gather_s = _layer_gather_s(setting, source) if setting.shard.splits_weights else 0.0
+    sum_s = 0.0 if num_kept_sums_of(setting) else _layer_sum_s(setting, source)
+    # Of kept chunks few actions gather: see `step_collectives`.
+    gathers = setting.shard.splits_weights and not num_kept_of(setting)
+    gather_s = _layer_gather_s(setting, source) if gathers else 0.0
     return replace(
         times,
         layer_forward_s=max(times.layer_forward_s, gather_s),
@@ -107,14 +112,24 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     layers = np.array(setting.layers_per_stage)
     smallest = setting.schedule_spec.smallest
     most = max(layers_of_devices(setting))
+    num_kept, num_kept_sums = num_kept_of(setting), num_kept_sums_of(setting)
+    first = max(setting.layers_per_stage)  # layers of a device's first chunk, if each gathers as many of others
     closing = layers * sum_s
     gathers_s = most * gather_s
     if program.behind_layers and program.reduces_in_rounds and not smallest.delays:
         # W and B are the actions that complete a chunk.
         last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
         closing = _closing_behind_layers(setting, source, sum_s, last_s)
+        if num_kept_sums:
+            beside_s = gather_s if setting.shard.splits_weights and not num_kept else 0.0
+            exposed = _exposed_of_sums_s(setting, times, beside_s, sum_s, num_kept_sums)
+            for device, held in enumerate(placement_of(setting).stages_of):
+                closing[min(stage for _, stage in held)] += exposed[device]
         if setting.shard.splits_weights:
             gathers_s = gather_s  # the other layers travel behind this one, and so on
+            if num_kept:
+                gathers_s += layers[0] * max(0.0, gather_s - times.layer_forward_s)  # its own, ahead
+                gathers_s += _exposed_of_kept_s(setting, times, gather_s, 0.0 if num_kept_sums else sum_s, num_kept)
         elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             device = placement_of(setting).devices[0][0]
@@ -130,11 +145,17 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     num_microbatches = setting.num_microbatches / smallest.placement.num_replicas
     num_sums = num_microbatches if setting.shard.splits_gradients else 1
     num_gathers = 2 * num_microbatches if setting.shard.splits_weights else 1  # forward and backward
+    whole_gathers_s = most * num_gathers * gather_s
+    if num_kept:
+        whole_gathers_s = gather_s * float(_behind(setting, num_kept).layers.sum(axis=1).max() + first)
+    whole_sums_s = most * num_sums * sum_s
+    if num_kept_sums:
+        whole_sums_s = sum_s * float(_behind(setting, num_kept_sums, of_sums=True).layers.sum(axis=1).max() + first)
     return StepCollectives(
         copies_s=float(gathers_s) + others_s,
         closing=closing,
         shared_s=shared_s,
-        whole_s=most * (num_sums * sum_s + num_gathers * gather_s) + others_s + shared_s,
+        whole_s=whole_sums_s + whole_gathers_s + others_s + shared_s,
         ends_s=others_s + shared_s,
         layer_gather_s=gather_s,
         layer_sum_s=sum_s,
@@ -152,6 +173,7 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
     layers = np.array(setting.layers_per_stage)
     smallest = setting.schedule_spec.smallest
     closing = layers * max(0.0, sum_s - behind_s)
+    num_kept_sums = num_kept_sums_of(setting)
     if smallest.placement.num_replicas == 1 and not setting.shard.splits_gradients:
         num, places = _spread_sums(setting.schedule_spec, setting.num_microbatches, setting.layers_per_stage)
         spread = [stage for of_device in places for stage in of_device]
@@ -160,7 +182,9 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
         # Backwards of a device end with its first stage; with two replicas, with any of its stages.
         stages = sorted({stage for _, stage in held})
         if setting.shard.splits_gradients:  # every action sums, so that one layer is left of the last one
-            closing[stages[0]] = sum_s
+            # Of kept sums all layers are left where a message is awaited.
+            is_awaited = num_kept_sums > 0 and stages[0] > 0 and not smallest.has_split_backward
+            closing[stages[0]] = sum_s * (layers[stages[0]] if is_awaited else 1)
             continue
         num_last = len(stages) if smallest.placement.num_replicas > 1 else int(not smallest.has_split_backward)
         # A B that sends a message is not made longer: its sums follow.
@@ -176,6 +200,71 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
 def _spread_gathers(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...]) -> Spread:
     """The gathers in pieces of a schedule."""
     return spread_gathers(orders_of(_short(spec, num_microbatches), layers, Kind.F), layers)
+
+
+class _Behind(NamedTuple):
+    """Layers of kept chunks that travel in a step behind others, beside the first chunk of a device, or the last."""
+
+    layers: np.ndarray  # [D, GATHERING_KINDS or SUMMING_KINDS] behind those of actions of each kind
+    alone: np.ndarray  # [D] of these what a chunk has more layers than the action before
+
+
+def _behind(setting: Setting, num_slots: int, *, of_sums: bool = False) -> _Behind:
+    """What travels in a step of so many microbatches: from some number on each further one adds as much."""
+    spec = replace(setting.schedule_spec, order=None, head=None)
+    least = spec.smallest.num_microbatches
+    few = 2 * math.ceil(max(2 * setting.pipe, max(NUMBERS)) / least) * least
+    num = setting.num_microbatches
+    layers = setting.layers_per_stage
+    if num <= 2 * few:
+        return _behind_in(spec, num, layers, num_slots, of_sums)
+    short, long = (_behind_in(spec, n, layers, num_slots, of_sums) for n in (few, 2 * few))
+    return _Behind(*(more + (more - less) * ((num - 2 * few) / few) for less, more in zip(short, long, strict=True)))
+
+
+@cache
+def _behind_in(
+    spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...], num_slots: int, of_sums: bool
+) -> _Behind:
+    schedule = spec.build(num_microbatches)
+    kinds = SUMMING_KINDS if of_sums else GATHERING_KINDS
+    behind = _Behind(np.zeros((spec.num_devices, len(kinds))), np.zeros(spec.num_devices))
+    for device, order in enumerate(orders_of(schedule, layers, *kinds)):
+        # From the end to the beginning sums are gathers.
+        stage, place = (of[::-1] if of_sums else of for of in order)
+        missing = np.flatnonzero(keep(stage.tolist(), num_slots).is_gathered)[1:]
+        num_coming, num_before = (np.array(layers)[stage[at]] for at in (missing, missing - 1))
+        row = schedule.columns.kind[schedule.columns.device == device]
+        for index, kind in enumerate(kinds):
+            behind.layers[device, index] = num_coming[row[place[missing - 1]] == kind].sum()
+        behind.alone[device] = np.maximum(0, num_coming - num_before).sum()
+    return behind
+
+
+def _exposed_of_sums_s(setting: Setting, times: Times, gather_s: float, sum_s: float, num_slots: int) -> np.ndarray:
+    """[D] seconds by which sums of kept chunks lengthen the actions behind whose layers they travel."""
+    behind = _behind(setting, num_slots, of_sums=True)
+    # A backward gathers on the same stream, unless its chunk is kept.
+    longer = [
+        max(0.0, sum_s + (gather_s if kind is Kind.B else 0.0) - layer_s)
+        for kind, layer_s in zip(SUMMING_KINDS, (times.layer_backward_s, times.layer_weight_gradient_s), strict=True)
+    ]
+    return behind.layers @ np.array(longer) + sum_s * behind.alone
+
+
+def _exposed_of_kept_s(setting: Setting, times: Times, gather_s: float, sum_s: float, num_kept: int) -> float:
+    """Seconds by which gathers of kept chunks lengthen the actions of the device with most of them."""
+    behind = _behind(setting, num_kept)
+    # A backward sums the layer before on the same stream.
+    longer = [
+        max(0.0, gather_s + (sum_s if kind is Kind.B else 0.0) - layer_s)
+        for kind, layer_s in zip(
+            GATHERING_KINDS,
+            (times.layer_forward_s, times.layer_backward_s, times.layer_input_gradient_s),
+            strict=True,
+        )
+    ]
+    return float((behind.layers @ np.array(longer) + gather_s * behind.alone).max())
 
 
 @cache

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
-from jaxpipe.lowering.hidden_data import with_hidden_data
+from jaxpipe.lowering.hidden_data import Hidden, with_hidden_data
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
@@ -44,7 +44,7 @@ from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
 MAX_PERIOD = 8  # rounds
 # A fold is evaluated at several costs, since the program is compiled before they are known: I and W of equal length,
@@ -74,6 +74,7 @@ def lower(
     blocking: bool = False,
     behind_layers: bool = False,
     shard: Shard = Shard.OPTIMIZER,
+    kept: KeptChunks = NOTHING_KEPT,
     recomputed: tuple[int, ...] = (),
 ) -> RoundTable:
     """Lowers a schedule to its round table; a schedule without flush to the table of its calls.
@@ -92,6 +93,7 @@ def lower(
             and of the last B or W of each chunk, else before and after actions; with a flush alone.
         shard: what devices with equal copies share; those that share more than the optimizer's state gather and sum
             behind the layers of every action.
+        kept: what a device keeps from action to action of what it shares.
         recomputed: [stage] the first layers of each that backward computes again; empty if all layers save alike, as
             without flush.
 
@@ -107,11 +109,12 @@ def lower(
         assert not recomputed
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
+    hidden = partial(with_hidden_data, shard=shard, kept=kept)
     if rolled:
-        return folding.best_table(costs or Costs(), blocking=blocking, behind_layers=shard if behind_layers else None)
+        return folding.best_table(costs or Costs(), blocking=blocking, hidden=hidden if behind_layers else None)
     rounds = earliest_rounds(folding.compute)
     table = with_exchange(folding.fold(rounds, num_positions=int(rounds.max()) + 1), schedule)
-    return with_hidden_data(table, shard) if behind_layers else table
+    return hidden(table) if behind_layers else table
 
 
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
@@ -163,7 +166,7 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
-    def best_table(self, costs: Costs, *, blocking: bool, behind_layers: Shard | None = None) -> RoundTable:
+    def best_table(self, costs: Costs, *, blocking: bool, hidden: Hidden | None = None) -> RoundTable:
         """The table of the candidate that comes first in this order; one that passes 1 to 5 ends the search.
 
         1. within `FAST` of the asynchronous clock at `costs` without transfers,
@@ -222,11 +225,11 @@ class Folding:
                 least = key
         assert best is not None
         table, timed = best
-        if behind_layers is None:
+        if hidden is None:
             return timed if is_timed_whole else divided(with_exchange(table, self.schedule))
         # What hangs on layers changes no round, so that it is left out of the choice, and of what limits count; where
         # it travels twice as many kinds of action may be traced, so that fewer messages are sent in vain.
-        table = with_hidden_data(with_exchange(table, self.schedule), behind_layers)
+        table = hidden(with_exchange(table, self.schedule))
         return refine(table, max_traced_actions=2 * timed.num_traced_actions) if divided is refine else divided(table)
 
     def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:

@@ -42,4 +42,4 @@ class Row(NamedTuple):
     pages: Integers  # [pool, layer]
     of: dict[str, PyTree]  # name of a channel -> what it reads
     hanging: Any = None  # bit mask of what hangs on the action's loop over layers; None if nothing does in any round
-    copied_chunk: Any = None  # place of the chunk among the compute copies of all versions; None for its own index
+    copied_chunk: Any = None  # place of the chunk in stacks of copies: its version or slot; None: its own index

@@ -16,6 +16,7 @@ knows none of them; what a table has not is not traced.
 | layer_sums, sum_pieces | the same behind layers, whole layers or pieces | running sums | the same |
 | copy_gathers, copy_pieces | compute copies, over `data`, once a step | masters | compute copies |
 | weight_gathers | compute copies, over `data`, of each action | masters | its layers |
+| kept_gathers | compute copies, over `data`, of a chunk that no slot has | masters | slots |
 | gradient_shards | gradients of layers, over `data`, of each action | its layers | running sums |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source

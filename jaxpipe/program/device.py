@@ -35,6 +35,7 @@ class Walk(NamedTuple):
     num_done: Any = None  # accesses to storage, where reads and writes alternate
     copy: PyTree = None  # compute copies of the turn's layer, if the turn before has gathered them
     copies: PyTree = None  # compute copies of all layers, if turns gather some of them
+    slots: Any = None  # sums of gradients that this device keeps whole
     grads: Any = None  # gradients of the turn's layer that a channel sums over devices; it takes them
 
 
@@ -150,15 +151,19 @@ class DeviceStep:
 
     def layer_params(self, row: Row, form: LayerForm, layer: jax.Array, walk: Walk, state: State) -> PyTree:
         """The compute copies of a layer of the stage in `row`; `InStack` those that its functions read there."""
-        # Without flush several versions of the weights are there, and the row says which; else a chunk has one.
-        at = (row.chunk if row.copied_chunk is None else row.copied_chunk), layer
+        own = row.chunk, layer
+        # Without flush several versions of the weights are there, and the row says which; gathered chunks may have
+        # slots, and it says which one, of that which is gathered alone.
+        copied = own if row.copied_chunk is None else (row.copied_chunk, layer)
+        has_slots = self.shapes.table.num_calls == 1
+        at = [copied if is_later or not has_slots else own for is_later in jax.tree.leaves(self.shapes.gathered_later)]
         stacks = self.params["layers"] if state.copies is None else state.copies
         stacks = stacks if walk.copies is None else walk.copies
         if walk.copy is not None:  # a stack of one layer
-            at = 0, 0
+            at = [(0, 0)] * len(at)
             stacks = jax.tree.map(lambda leaf: leaf[None, None], walk.copy)
         leaves, structure = jax.tree.flatten(stacks)
-        places = [InStack(leaf, *at) for leaf in leaves]
+        places = [InStack(leaf, *place) for leaf, place in zip(leaves, at, strict=True)]
         in_stack = form.vjp.in_stack if form.vjp else ()
         return structure.unflatten([place if i in in_stack else place.array for i, place in enumerate(places)])
 

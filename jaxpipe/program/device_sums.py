@@ -113,7 +113,10 @@ def sums_over_devices(
     loss = jax.tree.map(lambda leaf: sum_over(leaf, (*BATCH_AXES, "pipe"), deterministic=deterministic), loss)
     if not jax.tree.leaves(grads):
         return loss, grads
-    shared = jax.tree.map(lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, parts["shared"])
+    with jax.named_scope("ends_over_data"):
+        shared = jax.tree.map(
+            lambda leaf, part: part.reduce(leaf, deterministic=deterministic), shared, parts["shared"]
+        )
     # What a device has summed for its partner has been sent there, and returns from there.
     owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
     # The device axis, which `out_specs` splits over `pipe`.

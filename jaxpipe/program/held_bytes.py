@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering.transfer import Sizes
+from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
+from jaxpipe.lowering.transfers.kept_sums import KeptSums
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
@@ -29,6 +31,10 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     table = shapes.table
     num_replicas = shapes.table.schedule.num_replicas
     left = sum(_num_bytes(like) for form in shapes.forms for like in form.storage.saved.deferred)
+    gathers = table.transfers.get(KeptGathers.name)
+    num_kept = gathers.num_slots if isinstance(gathers, KeptGathers) else 0
+    sums = table.transfers.get(KeptSums.name)
+    num_sums = sums.num_slots if isinstance(sums, KeptSums) else 0
     kinds = {"weights": 0, "gradients": 0, "left": left}
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
@@ -45,9 +51,12 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
         of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize * part.is_trained
         kinds["gradients"] += of_sum * num_rows * math.prod(part.sum_shape)
-        # Of one layer between two actions, and of one on its way.
-        layers = 2 * math.prod(part.compute_shape)
-        kinds["left"] += copy.dtype.itemsize * layers * part.splits_copy + of_sum * layers * part.splits_sum
+        # Of one layer between two actions, and of one on its way; kept chunks have the former among theirs.
+        layer = math.prod(part.compute_shape)
+        kinds["left"] += copy.dtype.itemsize * (1 if num_kept else 2) * layer * part.splits_copy
+        kinds["left"] += of_sum * 2 * layer * part.splits_sum
+        kinds["gradients"] += of_sum * num_sums * max(table.layers_per_stage) * layer * part.splits_sum
+        kinds["weights"] += copy.dtype.itemsize * num_kept * max(table.layers_per_stage) * layer * part.splits_copy
         if kept and not part.stacked:  # what the last stage has given up waits for the others
             kinds["gradients"] += 4 * math.prod(part.master_shape)
     if shapes.shared_use:  # copies for the next batch

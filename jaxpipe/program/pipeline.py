@@ -48,7 +48,7 @@ from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.passes.rows import forwards_only
 from jaxpipe.schedules.schedule import Schedule
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
 _BATCH = P(None, BATCH_AXES)  # spec of leaves [num_microbatches, microbatch size, ...]
 
@@ -71,8 +71,7 @@ class Pipeline:
             `head_values` tells of every sequence, leaves [num_microbatches, microbatch size, ...] sharded as the batch.
             Of a `LanguageModel` it is a `jaxpipe.models.TokenValues`: log-probability of each target, and entropy.
         run_subset: jitted (is_run, staged params, batch, scale=1.0, key=None): runs `loss_and_grads`, by the
-            same program, where `is_run` "round device" is true, and no action in the other rounds, to time
-            actions. The result has no meaning.
+            same program, where `is_run` "round device" is true, to time actions. The result has no meaning.
         table: the round table that `loss_and_grads` executes.
         layout: layout of the staged parameters.
         layers_per_stage: [stage] number of layers.
@@ -89,6 +88,7 @@ class Pipeline:
         layers_per_stage: Sequence[int] | None = None,
         dtype: Any = None,
         shard: str = Shard.OPTIMIZER,
+        kept: KeptChunks = NOTHING_KEPT,
         sums_dtype: Any = None,
         deterministic: bool = False,
         rolled: bool = True,
@@ -109,19 +109,18 @@ class Pipeline:
             dtype: dtype of the compute copies of floating-point parameters, made once a step; by default their own.
                 Complex numbers, integers, truth values and keys stay as they are.
             shard: what devices with equal compute copies of a parameter share: a value of `jaxpipe.sharding.Shard`.
+            kept: of what is shared, what a device keeps whole from action to action.
             sums_dtype: dtype in which gradients travel to be summed over devices; None: float32. bfloat16 halves their
                 bytes, and rounds the terms and the sums over devices; sums over microbatches stay float32.
             deterministic: whether sums over devices are added in mesh order, however devices are wired.
             rolled: whether rounds share loop bodies; False is for debugging.
             costs: expected costs of actions, see `jaxpipe.lowering.lower`.
-            blocking: whether rounds are laid out for permutes that hold up both of their devices; by default if those
-                of `mesh` do.
+            blocking: whether rounds are laid out for permutes that hold up both devices; by default if the mesh's do.
             by_chunk: whether each chunk of a device has actions of its own in the program, which read kernels and add
                 gradients in place; by default see `jaxpipe.program.layer_form`.
             behind_layers: whether layers are gathered and their gradients summed over `data` behind other layers, see
                 `jaxpipe.lowering.lower`; by default if the mesh has several devices along `MASTER_AXES`.
-            recomputed: [stage] how many of its first layers are `functions.layer_again`, which backward computes again;
-                by default none are.
+            recomputed: [stage] how many of its first layers are `functions.layer_again`; by default none are.
 
         Raises:
             ScheduleError: the schedule breaks a rule.
@@ -140,6 +139,7 @@ class Pipeline:
         self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
         self.dtype = dtype
         self.shard = Shard(shard)
+        self.kept = kept
         # None for float32, in which nothing is cast: dtypes of complex sums stay, too.
         self.sums_dtype = None if sums_dtype is None or jnp.dtype(sums_dtype) == jnp.float32 else jnp.dtype(sums_dtype)
         self.deterministic = deterministic
@@ -186,6 +186,7 @@ class Pipeline:
             blocking=self.blocking,
             behind_layers=self.behind_layers,
             shard=self.shard,
+            kept=self.kept,
             recomputed=self.recomputed,
         )
 

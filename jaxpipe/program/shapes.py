@@ -19,6 +19,7 @@ from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS
+from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.weight_gathers import WEIGHT_GATHERS
 from jaxpipe.mesh import PyTree, Randomness, num_batch_parts, trained
 from jaxpipe.program.contract import Losses, StageFunctions
@@ -122,7 +123,7 @@ class StepShapes:
         transfers = self.table.transfers
 
         def is_later(part: Part) -> bool:
-            if WEIGHT_GATHERS.name in transfers:
+            if WEIGHT_GATHERS.name in transfers or KeptGathers.name in transfers:
                 return part.splits_copy
             return COPY_GATHERS.name in transfers and part.master_dim is not None
 

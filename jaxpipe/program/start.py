@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import IDLE
+from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.mesh import PyTree, trained
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
@@ -26,16 +27,18 @@ def table_operands(shapes: StepShapes, *, is_run: jax.Array | None = None) -> Ro
     """
     table = shapes.table
     hanging = table.hanging & hanging_mask(shapes)
+    names = needed(shapes)
+    slots = table.grids[KeptGathers.name].slot if KeptGathers.name in names else None
     rows = Row(
         kind=table.kind,
         stage=table.stage,
         chunk=table.chunk,
         microbatch=table.microbatch,
         pages=np.stack([pages.of_layer for pages in shapes.grids], axis=2),
-        of={name: CHANNELS[name].rows(table) for name in needed(shapes)},
+        of={name: CHANNELS[name].rows(table) for name in names},
         hanging=hanging if hanging.any() else None,
         # Which copy a chunk has depends on the call, which the step adds.
-        copied_chunk=table.chunk if table.num_calls > 1 else None,
+        copied_chunk=table.chunk if table.num_calls > 1 else slots,
     )
     # Devices first, since `shard_map` splits the first axis; int32, as all that the program counts.
     rows = jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)

@@ -45,7 +45,9 @@ def compute_copies(
     def cast(leaf: jax.Array) -> jax.Array:
         return cast_copy(leaf, dtype)  # before it travels
 
-    shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
+    # By these names reports find the collectives in the compiled program.
+    with jax.named_scope("ends_over_data"):
+        shared = jax.tree.map(lambda leaf, part: part.gather(cast(leaf)), held["shared"], parts["shared"])
     later = jax.tree.map(lambda _: False, parts["layers"]) if later is None else later
     # Layers are gathered in a loop, and on CPUs a collective in a loop must wait for all before it.
     num_done = after(jnp.int32(0), (before, shared))
@@ -62,16 +64,16 @@ def gathered_layer(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index,
         own = own if own.dtype == like.dtype else own.astype(like.dtype)
         return part.gather(own) if is_later else own
 
-    # By this name reports find the collectives in the compiled program.
     with jax.named_scope("gather_over_data"):
         return jax.tree.map(gathered, held, shapes.gathered_later, shapes.parts["layers"], shapes.copies["layer"])
 
 
-def room_for_copies(shapes: StepShapes, held: PyTree) -> PyTree:
-    """Room for the compute copies of all layers; those that actions do not gather are there."""
+def room_for_copies(shapes: StepShapes, held: PyTree, num_chunks: int | None = None) -> PyTree:
+    """Room for the compute copies of all chunks, or of so many; those that actions do not gather are there."""
 
     def room(leaf: jax.Array, is_later: bool, like: jax.ShapeDtypeStruct) -> jax.Array:
-        return empty((*leaf.shape[:2], *like.shape), like.dtype) if is_later else leaf
+        num_rows = leaf.shape[0] if num_chunks is None else num_chunks
+        return empty((num_rows, leaf.shape[1], *like.shape), like.dtype) if is_later else leaf
 
     return jax.tree.map(room, held, shapes.gathered_later, shapes.copies["layer"])
 

@@ -150,6 +150,7 @@ def pipeline_of(spec: RunSpec, model: Trained, devices: Sequence[Any], *, gpus_p
         layers_per_stage=spec.layers_per_stage,
         dtype=config.model.dtype,
         shard=config.mesh.shard,
+        kept=spec.kept,
         sums_dtype=config.mesh.sums_dtype,
         deterministic=config.mesh.deterministic,
         costs=spec.stage_costs,

@@ -210,6 +210,11 @@ def test_layers_are_gathered_and_summed_over_data_behind_products():
     numbers = compiled("--config=configs/llama3_8b.py", "--topology=h100-80g:1x4", *fields)
     # What stands alone: the layers before any action, the rest of device 1 behind its last message, the last layer.
     assert (numbers["overlapped_data_collectives"], numbers["data_collectives"]) == (2, 5)
+    # Two layers a stage, gathered in 16 bits and summed in 32; loops that stand alone have no known number of turns.
+    layer = 2 * (4096 * (4096 + 6144 + 2 * 14336) + 14336 * 4096 + 2 * 4096)
+    assert numbers["overlapped_layer_data_bytes"] == 2 * (1 + 2) * layer
+    assert numbers["layer_data_bytes"] == numbers["overlapped_layer_data_bytes"] + (1 + 2 * 2) * layer
+    assert numbers["ends_data_bytes"] > 0 == numbers["overlapped_ends_data_bytes"]
 
 
 EXPERTS = """

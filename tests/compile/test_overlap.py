@@ -8,7 +8,17 @@ import pytest
 from collectives_of_programs import permute_pairs
 from compiling import AS_A_USER, ROOT
 
-from jaxpipe.compile.hlo import EXCHANGE, EXPERTS, MESSAGE, PAGE_TRANSFER, overlapped_permutes
+from jaxpipe.compile.hlo import (
+    BY_DATA,
+    ENDS_OVER_DATA,
+    EXCHANGE,
+    EXPERTS,
+    MESSAGE,
+    OVER_DATA,
+    PAGE_TRANSFER,
+    overlapped_bytes,
+    overlapped_permutes,
+)
 
 PERMUTES = """
 %product (a: f32[2,2]) -> f32[2,2] {
@@ -98,6 +108,44 @@ def test_messages_pages_gradients_and_rows_of_experts_are_told_apart_by_their_sc
     for other in (MESSAGE, PAGE_TRANSFER, EXCHANGE, EXPERTS):
         assert overlapped_permutes(text, scope=other) == ((1, 1) if other is kind else (0, 0))
         assert permute_pairs(text, scope=other) == ({scope: {(0, 1)}} if other is kind else {})
+
+
+LAYERS_OVER_DATA = """
+%action (p: (bf16[8,4])) -> (bf16[8,4]) {
+  %p = (bf16[8,4]) parameter(0)
+  %own = bf16[4,4] get-tuple-element(%p), index=0
+  %grads = f32[8,4]{1,0} get-tuple-element(%p), index=1
+  %gather = ((bf16[4,4]{1,0}), (bf16[8,4]{1,0})) all-gather-start(%own), op_name="layer/gather_over_data/a"
+  %w = (f32[2,2], s8[4]) custom-call(%own), custom_call_target="__cublas$lt$matmul"
+  %gathered = bf16[8,4] all-gather-done(%gather)
+  %sum = f32[4,4]{1,0} reduce-scatter(%grads), op_name="layer/sum_over_data/b"
+  ROOT %t = (bf16[8,4]) tuple(%gathered)
+}
+%guard (g: (bf16[8,4])) -> (bf16[8,4]) {
+  %g = (bf16[8,4]) parameter(0)
+  ROOT %layers = (bf16[8,4]) while(%g), condition=%c, body=%action, backend_config={"known_trip_count":{"n":"3"}}
+}
+%rounds (r: (bf16[8,4])) -> (bf16[8,4]) {
+  %r = (bf16[8,4]) parameter(0)
+  ROOT %guarded = (bf16[8,4]) while(%r), condition=%c, body=%guard
+}
+ENTRY %main (a: (bf16[8,4])) -> (bf16[8,4]) {
+  %a = (bf16[8,4]) parameter(0)
+  %x = f32[2,4] get-tuple-element(%a), index=0
+  %ends = f32[2,4] all-reduce-start(%x), to_apply=%add, op_name="ends_over_data/c"
+  %ended = f32[2,4] all-reduce-done(%ends)
+  ROOT %turns = (bf16[8,4]) while(%a), condition=%c, body=%rounds, backend_config={"known_trip_count":{"n":"7"}}
+}
+"""
+
+
+def test_bytes_over_data_are_whole_layers_by_the_turns_of_an_action():
+    """Three layers: of a gather 64 bytes each, all behind a product, of a sum 128; and no turns of the rounds."""
+    of_layers = overlapped_bytes(LAYERS_OVER_DATA, scope=OVER_DATA, opcodes=BY_DATA)
+    assert of_layers == (3 * (64 + 128), 3 * 64)
+    assert overlapped_bytes(LAYERS_OVER_DATA, scope=ENDS_OVER_DATA, opcodes=BY_DATA) == (2 * 4 * 4, 0)
+    alone = LAYERS_OVER_DATA.replace("__cublas$lt$matmul", "sort")
+    assert overlapped_bytes(alone, scope=OVER_DATA, opcodes=BY_DATA) == (3 * (64 + 128), 0)
 
 
 SPLIT_HEAD = """

@@ -26,6 +26,7 @@ REPORT = Report(
         "expert_collectives": (6, 5),
         "data_collectives": (9, 4),
     },
+    data_bytes={"layer": (8 * GIBIBYTE, 6 * GIBIBYTE), "ends": (2 * GIBIBYTE, 0)},
     link=(2, 3),
     link_bytes_asked=3 * GIBIBYTE,
     link_bytes_sent=4 * GIBIBYTE,
@@ -58,6 +59,7 @@ def test_json_has_every_number_once():
     assert numbers["total_bytes"] == 71 * GIBIBYTE
     assert numbers["predicted_bytes"] == sum(numbers["predicted"].values()) == 65 * GIBIBYTE
     assert numbers["fits"] is True
+    assert (numbers["layer_data_bytes"], numbers["overlapped_layer_data_bytes"]) == (8 * GIBIBYTE, 6 * GIBIBYTE)
     assert (numbers["permutes"], numbers["overlapped_permutes"]) == (8, 7)
     assert (numbers["expert_collectives"], numbers["overlapped_expert_collectives"]) == (6, 5)
     assert "prediction" not in numbers
@@ -73,6 +75,8 @@ def test_text_says_what_is_spare_or_too_much():
     assert "9 gather layers and sum their gradients; 4 travel" in to_text(REPORT)
     assert "4.000  a step from device 2 of pipe to 3" in to_text(REPORT)
     assert "asks for    3.000" in to_text(REPORT)
+    assert "of layers over data, in each traced action once; 75.0% of these travel" in to_text(REPORT)
+    assert "2.000  of embedding and head; 0.0%" in to_text(REPORT)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,8 @@ def test_text_says_what_is_spare_or_too_much():
         ({"transfers": REPORT.transfers | {"evict_load_permutes": (0, 0)}}, "evict, load"),
         ({"transfers": REPORT.transfers | {"exchange_permutes": (0, 0)}}, "carry them"),
         ({"transfers": REPORT.transfers | {"expert_collectives": (0, 0)}}, "experts"),
-        ({"transfers": REPORT.transfers | {"data_collectives": (0, 0)}}, "data "),
+        ({"transfers": REPORT.transfers | {"data_collectives": (0, 0)}}, "gather layers"),
+        ({"data_bytes": {"layer": (0, 0), "ends": (0, 0)}}, "data bytes"),
         ({"link_bytes_asked": 0, "link_bytes_sent": 0}, "link"),
     ],
 )

@@ -68,6 +68,19 @@ def build_zb_h1(num_devices=2, num_microbatches=4, **times):
     return build("zb_h1", num_devices=num_devices, num_microbatches=num_microbatches, **times).rows
 
 
+@pytest.mark.parametrize(("keep", "num_kept"), [("none", 0), ("11MiB", 1), ("12MiB", 2), ("1GiB", 2)])
+def test_a_device_keeps_as_many_gathered_chunks_as_fit(keep, num_kept):
+    config = config_with()
+    # A layer has 12 x 256 x 256 weights of 4 bytes in matrices, 3 MiB; a chunk has two.
+    config.update_from_flattened_dict({"mesh.data": 2, "mesh.shard": "weights", "mesh.keep_gathered": keep})
+    config.pipeline.update(schedule="interleaved_1f1b", options="num_chunks=2")
+    config.update_from_flattened_dict({"model.num_layers": 8, "model.hidden": 256, "model.dtype": "float32"})
+    assert resolve(config, TOPOLOGY).kept == (num_kept, 0)
+    config.mesh.keep_gathered = "5MiB"
+    with pytest.raises(ConfigError, match=r"(?s)keep-fits.*take 6.00 MiB.*repair: .*'6MiB' or more"):
+        resolve(config, TOPOLOGY)
+
+
 def test_times_in_options_are_kept():
     config = config_with(schedule="zb_h1", options="weight_gradient=0.4")
     found = resolve(config, TOPOLOGY)

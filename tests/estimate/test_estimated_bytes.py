@@ -172,6 +172,13 @@ def test_bytes_of_shared_gradients_and_weights_by_formula(schedule, replicas):
         for shard in (Shard.OPTIMIZER, Shard.GRADIENTS, Shard.WEIGHTS)
     ]
     assert others[0] == others[1] == others[2]
+    # As many chunks as fit, of all that there are: the largest one's layers in place of two, and one on its way.
+    longest, shared_weights = max(setting.layers_per_stage), replace(setting, shard=Shard.WEIGHTS)
+    num_chunks = 24 // 2 * replicas // longest
+    for num_kept in (1, num_chunks):
+        kept = replace(shared_weights, keep_bytes=num_kept * longest * 2 * matrices + longest)
+        more = 2 * (num_kept * longest + 1 - 3) * matrices
+        assert memory(kept).weights - memory(shared_weights).weights == more
     alone = replace(setting, data=1, batch_size=8)
     assert memory(replace(alone, shard=Shard.WEIGHTS)) == memory(alone)  # nobody to share with
 

@@ -212,6 +212,22 @@ def test_a_layer_lasts_as_long_as_what_travels_behind_it(shard, schedule, layer_
     assert found.bubble_ratio == 0.0
 
 
+@pytest.mark.parametrize("num_microbatches", [4, 256])
+def test_breadth_first_gathers_kept_chunks_but_the_last_one_twice(num_microbatches):
+    """Its first chunk ahead, behind F; the other one behind F, too; the first one again behind B, whose sums wait."""
+    schedule = gpt_setting(schedule="breadth_first", options="num_chunks=2", pipe=2, data=2, topology="a100-80g:1x4")
+    setting = replace(schedule, num_microbatches=num_microbatches, batch_size=2 * num_microbatches, shard=Shard.WEIGHTS)
+    number, num_layers = layer_parameters(setting.model).total, setting.layers_per_stage[0]
+    source = Given(near=Link(0.0, number / 1.5))  # a gather takes 1.5 s and a sum 3, an F 1 and a B 2, as above
+    again, kept = (estimate(replace(setting, keep_bytes=size), source) for size in (0, 160_000_000))  # one chunk of two
+    ends_s = again.copies_s - 1.5
+    assert kept.copies_s - ends_s == pytest.approx(1.5 + num_layers * (0.5 + 0.5 + 1.5), rel=1e-9)
+    assert again.over_data_s - kept.over_data_s == pytest.approx(
+        1.5 * num_layers * (2 * 2 * num_microbatches - 3), rel=1e-9
+    )
+    assert kept.pipeline_s < again.pipeline_s
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v", "bpipe", "chimera"])
 @pytest.mark.parametrize("shard", [Shard.GRADIENTS, Shard.WEIGHTS])
 def test_hidden_gathers_and_sums_of_every_microbatch_leave_the_pipeline_as_it_is(schedule, shard):

@@ -9,10 +9,11 @@ import pytest
 from jaxpipe.lowering import IDLE, RoundTable, lower
 from jaxpipe.lowering.spread import NUMBERS
 from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS, CopyPieces
+from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.sums_over_data import Left
 from jaxpipe.schedules import REGISTRY, Kind, build
 from jaxpipe.schedules.passes.rows import forwards_only
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import KeptChunks, Shard
 
 
 def walk_all(table: RoundTable) -> None:
@@ -160,6 +161,155 @@ def test_every_action_gathers_its_layers_and_sums_their_gradients(name, uneven):
     expected = {(chunk, layer): number for (chunk, stage), number in actions.items() for layer in range(layers[stage])}
     assert walk_by_action(table) == expected
     assert table.num_traced_actions == sum(map(len, table.kinds))  # each hangs, so none is traced twice
+
+
+def walk_with_slots(table: RoundTable) -> list[int]:
+    """[D] chunks that are gathered; an action that finds another layer in its slot is seen."""
+    transfer = table.transfers["kept_gathers"]
+    before, grids, hangs = transfer.before(table), table.grids["kept_gathers"], transfer.hangs(table)
+    most = max(table.layers_per_stage)
+    num_gathered = []
+    for device in range(table.schedule.num_devices):
+        slots = np.full((transfer.num_slots, most, 2), IDLE)  # the (chunk, layer) that is there
+        stop = before.num_layers[device]
+        slots[0, :stop] = [(before.chunk[device], layer) for layer in range(stop)]
+        gathered = Counter({int(before.chunk[device]): int(stop)})
+        for round_ in range(table.num_rounds):
+            cell = round_, device
+            if table.kind[cell] not in (Kind.F, Kind.B, Kind.I):
+                assert not hangs[cell]
+                continue
+            num_layers, into = table.layers_per_stage[table.stage[cell]], grids.into[cell]
+            order = list(range(num_layers)) if table.kind[cell] == Kind.F else list(range(num_layers))[::-1]
+            for layer in order:
+                there = slots[grids.slot[cell], layer].tolist()
+                assert there == [table.chunk[cell], layer], f"round {round_}: {there} is there, not layer {layer}"
+                coming = min(layer + int(grids.ahead[cell]), most - 1)
+                if hangs[cell]:
+                    slots[into, coming] = grids.chunk[cell], coming
+                    gathered[int(grids.chunk[cell])] += 1
+            for layer in range(num_layers, grids.num_layers[cell] if hangs[cell] else 0):
+                slots[into, layer] = grids.chunk[cell], layer
+        num_gathered.append(int(hangs[:, device].sum()) + (before.num_layers[device] > 1))
+    return num_gathered
+
+
+def kept(
+    name: str, num_kept: int, uneven: bool = False, num_devices: int = 4, num_sums: int = 0, **options
+) -> RoundTable:
+    schedule = build(name, num_devices=num_devices, num_microbatches=8, **options)
+    layers = tuple((3, 1, 2)[stage % 3] if uneven else 2 for stage in range(schedule.num_stages))
+    return lower(
+        schedule, layers_per_stage=layers, behind_layers=True, shard=Shard.WEIGHTS, kept=KeptChunks(num_kept, num_sums)
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(4)])
+def test_a_kept_chunk_is_whole_when_it_is_read(name):
+    table = kept(name, num_kept=1, uneven=True)
+    walk_with_slots(table)
+    num_chunks = len(table.schedule.placement.stages_of[0])
+    once = replace(table, kinds_of_traffic=(KeptGathers(num_chunks),))
+    assert max(walk_with_slots(once)) == num_chunks  # with a slot for each none is gathered twice
+
+
+@pytest.mark.parametrize(
+    ("name", "num_kept", "expected"),
+    # Of three chunks the last one is kept between forward and backward, and of two slots another is left over.
+    [("breadth_first", 1, 5), ("breadth_first", 2, 4), ("breadth_first", 3, 3), ("1f1b", 1, 1)],
+)
+def test_breadth_first_gathers_each_stage_twice_whatever_the_microbatches(name, num_kept, expected):
+    options = {"num_chunks": 3} if name == "breadth_first" else {}
+    assert walk_with_slots(kept(name, num_kept, num_devices=2, **options))[0] == expected
+
+
+def walk_sums(table: RoundTable) -> list[int]:
+    """[D] how often chunks leave their slot; one that is not summed, or not once, or in parts, is seen."""
+    transfer = table.transfers["leaving_sums"]
+    grids, slot_of = table.grids["leaving_sums"], table.grids["kept_sums"].slot
+    hangs, after = transfer.hangs(table), transfer.after(table)
+    num_left = []
+    for device in range(table.schedule.num_devices):
+        slots = [Counter() for _ in range(transfer.num_slots)]  # (chunk, layer) -> gradients that are there
+        added, summed = Counter(), Counter()
+
+        def leave(slot: int, chunk: int, layer: int, slots=slots, summed=summed):
+            there = {of: number for of, number in slots[slot].items() if of[1] == layer and number}
+            assert set(there) <= {(chunk, layer)}, f"{set(there)} leaves as chunk {chunk}"
+            summed[chunk, layer] += there.get((chunk, layer), 0)
+            slots[slot][chunk, layer] = 0
+
+        for round_ in range(table.num_rounds):
+            cell = round_, device
+            if table.kind[cell] not in (Kind.B, Kind.W):
+                continue
+            chunk, num_layers = int(table.chunk[cell]), table.layers_per_stage[table.stage[cell]]
+            of = int(grids.into[cell]), int(grids.chunk[cell])
+            for layer in range(num_layers, grids.num_layers[cell] if hangs[cell] else 0):
+                leave(*of, layer)
+            for layer in reversed(range(num_layers)):
+                if hangs[cell] and not grids.ahead[cell]:
+                    leave(*of, layer)
+                slots[slot_of[cell]][chunk, layer] += 1
+                added[chunk, layer] += 1
+                if hangs[cell] and grids.ahead[cell] and layer:
+                    leave(*of, layer)
+        for layer in range(after.num_layers[device]):
+            leave(0, int(after.chunk[device]), layer)
+        assert summed == added
+        num_left.append(int(hangs[:, device].sum()) + (after.num_layers[device] > 1))
+    return num_left
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(4)])
+def test_kept_sums_leave_whole_and_once(name):
+    schedule = build(name, num_devices=4, num_microbatches=8)
+    if schedule.num_replicas > 1:  # their exchange waits for sums
+        assert "kept_sums" not in kept(name, 1, num_sums=1).transfers
+        return
+    walk_sums(kept(name, 1, uneven=True, num_sums=1))
+    num_chunks = len(schedule.placement.stages_of[0])
+    assert max(walk_sums(kept(name, 1, num_sums=num_chunks))) == num_chunks
+
+
+@pytest.mark.parametrize(("num_sums", "expected"), [(1, 3), (3, 3)])
+def test_breadth_first_sums_each_stage_once(num_sums, expected):
+    assert walk_sums(kept("breadth_first", 1, num_devices=2, num_sums=num_sums, num_chunks=3))[0] == expected
+
+
+def as_another_chunk(table: RoundTable) -> None:
+    table.grids["leaving_sums"].chunk[:] = table.chunk
+
+
+def not_at_all(table: RoundTable) -> None:
+    table.grids["leaving_sums"].into[:] = 1 - table.grids["leaving_sums"].into
+
+
+@pytest.mark.parametrize("spoil", [as_another_chunk, not_at_all])
+def test_the_walk_would_see_sums_of_another_chunk(spoil):
+    table = kept("breadth_first", 1, num_devices=2, num_sums=2, num_chunks=3)
+    spoil(table)
+    with pytest.raises(AssertionError):
+        walk_sums(table)
+
+
+def too_early(table: RoundTable) -> None:
+    """Another chunk takes the slot while it is needed."""
+    cell = tuple(np.argwhere(table.transfers["kept_gathers"].hangs(table) & (table.stage == 3))[0])
+    table.grids["kept_gathers"].into[cell] ^= 1
+
+
+def stale(table: RoundTable) -> None:
+    """An action reads what the chunk before has left."""
+    table.grids["kept_gathers"].chunk[:] = table.chunk
+
+
+@pytest.mark.parametrize("spoil", [too_early, stale])
+def test_the_walk_would_see_a_slot_that_has_another_chunk(spoil):
+    table = kept("breadth_first", 2, num_devices=2, num_chunks=3)
+    spoil(table)
+    with pytest.raises(AssertionError, match="is there, not"):
+        walk_with_slots(table)
 
 
 def test_the_walk_would_see_a_layer_of_another_action():

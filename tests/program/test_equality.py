@@ -26,6 +26,7 @@ from tiny_models import config_of, pipeline_of, random_batch, random_params, rel
 from tiny_training import Training, batches, family_of, mean_loss_and_grads, train_on_one_device, train_pipelined
 
 from jaxpipe.schedules import build
+from jaxpipe.sharding import KeptChunks
 
 LARGEST_ERROR, LARGEST_ERROR_LATER = 1e-5, 1e-4
 NUM_LAYERS, NUM_MICROBATCHES = 6, 5
@@ -46,9 +47,14 @@ class Case(NamedTuple):
     tied: bool = False
     layers_per_stage: tuple[int, ...] | None = EVEN
     shard: str = "optimizer"
+    num_kept: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return "-".join(map(str, self))
+        return "-".join(map(str, self if self.num_kept else self[:-1]))
+
+    def kept(self, *num_kept: int) -> "Case":
+        """With shared weights, of which devices keep so many chunks, and sums of so many."""
+        return self._replace(shard="weights", num_kept=num_kept)
 
 
 GPT = Case("gpt", "1f1b", 2, 2, 2, "none", dropout=0.3, tied=True)
@@ -78,6 +84,11 @@ THREE_STEPS = tiers(
         Case("gpt", "1f1b", 2, 1, 2, "full", dropout=0.3, tied=True, shard="weights"),
         Case("bert", "chimera", 2, 4, 1, "none", tied=True, shard="weights"),
         Case("gpt", "bpipe", 2, 4, 1, "none", layers_per_stage=(1, 2, 1, 2), shard="gradients"),
+        Case("gpt", "1f1b", 2, 2, 2, "full:3,1", dropout=0.3, tied=True, layers_per_stage=(3, 3)).kept(1, 1),
+        Case("llama", "breadth_first", 2, 2, 2, "attention:1,1,0,1", layers_per_stage=(1, 2, 1, 2)).kept(1),
+        Case("llama", "zb_v", 2, 2, 2, "none").kept(1, 1),
+        Case("gpt", "interleaved_1f1b", 2, 2, 2, "full", dropout=0.3).kept(2, 1),
+        Case("bert", "chimera", 2, 4, 1, "none", layers_per_stage=(1, 2, 1, 2)).kept(1),
     ],
 )
 SIXTEEN = Case("gpt", "1f1b", 2, 4, 2, "none", dropout=0.3, tied=True)
@@ -141,6 +152,7 @@ def pipelined(case: Case) -> Training:
         tensor=case.tensor,
         layers_per_stage=case.layers_per_stage,
         shard=case.shard,
+        kept=KeptChunks(*case.num_kept),
         again=case.recompute,
     )
     return train_pipelined(pipeline, config)

@@ -21,6 +21,7 @@ from tiers import tiers
 from jaxpipe.program import Pipeline
 from jaxpipe.program.channels import gradient_shards, weight_gathers
 from jaxpipe.schedules import REGISTRY, Kind, Schedule, balance, build, split_backward
+from jaxpipe.sharding import NOTHING_KEPT, KeptChunks
 
 
 class Case(NamedTuple):
@@ -35,11 +36,13 @@ class Case(NamedTuple):
     balanced: bool = False
     one_layer: bool = False  # a stage has one; else some have two
     shard: str = "optimizer"  # what devices along `data` share
+    kept: KeptChunks = NOTHING_KEPT  # of what they share
 
     def __str__(self) -> str:
         options = [f"{name}={value}" for name, value in self.options.items()]
         chosen = [name for name in ("split", "balanced", "one_layer") if getattr(self, name)]
         chosen += [self.shard] if self.shard != "optimizer" else []
+        chosen += [f"kept={self.kept.weights},{self.kept.sums}"] if any(self.kept) else []
         return "-".join(map(str, (*self[:2], *options, *self[3:7], *chosen)))
 
 
@@ -55,6 +58,7 @@ FEW = tiers(
         Case("mlp", "dualpipe", {}, 4, 8, data=2),
         Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
         Case("mlp", "zb_h1", {}, 4, 8, data=2, shard="none"),  # messages wait at their senders
+        Case("mlp", "breadth_first", {"num_chunks": 2}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 1)),
     ],
     ci=[
         Case("mlp", "interleaved_1f1b", {"extra_warm_up": True}, 4, 7, data=2),
@@ -63,6 +67,8 @@ FEW = tiers(
         Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
         Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2, shard="gradients"),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
+        Case("mlp", "zb_v", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 2)),
+        Case("mlp", "bitpipe", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(2)),
         Case("mlp", "gems", {}, 4, 3, data=2),
         Case("mlp", "gpipe", {}, 4, 6),
         Case("mlp", "hanayo", {"waves": 2}, 4, 9, data=2),
@@ -76,6 +82,18 @@ FEW = tiers(
     ],
     slow=[
         Case("gpt", "zb_v", {}, 2, 5, data=2, shard="weights"),
+        Case("gpt", "interleaved_1f1b", {}, 4, 8, data=2, shard="weights", kept=KeptChunks(1, 2)),
+        Case("bert", "chimera", {}, 4, 5, data=2, shard="weights", kept=KeptChunks(1)),
+        *(
+            Case("mlp", name, {}, 4, 6, data=2, shard=shard, kept=kept)
+            for i, name in enumerate(sorted(REGISTRY))
+            for shard, kept in (
+                ("weights", KeptChunks(1 + i % 2)),
+                ("weights", KeptChunks(2 - i % 2, 1 + i % 2)),
+                ("gradients", KeptChunks(sums=1)),
+            )
+            if takes(name, 4, {}) and (name not in TWO_REPLICAS or not kept.sums)
+        ),
         Case("gpt", "interleaved_1f1b", {"group_size": 5}, 4, 7, data=2, tied=False),
         Case("bert", "v_half", {}, 2, 5, tied=False),
         Case("mlp", "bitpipe", {"scaling": "early_forwarding", "eager_sync": False}, 6, 24),
@@ -146,7 +164,7 @@ def num_layers_of(case: Case, schedule: Schedule) -> int:
 def assert_equivalent(case: Case) -> None:
     schedule = schedule_of(case)
     num_layers = num_layers_of(case, schedule)
-    options = {"num_layers": num_layers, "data": case.data, "shard": case.shard}
+    options = {"num_layers": num_layers, "data": case.data, "shard": case.shard, "kept": case.kept}
     if case.model == "mlp":
         tiny_mlp.assert_equivalent(tiny_mlp.make_pipeline(schedule, **options))
     elif case.model == "bert":
@@ -214,6 +232,44 @@ def exchange_another_layer(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize("spoil", [forget_an_exchange, exchange_another_layer])
 def test_the_bound_would_show_gradients_that_are_not_exchanged(spoil):
     pipeline = two_replicas()
+    spoil(pipeline)
+    with pytest.raises(AssertionError):
+        tiny_mlp.assert_equivalent(pipeline)
+
+
+def kept_weights() -> Pipeline:
+    schedule = build("breadth_first", num_devices=2, num_microbatches=4, num_chunks=2)
+    return tiny_mlp.make_pipeline(schedule, num_layers=8, data=2, shard="weights", kept=KeptChunks(1, 1))
+
+
+def read_what_is_stale(pipeline: Pipeline) -> None:
+    """Actions gather their own chunk again, and the next one finds it."""
+    pipeline.table.grids["kept_gathers"].chunk[:] = pipeline.table.chunk
+
+
+def release_too_early(pipeline: Pipeline) -> None:
+    """The first action that another one follows gathers the other chunk into the only slot."""
+    grids = pipeline.table.grids["kept_gathers"]
+    grids.chunk[tuple(np.argwhere(grids.ahead)[0])] = 1
+
+
+def sum_into_another_chunk(pipeline: Pipeline) -> None:
+    """What leaves is added to the sums of the chunk that comes."""
+    pipeline.table.grids["leaving_sums"].chunk[:] = pipeline.table.chunk
+
+
+def lose_a_chunk(pipeline: Pipeline) -> None:
+    """The chunk that leaves is taken from a slot that has none."""
+    cell = tuple(np.argwhere(pipeline.table.transfers["leaving_sums"].hangs(pipeline.table))[0])
+    grids = pipeline.table.grids["leaving_sums"]
+    grids.chunk[cell] = 1 - grids.chunk[cell]
+
+
+@pytest.mark.parametrize(
+    "spoil", tiers([release_too_early], ci=[read_what_is_stale, sum_into_another_chunk, lose_a_chunk])
+)
+def test_the_bound_would_show_a_slot_that_has_another_chunk(spoil):
+    pipeline = kept_weights()
     spoil(pipeline)
     with pytest.raises(AssertionError):
         tiny_mlp.assert_equivalent(pipeline)

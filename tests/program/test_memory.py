@@ -22,6 +22,7 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.program.start import table_operands
 from jaxpipe.schedules import build
+from jaxpipe.sharding import KeptChunks
 from jaxpipe.training.step import init_state, make_train_step
 
 ONE_PRODUCT = dataclasses.replace(tiny_mlp.FUNCTIONS, layer=lambda params, x, microbatch, random: x @ params["kernel"])
@@ -148,18 +149,19 @@ def test_pages_messages_and_slots_have_the_sizes_of_the_model():
 def test_held_bytes_are_pages_copies_gradients_and_messages():
     schedule = build("1f1b", num_devices=2, num_microbatches=3)
     found = {}
-    for shard, dtype in (
+    for shard, dtype, *num_kept in (
         ("optimizer", None),
         ("gradients", None),
         ("weights", None),
+        ("weights", None, 1),
         ("none", None),
         ("none", "bfloat16"),
     ):
         mesh = make_mesh(data=1 if shard == "none" else 2, pipe=2)
         options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "shard": shard}
-        pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options)
+        pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options, kept=KeptChunks(*num_kept))
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
-        found[shard, dtype] = held_bytes(pipeline.shapes(params, batch))
+        found[shard, dtype, *num_kept] = held_bytes(pipeline.shapes(params, batch))
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     kernels, others = 3 * h * h, 3 * h + tiny_mlp.NUM_INPUTS * h + h  # of the longest stage; biases, and the ends
     num_params = kernels + others
@@ -176,6 +178,10 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
         # No copies of kernels, but that of the layer with which the next action begins, and one on its way.
         ("weights", None): held(
             4, num_pages * x // 2, others, kernels // 2 + others, num_messages * x // 2, left=4 * h * h
+        ),
+        # All kernels of the only chunk, and the copy on its way.
+        ("weights", None, 1): held(
+            4, num_pages * x // 2, num_params, kernels // 2 + others, num_messages * x // 2, left=3 * h * h
         ),
         ("none", None): held(4, num_pages * x, 0, num_params, num_messages * x),
         ("none", "bfloat16"): held(2, num_pages * x, num_params, 2 * num_params, num_messages * x),

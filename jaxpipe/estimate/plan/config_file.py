@@ -20,7 +20,8 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting
 from jaxpipe.estimate.plan.rows import Row
 from jaxpipe.files import local_path
-from jaxpipe.units import gib
+from jaxpipe.sharding import NONE_KEPT
+from jaxpipe.units import MIB, gib
 
 
 def config_of(config: RunConfig, setting: Setting) -> RunConfig:
@@ -40,6 +41,8 @@ def config_of(config: RunConfig, setting: Setting) -> RunConfig:
             **{f"mesh.{axis}": size for axis, size in setting.axes.items()},
             "mesh.order": setting.order,
             "mesh.shard": setting.shard.value,
+            "mesh.keep_gathered": f"{setting.keep_bytes / MIB:.3f}MiB" if setting.keep_bytes else NONE_KEPT,
+            "mesh.keep_sums": f"{setting.keep_sums_bytes / MIB:.3f}MiB" if setting.keep_sums_bytes else NONE_KEPT,
             "mesh.platform": AUTO,
             "optimizer.error_feedback": setting.error_feedback,
         }

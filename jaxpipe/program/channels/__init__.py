@@ -10,6 +10,8 @@ from jaxpipe.program.carry import State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.channels.copy_gathers import CopyGathers, CopyPieces
 from jaxpipe.program.channels.gradient_shards import GradientShards
+from jaxpipe.program.channels.kept_gathers import KeptGathers
+from jaxpipe.program.channels.kept_sums import KeptSums, LeavingSums
 from jaxpipe.program.channels.layer_sums import LayerSums, SumPieces
 from jaxpipe.program.channels.messages import Messages
 from jaxpipe.program.channels.parked_pages import ParkedPages
@@ -38,7 +40,10 @@ CHANNELS: dict[str, type[Channel]] = {
         CopyGathers,
         CopyPieces,
         WeightGathers,
+        KeptGathers,
         GradientShards,
+        KeptSums,
+        LeavingSums,
     )
 }
 
