@@ -226,7 +226,7 @@ def test_the_bounds_would_show_a_gradient_that_is_not_summed_over_tensor(monkeyp
     params = jax.jit(pipeline.to_stages)(random_params(config))
     _, grads = pipeline.loss_and_grads(params, batch, 1 / (batch["targets"] >= 0).sum())
     _, wanted = mean_loss_and_grads(config, random_params(config), batch)
-    errors = relative_errors(pipeline.from_stages(grads), wanted)
+    errors = relative_errors(jax.jit(pipeline.from_stages)(grads), wanted)
     # A device has all of the gradient of what is split over tensor, and half the sequence's of what is not.
     summed = {path for path in errors if "norm" in path or "position" in path or path.endswith(WHOLE_BIASES)}
     assert all((error > 100 * LARGEST_ERROR) == (path in summed) for path, error in errors.items()), errors
