@@ -40,12 +40,12 @@ CASES = tiers(
         ("gpt", (1, 2, 1, 1), "1f1b", {}),
         ("bert", (2, 2, 1, 2), "chimera", {}),
         ("llama", (2, 2, 1, 2), "1f1b", {"pipeline.vocab_over_pipe": "true"}),
-        ("llama", (2, 4, 1, 1), "wpipe", PLAIN | {"pipeline.num_microbatches": 2}),
         ("mixtral", (1, 2, 2, 1), "zb_h1", PLAIN | WHOLE | {"model.dispatch": "capacity"}),
         ("gpt", (2, 2, 1, 2), "pipedream_2bw", {"optimizer.name": "muon"}),
         ("mixtral", (1, 2, 2, 2), "1f1b", WEIGHTS),
     ],
     slow=[
+        ("llama", (2, 4, 1, 1), "wpipe", PLAIN | {"pipeline.num_microbatches": 2}),
         ("gpt", (4, 2, 1, 1), "bpipe", PLAIN | {"optimizer.name": "muon"}),
         ("mixtral", (2, 1, 2, 2), "1f1b", {}),
         ("gpt", (2, 4, 1, 1), "dualpipe", PLAIN | WEIGHTS),

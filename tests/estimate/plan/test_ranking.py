@@ -294,7 +294,7 @@ def test_rows_of_few_microbatches_bound_the_step_of_many(name):
     assert least_by_few_s(replace(setting, schedule_name="1f1b", layers_per_stage=(2,) * 4), SOURCE) == 0.0
 
 
-@pytest.mark.parametrize("step", tiers([3], ci=[1]))
+@pytest.mark.parametrize("step", tiers([3], slow=[1]))
 def test_nothing_takes_fewer_bytes_than_its_bounds(every_setting, step):
     """Of every third setting by default."""
     for group, _, variant, setting in every_setting[::step]:
