@@ -140,7 +140,13 @@ def most_exposed(name: str, num_devices: int, options: dict[str, object]) -> flo
     return MOST
 
 
-@pytest.mark.parametrize(("name", "options"), FOLDED, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, id=f"{name}-{options}", marks=pytest.mark.ci if options else ())
+        for name, options in FOLDED
+    ],
+)
 def test_periodic_rounds_cost_no_time(name, options):
     for num_devices, num_microbatches in ((4, 16), (8, 8), (16, 16)):
         assert max(slowdowns(name, num_devices, num_microbatches, 0.0, **options)) <= 1.001

@@ -52,8 +52,13 @@ def apart(found, expected):
 @pytest.mark.parametrize("has_idle_tiles", [False, True])
 def test_loops_are_the_textbooks(name, has_idle_tiles):
     rows, kernels, d, expert = arrays(SHAPES[name], jnp.float32, idle=0.0)
-    y, vjp = jax.vjp(lambda rows, kernels: grouped(rows, kernels, expert, has_idle_tiles), rows, kernels)
-    assert max(apart((y, *vjp(d)), textbook(rows, kernels, expert, d))) < 1e-5
+
+    @jax.jit
+    def found(rows, kernels, d):
+        y, vjp = jax.vjp(lambda rows, kernels: grouped(rows, kernels, expert, has_idle_tiles), rows, kernels)
+        return y, *vjp(d)
+
+    assert max(apart(found(rows, kernels, d), textbook(rows, kernels, expert, d))) < 1e-5
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -62,14 +67,19 @@ def test_kernels_are_the_textbooks(name):
     rows, kernels, d, expert = arrays(SHAPES[name], jnp.bfloat16, idle=np.nan)
     assert grouped_kernels.fit(rows, kernels)
     # Kernels of other layers around them are not read.
-    stack = jnp.concatenate([jnp.full_like(kernels[:1], jnp.nan), kernels, jnp.full_like(kernels[:1], jnp.nan)])
-    found = (
-        grouped_kernels.products(rows, kernels, expert, num_experts=len(kernels), interpret=True),
-        grouped_kernels.products(d, stack, expert, 1, num_experts=len(kernels), transposed=True, interpret=True),
-        grouped_kernels.sums(rows, d, expert, num_experts=len(kernels), interpret=True),
-    )
-    totals = jnp.ones(stack.shape, jnp.float32)
-    added = grouped_kernels.added_sums(totals, rows, d, expert, 1, num_experts=len(kernels), interpret=True)
+    stack = np.pad(kernels, [(1, 1), (0, 0), (0, 0)], constant_values=np.nan)
+
+    @jax.jit
+    def all_four(rows, kernels, stack, d, totals):
+        given = {"num_experts": len(kernels), "interpret": True}
+        return (
+            grouped_kernels.products(rows, kernels, expert, **given),
+            grouped_kernels.products(d, stack, expert, 1, transposed=True, **given),
+            grouped_kernels.sums(rows, d, expert, **given),
+            grouped_kernels.added_sums(totals, rows, d, expert, 1, **given),
+        )
+
+    *found, added = all_four(rows, kernels, stack, d, np.ones(stack.shape, np.float32))
     assert (added[0] == 1).all()
     assert (added[-1] == 1).all()
     assert max(apart((added[1:-1],), (1 + textbook(rows, kernels, expert, d)[2],))) < 1e-6  # float32, never rounded

@@ -180,8 +180,8 @@ def found(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
     schedule = split_backward(schedule) if case.split else schedule
     mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
     pipeline = pipeline_of(schedule, config, shard=case.shard, again=case.recompute, **mesh)
-    losses, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch, scale_of(case))
-    return losses, pipeline.from_stages(grads)
+    losses, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch, scale_of(case))
+    return losses, jax.jit(pipeline.from_stages)(grads)
 
 
 def errors_of(case: Case) -> dict[str, float]:
@@ -254,7 +254,9 @@ def test_losses_of_routers_are_those_of_their_papers():
     """All experts used alike: the balance loss is the number of chosen ones."""
     routing = experts.Routing(4, 2, normalized=True, balance_loss=1.0, z_loss=1.0)
     logits = jnp.zeros((1, 8, 4))
-    sums = routing.loss_sums(logits, routing.choose(logits, None), jnp.full(4, 2 / 4), None, 1)
+    sums = jax.jit(lambda logits: routing.loss_sums(logits, routing.choose(logits, None), jnp.full(4, 2 / 4), None, 1))(
+        logits
+    )
     np.testing.assert_allclose(sums["balance"] / 8, 2.0, rtol=1e-6)
     np.testing.assert_allclose(sums["router_z"] / 8, np.log(4) ** 2, rtol=1e-6)
 
@@ -273,7 +275,7 @@ def test_a_bias_chooses_and_neither_weighs_nor_learns():
     def told(logits: jax.Array, bias: jax.Array) -> jax.Array:
         return routing.loss_sums(logits, chosen, share, bias, 1)["measured_load_bias"] / 2
 
-    of_logits, of_bias = jax.grad(told, (0, 1))(logits, bias)
+    of_logits, of_bias = jax.jit(jax.grad(told, (0, 1)))(logits, bias)
     np.testing.assert_allclose(of_bias, [0.5, -1.0, 0.5], rtol=1e-6)  # 1.5, 0 and 1.5 times the mean
     assert not of_logits.any()
 
@@ -281,7 +283,7 @@ def test_a_bias_chooses_and_neither_weighs_nor_learns():
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 1000])
 def test_each_choice_has_a_row_of_its_expert(num_tokens):
     chosen = np.random.default_rng(0).integers(5, size=(1, num_tokens, 2)).astype(np.int32)
-    tiles = jax.tree.map(np.asarray, dispatch.Dropless(5, 2).tiles(jnp.asarray(chosen)))
+    tiles = jax.tree.map(np.asarray, jax.jit(dispatch.Dropless(5, 2).tiles)(chosen))
     size = tiles.choice.shape[1]
     flat = tiles.choice.reshape(-1)
     np.testing.assert_array_equal(flat[tiles.row.reshape(-1)], np.arange(chosen.size))
@@ -293,7 +295,7 @@ def test_capacity_serves_the_first_choices_of_each_sequence():
     chosen = np.random.default_rng(0).integers(4, size=(3, 16, 2)).astype(np.int32)
     way = dispatch.Capacity(4, 2, 0.75)
     assert way.rows(16) == 6
-    tiles = jax.tree.map(np.asarray, way.tiles(jnp.asarray(chosen)))
+    tiles = jax.tree.map(np.asarray, jax.jit(way.tiles)(chosen))
     has_row = tiles.row.reshape(chosen.shape) < tiles.choice.size
     for one, served in zip(chosen.reshape(3, -1), has_row.reshape(3, -1), strict=True):
         for expert in range(4):
@@ -307,7 +309,7 @@ def test_capacity_serves_the_first_choices_of_each_sequence():
 def test_padding_takes_no_row(way, most):
     chosen = np.random.default_rng(0).integers(4, size=(2, 16, 2)).astype(np.int32)
     chosen[0, :9] = chosen[1, 9:] = 4  # no expert
-    tiles = jax.tree.map(np.asarray, way.tiles(jnp.asarray(chosen)))
+    tiles = jax.tree.map(np.asarray, jax.jit(way.tiles)(chosen))
     row = tiles.row.reshape(chosen.shape)
     has_row = row < tiles.choice.size
     assert (row[~has_row] == tiles.choice.size).all()
@@ -323,7 +325,7 @@ def test_weights_of_padding_are_finite_and_so_are_their_gradients(normalized):
     """However unlikely the expert is that padding would have."""
     routing = experts.Routing(3, 2, normalized=normalized, balance_loss=0.0, z_loss=0.0)
     chosen = jnp.array([[[0, 1], [3, 3]]])
-    weight_of = jax.grad(lambda logits: routing.weights(logits, chosen)[0, 0, 0])
+    weight_of = jax.jit(jax.grad(lambda logits: routing.weights(logits, chosen)[0, 0, 0]))
     gradient = weight_of(jnp.array([[[2.0, 1.0, -60.0], [0.0, 1.0, -60.0]]]))
     assert jnp.isfinite(gradient).all()
     assert gradient[0, 0].any()

@@ -73,11 +73,11 @@ def assert_gradients(name: str, family: str, pipe: int, lora: Lora = LORA, num_l
         pipeline = Pipeline(vocabulary(schedule), mesh, StageFunctions.of(model), num_layers=num_layers)
     else:
         pipeline = pipeline_of(schedule, config, **options)
-    staged = pipeline.to_stages(params)
+    staged = jax.jit(pipeline.to_stages)(params)
     staged = jax.device_put(staged, pipeline.shardings(staged))
     loss, grads = pipeline.loss_and_grads(staged, batch, 0.1)
     wanted_loss, wanted = expected(config, params, batch, 0.1)
-    found = pipeline.from_stages(grads)
+    found = jax.jit(pipeline.from_stages)(grads)
     np.testing.assert_allclose(name_losses(loss)["loss"], wanted_loss, rtol=LARGEST_ERROR)
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     errors = relative_errors(found, wanted)

@@ -126,7 +126,7 @@ def test_actions_of_single_chunks_give_the_same_gradients(case):
 
 @pytest.mark.parametrize(
     "case",
-    tiers([("1f1b", False, True), ("zb_v", True, True)], ci=[("zb_v", False, False)], slow=[("zb_h1", False, True)]),
+    tiers([("zb_v", True, True)], ci=[("1f1b", False, True), ("zb_v", False, False)], slow=[("zb_h1", False, True)]),
     ids=str,
 )
 def test_products_make_gradients_in_float32_where_the_place_of_the_sum_is_known(case):
@@ -195,11 +195,11 @@ def test_layers_with_branches_and_parameters_that_are_no_floats(layer, schedule,
     expected = jax.jit(jax.value_and_grad(loss, allow_int=True))(params)
     schedule = build(schedule, num_devices=num_devices, num_microbatches=2)
     pipeline = Pipeline(schedule, make_mesh(pipe=num_devices), functions, num_layers=num_layers)
-    value, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch)
+    value, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch)
 
     def assert_close(found, wanted):
         wanted = jnp.zeros(wanted.shape) if wanted.dtype == jax.dtypes.float0 else wanted
         assert found.dtype == "float32"
         assert jnp.linalg.norm(found - wanted) <= LARGEST_ERROR * jnp.linalg.norm(wanted)
 
-    jax.tree.map(assert_close, (value, pipeline.from_stages(grads)), expected)
+    jax.tree.map(assert_close, (value, jax.jit(pipeline.from_stages)(grads)), expected)

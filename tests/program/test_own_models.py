@@ -108,7 +108,7 @@ def expected(params, batch, functions):
             total += functions.head(params["shared"], x, microbatch)
         return total
 
-    return jax.grad(loss, allow_int=True)(params)
+    return jax.jit(jax.grad(loss, allow_int=True))(params)
 
 
 def assert_gradients(made, *, schedule="1f1b", pipe=2, largest=1e-5, **options):
@@ -117,9 +117,9 @@ def assert_gradients(made, *, schedule="1f1b", pipe=2, largest=1e-5, **options):
     batch = make_batch(NUM_MICROBATCHES, options.get("dtype", "float32"))
     schedule = build(schedule, num_devices=pipe, num_microbatches=NUM_MICROBATCHES)
     pipeline = Pipeline(schedule, make_mesh(data=2, pipe=pipe), functions, num_layers=NUM_LAYERS, **options)
-    _, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch)
+    _, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch)
     wanted = jax.tree.leaves(expected(params, make_batch(NUM_MICROBATCHES), functions))
-    for grad, want in zip(jax.tree.leaves(pipeline.from_stages(grads)), wanted, strict=True):
+    for grad, want in zip(jax.tree.leaves(jax.jit(pipeline.from_stages)(grads)), wanted, strict=True):
         assert grad.shape == want.shape
         if want.dtype == jax.dtypes.float0:
             assert (grad.dtype, np.abs(grad).sum()) == ("float32", 0)
@@ -209,12 +209,13 @@ def test_complex_and_empty_parameters_are_split_over_tensor(deterministic):
     mesh = make_mesh(data=2, pipe=2, tensor=2)
     pipeline = Pipeline(schedule, mesh, by_parts, num_layers=NUM_LAYERS, deterministic=deterministic)
     batch = make_batch(NUM_MICROBATCHES)
-    _, grads = pipeline.loss_and_grads(pipeline.to_stages(params), batch)
+    _, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch)
     whole = dataclasses.replace(FUNCTIONS, layer=lambda params, x, microbatch, random: of_layer(params, x))
     wanted = expected(params, batch, whole)["layers"]
-    for name, grad in pipeline.from_stages(grads)["layers"].items():
+    found, squares = jax.jit(lambda grads: (pipeline.from_stages(grads), pipeline.square_sums(grads)))(grads)
+    for name, grad in found["layers"].items():
         assert np.linalg.norm(grad - wanted[name]) <= 1e-5 * np.linalg.norm(wanted[name]), name
-    sums = dict(zip(sorted(layers), np.asarray(pipeline.square_sums(grads)), strict=False))  # "layers" come first
+    sums = dict(zip(sorted(layers), np.asarray(squares), strict=False))  # "layers" come first
     for name, total in sums.items():
         assert total == pytest.approx(float(np.linalg.norm(wanted[name]) ** 2), rel=1e-4), name
 

@@ -112,7 +112,7 @@ def test_behind_layers_the_sums_are_those_of_plain_grad(case):
     assert max(errors.values()) <= LARGEST_ERROR, errors
 
 
-@pytest.mark.parametrize("shard", tiers(["weights"], ci=["optimizer"]))
+@pytest.mark.parametrize("shard", tiers([], ci=["weights"], slow=["optimizer"]))
 def test_gradients_that_travel_in_bfloat16_are_rounded_and_no_more(shard):
     schedule = build("1f1b", num_devices=2, num_microbatches=3)
     grads = {}

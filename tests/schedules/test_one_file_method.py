@@ -62,7 +62,7 @@ def test_show(capsys):
     assert "eager_1f1b\n    1F1B with more forwards ahead" in capsys.readouterr().out
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_plan_tries_it_and_writes_a_config_that_runs_it(capsys, tmp_path):
     arguments = ["--config=configs/gpt3_125m.py", "--topology=a100-80g:1x2", f"--method={FILE}", "--top=100000"]
     arguments += ["--config.data.batch_size=8", "--config.model.num_layers=4"]

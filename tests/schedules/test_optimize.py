@@ -206,6 +206,7 @@ def test_bytes_charge_both_replicas():
         assert peak_memory(found, MemoryBound(limit, **sizes)).max() == pytest.approx(peak)
 
 
+@pytest.mark.ci
 def test_small_leftovers_for_weight_gradients_leave_room_for_more():
     problem = Problem(4, 12, (V4,))
     small, large = (

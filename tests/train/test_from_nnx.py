@@ -61,8 +61,8 @@ def pipeline_of(model, *, schedule: str, data: int) -> Pipeline:
 
 def loss_and_grads(made, *, schedule: str, data: int, key=None):
     pipeline = pipeline_of(made.model, schedule=schedule, data=data)
-    found, grads = pipeline.loss_and_grads(pipeline.to_stages(made.params), batch(), 1.0, key)
-    return float(found), pipeline.from_stages(grads)
+    found, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(made.params), batch(), 1.0, key)
+    return float(found), jax.jit(pipeline.from_stages)(grads)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_loss_and_gradients_are_those_of_the_modules_called_one_after_the_other(
 
     holder = nnx.Dict(embedding=embedding, blocks=nnx.List(blocks), head=head)
     holder.eval()
-    expected, of_holder = nnx.value_and_grad(lambda m: plain(m.embedding, m.blocks, m.head))(holder)
+    expected, of_holder = nnx.jit(nnx.value_and_grad(lambda m: plain(m.embedding, m.blocks, m.head)))(holder)
     assert found == pytest.approx(float(expected), rel=1e-5)
     of_holder = nnx.to_pure_dict(of_holder)
     for i in range(NUM_BLOCKS):

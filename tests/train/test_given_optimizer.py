@@ -77,10 +77,11 @@ def one_by_one(optimizer, *, has_delay=False):
 
     older = params = apart(init(None))
     state = optimizer.init(params)
+    grads_of, update = jax.jit(jax.grad(loss)), jax.jit(optimizer.update)
     for step in range(NUM_STEPS):
-        grads = jax.grad(loss)(older if has_delay else params, batches(step))
+        grads = grads_of(older if has_delay else params, batches(step))
         older = params
-        updates, state = optimizer.update(grads, state, params)
+        updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])
     return {"shared": params["shared"], "layers": layers}
@@ -164,7 +165,7 @@ def test_muon_of_a_config_takes_the_matrices_of_a_model_of_ones_own():
     row = {**params, "layers": jax.tree.map(lambda leaf: leaf[1], params["layers"])}
     optimizer = muon_of_optax(made)
     of_row = {**grads, "layers": jax.tree.map(lambda leaf: leaf[1], grads["layers"])}
-    wanted, _ = optimizer.update(of_row, optimizer.init(row), row)
+    wanted, _ = jax.jit(optimizer.update)(of_row, jax.jit(optimizer.init)(row), row)
     ours = make_optimizer(made, params)
     for num_dims in (0, 2):  # in front of the layers
         tree, given = (

@@ -63,8 +63,7 @@ def test_a_file_cut_short_under_a_run_ends_it_by_name_and_leaves_its_checkpoints
             os.truncate(file, 100)
 
     monkeypatch.setattr(MetricsWriter, "write", write_and_cut)
-    small = ["--config.mesh.pipe=1", "--config.mesh.data=1", "--config.model.hidden_dropout=0.0"]
-    ended = train(tmp_path / "run", *small, f"--config.data.files=indexed:{tmp_path / 'text'}")
+    ended = train(tmp_path / "run", AVERAGED, f"--config.data.files=indexed:{tmp_path / 'text'}")
     assert ended.returncode == DataError.exit_status
     assert f"DataError: {file} has become shorter since the run began\n  rule data-stays: " in ended.stderr
     assert complete_steps(tmp_path / "run" / CHECKPOINTS)[0] == 3
@@ -148,7 +147,9 @@ def test_a_run_that_resumes_under_another_flag_says_so(tmp_path, monkeypatch):
 @pytest.mark.ci
 def test_one_that_ends_while_it_compiles_with_more_checkpoints_can_be_resumed(tmp_path, monkeypatch):
     """The steps before were too few for a checkpoint, and are not for those that are saved more often."""
-    small = ["--config.mesh.pipe=1", "--config.mesh.data=1", "--config.checkpoint.save_at_end=False"]
+    # Other programs than that of `whole`, one for each number of steps, and small ones.
+    small = ["--config.mesh.pipe=1", "--config.mesh.data=1", "--config.model.hidden_dropout=0.0"]
+    small += ["--config.checkpoint.save_at_end=False"]
     assert train(tmp_path / "run", *small, "--config.train.steps=3", "--config.checkpoint.save_every=9").returncode == 0
     again = (tmp_path / "run", *small, "--config.train.steps=4", "--config.checkpoint.save_every=1")
     with monkeypatch.context() as patched:
@@ -204,7 +205,7 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_
 
 @pytest.mark.ci
 def test_a_dry_run_compiles_and_writes_nothing(tmp_path):
-    done = train(tmp_path / "run", "--dry_run")
+    done = train(tmp_path / "run", AVERAGED, "--dry_run")
     assert done.returncode == 0, done.stderr
     assert "compiled   in" in done.stdout
     assert "dry run    ends here" in done.stdout
