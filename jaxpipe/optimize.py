@@ -29,7 +29,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.files import local_path
 from jaxpipe.lowering import spmd_makespan
 from jaxpipe.schedules import Costs, MemoryBound, Placement, Problem, Schedule, build, to_csv
-from jaxpipe.schedules.analysis.costs import HEAD_TIMES, RATIO_HELP, STAGE_TIMES
+from jaxpipe.schedules.analysis.costs import HEAD_TIMES, RATIO_HELP, STAGE_TIMES, TIMES
 from jaxpipe.schedules.files import ENDINGS, is_file_name, read_schedule, write_schedule
 from jaxpipe.schedules.methods.option import check_even, parse_options
 from jaxpipe.schedules.methods.registry import METHOD_FILE_HELP, register_file
@@ -219,7 +219,7 @@ def placements_of(
 
 
 def _costs(values: FlagValues) -> Costs:
-    names = (*STAGE_TIMES.values(), "transfer", *HEAD_TIMES.values(), *RATIO_HELP)
+    names = (*TIMES, *HEAD_TIMES.values(), *RATIO_HELP)
     # Flags without a default, which only some problems may have, are None: `Costs` has theirs.
     return Costs(**{name: value for name in names if (value := getattr(values, name)) is not None})
 

@@ -40,10 +40,14 @@ class Optimizer:
     """What all other code knows of an optimizer.
 
     Attributes:
-        make: (fields of `optimizer`, learning rate by step, matrices) -> the optimizer.
+        make: (fields of `optimizer`, learning rate by step, matrices) -> the optimizer. It sees parameters of
+            layers stacked, [device, chunk, layer, ...], so that the norm of a parameter, as LAMB's, would be one of all
+            layers: what reads more than the number itself is written for the last two dims, as `scale_by_muon`, or is
+            given to `fit`, which maps it over layers (`jaxpipe.training.by_layer`).
         num_moments: float32 arrays of its state like a parameter.
         num_moments_of_matrix: the same of a matrix of a layer.
-        reads_matrices: whether its update of a matrix reads the whole matrix; False: each number for itself.
+        reads_matrices: whether its update of a matrix reads the whole matrix; False: each number for itself. Schedules
+            without flush update parts of a matrix where this is False; elsewhere XLA gathers what is read.
         products: (rows, columns) -> (rows, depth, columns) of the products of matrices in the update of a matrix.
     """
 

@@ -68,20 +68,29 @@ class RunSpec:
         share = head_share(self.model, self.config.data.seq_len, num_predicted_of(self.config))
         return costs.with_head(share * self.schedule.placement.num_chunks)
 
-    def lines(self, places: str) -> list[str]:
+    def lines(self, places: str, *, optimizer_is_given: bool = False) -> list[str]:
         """What the run does that no other line of its report says.
 
         Args:
             places: where the devices of the mesh stand, for people.
+            optimizer_is_given: whether its optimizer is one given in Python, not the config's.
         """
         config = self.config
+        model = config.model
         fields = config.optimizer
         head = ", embedding and head over pipe" if config.pipeline.vocab_over_pipe == "true" else ""
+        # Only a family's model has a kind of attention, and reads sequences of `data.seq_len`.
+        attention = "" if self.model is None else f"attention {model.attention}, "
+        length = "" if self.model is None else f" of {config.data.seq_len} tokens"
+        of_config = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}, decay {fields.weight_decay:g}"
+        average = f", average of the weights by {fields.average_decay:g}" if fields.average_decay else ""
         kept = f", keeps {self.kept.weights} gathered chunks" if self.kept.weights else ""
         kept += f", keeps sums of {self.kept.sums} chunks" if self.kept.sums else ""
-        of_optimizer = f"{fields.name}, {fields.schedule} from {fields.learning_rate:g}"
         return [
+            f"compute    {model.dtype}, {attention}recompute {model.recompute}",
             f"mesh       {describe_mesh(config.mesh.axes)}, shard {config.mesh.shard}{kept}, {places}{head}",
-            f"batch      {config.data.batch_size} sequences, {config.microbatch_size} of a microbatch on each device",
-            f"optimizer  {of_optimizer}; {config.train.steps} steps",
+            f"batch      {config.data.batch_size} sequences{length}; a microbatch has {config.microbatch_size} of them"
+            " on each device",
+            f"optimizer  {'given in Python' if optimizer_is_given else of_config}, gradients clipped at norm"
+            f" {fields.max_grad_norm:g}{average}; {config.train.steps} steps",
         ]

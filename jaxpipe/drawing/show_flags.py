@@ -12,11 +12,10 @@ from jaxpipe.command_line import check_unused, define_number, missing
 from jaxpipe.drawing.pictures import FILE_FORMATS
 from jaxpipe.errors import ConfigError
 from jaxpipe.schedules import Costs
-from jaxpipe.schedules.analysis.costs import RATIO_HELP, STAGE_TIMES
+from jaxpipe.schedules.analysis.costs import RATIO_HELP, TIMES
 from jaxpipe.schedules.methods.registry import method_names
 
 LAYERS_PER_STAGE = 4
-_TIMES = (*STAGE_TIMES.values(), "transfer")
 _PLACED = tuple(row for row in ROWS if not row.splits_stages and not row.for_some_models)  # beside the devices
 PLACED_NAMES = tuple(row.name for row in _PLACED)
 _SOURCE = ("name", "num_devices", "num_microbatches", "num_chunks", "option")  # flags that a schedule's file replaces
@@ -75,7 +74,7 @@ def _define_integer(
 
 def _define_costs(values: FlagValues) -> None:
     defaults = Costs()
-    for name in _TIMES:
+    for name in TIMES:
         kind = name.replace("_", " ")
         what = (
             "one message between two devices" if name == "transfer" else f"the {kind} of a device's share of the model"
@@ -101,7 +100,7 @@ def check_flags(values: FlagValues) -> None:
         others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
     elif values.config:
-        others = ("name", "csv", "json", *_SOURCE[1:], *_TIMES, "layers_per_stage", *PLACED_NAMES, "placement")
+        others = ("name", "csv", "json", *_SOURCE[1:], *TIMES, "layers_per_stage", *PLACED_NAMES, "placement")
         check_unused(values, others, "--config gives the schedule and its times")
     elif values.csv or values.json:
         source = "csv" if values.csv else "json"
@@ -125,7 +124,7 @@ def check_flags(values: FlagValues) -> None:
         check_unused(values, ("format", "output", "placement"), "--html writes a page to a file of its own")
         _check_ending("html", values.html, _HTML)
     if values.placement:
-        no_effect = ("layers_per_stage", *RATIO_HELP, *_TIMES)
+        no_effect = ("layers_per_stage", *RATIO_HELP, *TIMES)
         check_unused(values, no_effect, "--placement shows no times")
         if not values.topology:
             raise missing("topology", "a100-80g:2x8")

@@ -30,14 +30,14 @@ from jaxpipe.schedules import (
     simulate,
     transfers,
 )
-from jaxpipe.schedules.analysis.costs import RATIOS, STAGE_TIMES, mean_share
+from jaxpipe.schedules.analysis.costs import RATIOS, STAGE_TIMES, TIMES, mean_share
 from jaxpipe.schedules.analysis.timeline import MIDDLE
 from jaxpipe.schedules.files import to_json
 from jaxpipe.units import MA
 
 _LEAST_LOST = 5e-4  # of the makespan; less would print as 0.0 %
 MOST_DEVICES = 1024  # a round table of more takes gigabytes
-COST_NAMES = (*STAGE_TIMES.values(), "transfer", *RATIOS.values())
+COST_NAMES = (*TIMES, *RATIOS.values())
 
 
 @dataclass(frozen=True)

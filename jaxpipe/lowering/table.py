@@ -117,9 +117,10 @@ class RoundTable(Cells):
     def variants(self) -> tuple[frozenset[tuple[Kind, int]], ...]:
         """[type] (kind, bit mask of what hangs on its layers) of all actions of its rounds: each is traced once."""
         columns = self.schedule.columns
-        cells = np.stack([self.round_type[self.rounds], columns.kind, self.hanging[self.rounds, columns.device]])
+        cells = (self.round_type[self.rounds], columns.kind, self.hanging[self.rounds, columns.device])
         variants: list[set[tuple[Kind, int]]] = [set() for _ in range(self.num_types)]
-        for index, kind, hanging in np.unique(cells, axis=1).T.tolist():
+        # A set: `np.unique` would sort all actions to keep a few dozen.
+        for index, kind, hanging in set(zip(*(cell.tolist() for cell in cells), strict=True)):
             variants[index].add((Kind(kind), hanging))
         return tuple(map(frozenset, variants))
 

@@ -26,8 +26,8 @@ from jaxpipe.training.step import TrainState
 from jaxpipe.units import MA, gib, mib
 
 
-def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
-    """The lines to print at the start of a run."""
+def report(setup: Setup, step: Step, state: TrainState, batch: Any, *, optimizer_is_given: bool = False) -> str:
+    """The lines to print at the start of a run; docs/train.md explains them."""
     pipeline = setup.pipeline
     spec = setup.spec
     schedule = spec.schedule
@@ -40,7 +40,7 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any) -> str:
         f"data       {setup.task.data}",
         f"model      {num_params:,} parameters, layers per stage {', '.join(map(str, pipeline.layers_per_stage))}",
         f"flops      {format_flops(setup.task.model, pipeline, batch)}",
-        *spec.lines(places_of(spec, setup.devices.devices)),
+        *spec.lines(places_of(spec, setup.devices.devices), optimizer_is_given=optimizer_is_given),
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
         f"bubble     {simulate(schedule, spec.stage_costs).bubble_ratio:.1%} predicted, {_format_costs(spec)}",

@@ -215,6 +215,7 @@ def fit(
         check_same_as_first(first, task.fingerprint, process=processes.index)
         if is_resumed:
             check_same_data(path, task.fingerprint)
+        optimizer_is_given = optimizer is not None
         optimizer, train_step = optimizer_and_step(spec, task.model, pipeline, optimizer)
         like = state_like(task.model, pipeline, optimizer, train_step.init)
         batch = task.train_batches.at(0)
@@ -237,7 +238,7 @@ def fit(
                 say("resumes    from step 0: the run has written no checkpoint yet")
         state = train_step.init(state)
         batch = put_batch(pipeline, batch)
-        say(report(setup, train_step, state, batch))
+        say(report(setup, train_step, state, batch, optimizer_is_given=optimizer_is_given))
         if done := profiler.format_done(traced_steps, num_done):
             say(f"profile    {done}")
         if num_done >= spec.config.train.steps:

@@ -94,4 +94,4 @@ def test_a_run_says_in_words_where_its_devices_stand(schedule, order, gpus_of_no
     spec = resolve(config)
     gpus = [gpu(number, node=number // gpus_of_node) for number in range(8)]
     assert places_of(spec, gpus) == said
-    assert f", {said}" in spec.lines(said)[0]
+    assert f", {said}" in spec.lines(said)[1]

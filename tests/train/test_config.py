@@ -444,8 +444,21 @@ def test_a_run_says_what_it_does():
     spec = resolve(config, platform="cpu")
     assert (spec.config.mesh.platform, config.mesh.platform) == ("cpu", "auto")
     text = "\n".join(spec.lines("in one node"))
-    for said in ("pipe 4", "32 sequences", "2 of a microbatch", "muon", "shard optimizer", "in one node", "7 steps"):
-        assert said in text
+    said = (
+        "float32, attention xla, recompute none",
+        "pipe 4",
+        "shard optimizer",
+        "in one node",
+        "32 sequences of 128 tokens; a microbatch has 2 of them",
+        "muon, cosine from 0.001, decay 0.1, gradients clipped at norm 1;",
+        "7 steps",
+    )
+    assert [part for part in said if part not in text] == []
+    averaged = resolve(_with(optimizer__average_decay=0.99)).lines("")[-1]
+    assert "average of the weights by 0.99" in averaged
+    # The config's own optimizer is not the run's.
+    assert "given in Python, gradients clipped" in spec.lines("", optimizer_is_given=True)[-1]
+    assert "muon" not in spec.lines("", optimizer_is_given=True)[-1]
     assert spec.optimizer.reads_matrices
     assert spec.layers_per_stage == layers_per_stage(config)
     assert hash(spec) == hash(resolve(config, platform="cpu"))

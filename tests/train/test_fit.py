@@ -106,12 +106,13 @@ def test_on_step_stops_a_run_which_then_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_given_parameters_are_where_a_run_starts(tmp_path):
+def test_given_parameters_are_where_a_run_starts(tmp_path, capsys):
     params = jax.tree.map(lambda leaf: 2 * leaf, MODEL.init(jax.random.key(7)))
     bare = Model(MODEL.embed, MODEL.layer, MODEL.head)
     done = fit(config(), tmp_path, model=bare, params=params, train_batches=[batches(0)] * 9, optimizer=optax.sgd(0.0))
     jax.tree.map(np.testing.assert_array_equal, done.params, params)
     assert "eval_loss" not in done.metrics[-1]
+    assert "optimizer  given in Python, gradients clipped" in capsys.readouterr().out
 
 
 @pytest.mark.ci

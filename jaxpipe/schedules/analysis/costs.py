@@ -19,13 +19,15 @@ from jaxpipe.schedules.schedule import HEAD_KINDS, Kind
 Cost = float | tuple[float, ...]
 LONGEST = 8  # forwards: longer actions are laid out in as many rounds, so that any costs have rounds
 
-# Kind -> the field of `Costs` that has its time, or its size in messages. Whoever goes over all costs goes over these.
+# Kind -> the field of `Costs` that has its time, or its size in messages.
 STAGE_TIMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 HEAD_TIMES = {Kind.S: "head_statistics", Kind.T: "head_gradients"}
 # Kind of a compute action -> the field of its time.
 OF_KIND = STAGE_TIMES | HEAD_TIMES | {Kind.UPDATE: "update"}
 RATIOS = {Kind.EVICT: "slot_messages", Kind.SYNC: "gradient_messages"}
 RATIO_HELP = {"slot_messages": "a whole microbatch takes to EVICT or LOAD", "gradient_messages": "a SYNC takes"}
+# The times that commands take and print, by name: a cost that is the time of no kind of action stands here.
+TIMES = (*STAGE_TIMES.values(), "transfer")
 
 
 @dataclass(frozen=True)
