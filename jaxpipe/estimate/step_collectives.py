@@ -112,7 +112,8 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     layers = np.array(setting.layers_per_stage)
     smallest = setting.schedule_spec.smallest
     most = max(layers_of_devices(setting))
-    num_kept, num_kept_sums = num_kept_of(setting), num_kept_sums_of(setting)
+    num_kept = num_kept_of(setting)
+    num_kept_sums = num_kept_sums_of(setting)
     first = max(setting.layers_per_stage)  # layers of a device's first chunk, if each gathers as many of others
     closing = layers * sum_s
     gathers_s = most * gather_s

@@ -31,8 +31,7 @@ def with_hidden_data(table: RoundTable, shard: Shard, kept: KeptChunks = NOTHING
     if SUMS_OVER_DATA in traffic and shard.splits_gradients:
         # The other holder of a stage waits for its sums.
         num_slots = min(kept.sums, num_chunks) if is_alone else 0
-        # Added before what leaves is taken: its last action adds first.
-        traffic += [KeptSums(num_slots), LeavingSums(num_slots)] if num_slots else [GRADIENT_SHARDS]
+        traffic += [LeavingSums(num_slots), KeptSums(num_slots)] if num_slots else [GRADIENT_SHARDS]
     elif SUMS_OVER_DATA in traffic:  # forwards alone have none
         traffic.append(LAYER_SUMS)
         # What two replicas sum travels on at once.

@@ -18,6 +18,8 @@ knows none of them; what a table has not is not traced.
 | weight_gathers | compute copies, over `data`, of each action | masters | its layers |
 | kept_gathers | compute copies, over `data`, of a chunk that no slot has | masters | slots |
 | gradient_shards | gradients of layers, over `data`, of each action | its layers | running sums |
+| kept_sums | nothing: gradients of layers stay | its layers | slots |
+| leaving_sums | gradients of a chunk that leaves its slot, over `data` | slots | running sums |
 
 Permutes have lanes. A lane is one permute of a type of rounds: a list of (source, target) devices, of which each source
 sends one payload. Both ends read in the same table what a lane carries, so no tags travel. For example, in a round with

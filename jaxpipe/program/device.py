@@ -35,7 +35,6 @@ class Walk(NamedTuple):
     num_done: Any = None  # accesses to storage, where reads and writes alternate
     copy: PyTree = None  # compute copies of the turn's layer, if the turn before has gathered them
     copies: PyTree = None  # compute copies of all layers, if turns gather some of them
-    slots: Any = None  # sums of gradients that this device keeps whole
     grads: Any = None  # gradients of the turn's layer that a channel sums over devices; it takes them
 
 

@@ -76,6 +76,8 @@ def test_a_device_keeps_as_many_gathered_chunks_as_fit(keep, num_kept):
     config.pipeline.update(schedule="interleaved_1f1b", options="num_chunks=2")
     config.update_from_flattened_dict({"model.num_layers": 8, "model.hidden": 256, "model.dtype": "float32"})
     assert resolve(config, TOPOLOGY).kept == (num_kept, 0)
+    config.mesh.keep_sums = "7MiB"
+    assert resolve(config, TOPOLOGY).kept == (num_kept, 1)
     config.mesh.keep_gathered = "5MiB"
     with pytest.raises(ConfigError, match=r"(?s)keep-fits.*take 6.00 MiB.*repair: .*'6MiB' or more"):
         resolve(config, TOPOLOGY)

@@ -180,6 +180,10 @@ def test_bytes_of_shared_gradients_and_weights_by_formula(schedule, replicas):
         kept = replace(shared_weights, keep_bytes=num_kept * longest * 2 * matrices + longest)
         more = 2 * (num_kept * longest + 1 - 3) * matrices
         assert memory(kept).weights - memory(shared_weights).weights == more
+    for num_kept in (1, num_chunks):
+        kept = replace(shared_weights, keep_sums_bytes=num_kept * longest * 4 * matrices + longest)
+        more = 0 if replicas > 1 else 4 * num_kept * longest * matrices
+        assert memory(kept).gradients - memory(shared_weights).gradients == more
     alone = replace(setting, data=1, batch_size=8)
     assert memory(replace(alone, shard=Shard.WEIGHTS)) == memory(alone)  # nobody to share with
 

@@ -226,6 +226,10 @@ def test_breadth_first_gathers_kept_chunks_but_the_last_one_twice(num_microbatch
         1.5 * num_layers * (2 * 2 * num_microbatches - 3), rel=1e-9
     )
     assert kept.pipeline_s < again.pipeline_s
+    # Each chunk is summed once: the one that leaves first behind B of the other, the last one behind its own.
+    once = estimate(replace(setting, keep_bytes=160_000_000, keep_sums_bytes=320_000_000), source)
+    assert kept.over_data_s - once.over_data_s == pytest.approx(3 * num_layers * (2 * num_microbatches - 2), rel=1e-9)
+    assert once.pipeline_s < kept.pipeline_s
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v", "bpipe", "chimera"])

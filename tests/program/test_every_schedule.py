@@ -58,6 +58,7 @@ FEW = tiers(
         Case("mlp", "dualpipe", {}, 4, 8, data=2),
         Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
         Case("mlp", "zb_h1", {}, 4, 8, data=2, shard="none"),  # messages wait at their senders
+        Case("mlp", "1f1b", {}, 2, 4, data=2, shard="gradients", kept=KeptChunks(sums=1)),
         Case("mlp", "breadth_first", {"num_chunks": 2}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 1)),
     ],
     ci=[
@@ -67,6 +68,8 @@ FEW = tiers(
         Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
         Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2, shard="gradients"),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
+        # A chunk of two layers leaves behind one of one.
+        Case("mlp", "interleaved_1f1b", {}, 2, 4, data=2, shard="gradients", kept=KeptChunks(sums=1)),
         Case("mlp", "zb_v", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 2)),
         Case("mlp", "bitpipe", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(2)),
         Case("mlp", "gems", {}, 4, 3, data=2),

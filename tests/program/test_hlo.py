@@ -89,10 +89,10 @@ def test_nor_do_experts(name, dispatch, expert):
 
 
 @pytest.mark.parametrize("name", tiers([], ci=["breadth_first"], slow=["interleaved_1f1b", "zb_v", "1f1b"]))
-def test_nor_do_gathers_write_all_slots_of_kept_weights(name):
-    """A layer is gathered into the place of the one that has just been read."""
+def test_nor_are_all_slots_of_kept_weights_and_sums_written(name):
+    """A layer is gathered, or added, in the place of the one that has just been read."""
     schedule = build(name, num_devices=2, num_microbatches=4)
-    sizes = {"hidden": 32, "data": 2, "shard": "weights", "kept": KeptChunks(1)}
+    sizes = {"hidden": 32, "data": 2, "shard": "weights", "kept": KeptChunks(1, 1)}
     *_, text = compile_step(schedule, num_layers=2 * schedule.num_stages, **sizes)
     slots = {f"f32[1,2,{rows},{columns}]" for rows, columns in ((32, 96), (32, 128), (128, 32), (32, 32))}
     assert all(shape in text for shape in slots)

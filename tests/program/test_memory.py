@@ -154,6 +154,7 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
         ("gradients", None),
         ("weights", None),
         ("weights", None, 1),
+        ("gradients", None, 0, 1),
         ("none", None),
         ("none", "bfloat16"),
     ):
@@ -182,6 +183,10 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
         # All kernels of the only chunk, and the copy on its way.
         ("weights", None, 1): held(
             4, num_pages * x // 2, num_params, kernels // 2 + others, num_messages * x // 2, left=3 * h * h
+        ),
+        # Whole sums of kernels beside parts of them.
+        ("gradients", None, 0, 1): held(
+            4, num_pages * x // 2, num_params, kernels + kernels // 2 + others, num_messages * x // 2, left=2 * h * h
         ),
         ("none", None): held(4, num_pages * x, 0, num_params, num_messages * x),
         ("none", "bfloat16"): held(2, num_pages * x, num_params, 2 * num_params, num_messages * x),

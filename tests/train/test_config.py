@@ -57,6 +57,11 @@ def test_a_mistyped_field_names_the_closest():
         ({"pipeline__costs": "fast"}, ["expected-costs", "wrong: 'fast'", "pipeline.costs='auto'"]),
         ({"pipeline__options": "num_chunks=2", "mesh__pipe": 4}, ["1f1b", "num_chunks", "no options"]),
         ({"mesh__keep_gathered": "1 GB", "mesh__shard": "weights"}, ["keep-bytes", "mesh.keep_gathered='12GiB'"]),
+        ({"mesh__keep_sums": "1GiB"}, ["keep-of-gradients", "mesh.shard='gradients'"]),
+        (
+            {"mesh__keep_sums": "1GiB", "mesh__shard": "gradients", "pipeline__schedule": "chimera"},
+            ["keep-alone", "mesh.keep_sums='none'"],
+        ),
         ({"mesh__keep_gathered": "1GiB"}, ["keep-of-weights", "mesh.shard='optimizer'"]),
         ({"mesh__pipe": 9, "pipeline__num_microbatches": 8}, ["9 stages", "mesh.pipe=8 or less"]),
         (

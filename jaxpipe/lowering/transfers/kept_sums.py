@@ -35,8 +35,8 @@ class KeptSums(Transfer[RoundTable]):
     name = "kept_sums"
 
     def hangs(self, table: RoundTable) -> np.ndarray:
-        """On all actions that make gradients of matrices."""
-        return np.isin(table.kind, SUMMING_KINDS)
+        """On all actions that make gradients of matrices, but those behind which a chunk leaves."""
+        return np.isin(table.kind, SUMMING_KINDS) & ~hanging(table, _orders(table, self.num_slots))
 
     def grids(self, table: RoundTable) -> SlotGrids:
         """The slot of each action."""

@@ -34,17 +34,11 @@ class SlotRow(NamedTuple):
 class LeavingRow(NamedTuple):
     """Likewise."""
 
+    slot: Integers
     chunk: Integers
     into: Integers
     num_layers: Integers
     ahead: Integers
-
-
-class Leaving(NamedTuple):
-    """A layer's gradients that the next turn sums over devices."""
-
-    layer: jax.Array
-    grads: list[jax.Array]  # zeros: none
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,8 @@ class Adding(LayerChannel):
     name = SLOTS
 
     def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
-        """The walk carries the slots."""
-        return (), walk._replace(slots=state.of[SLOTS])
+        """The slots."""
+        return state.of[SLOTS], walk
 
     def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
         """Nothing travels."""
@@ -65,67 +59,55 @@ class Adding(LayerChannel):
 
     def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
         """Adds them."""
-        layer = self.step.num_layers_of(row) - 1 - turn
-        assert walk.grads is not None
-        at = row.of[SLOTS].slot, layer
-        slots = [with_added(slot, grad, *at) for slot, grad in zip(walk.slots, walk.grads, strict=True)]
-        return (), walk._replace(slots=slots, grads=None)
+        return _added(self.step, turn, row.of[self.name].slot, row, carried, walk)
 
     def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
         """All is added."""
-        return state._replace(of={**state.of, SLOTS: walk.slots})
+        return state._replace(of={**state.of, SLOTS: carried})
 
 
 @dataclass(frozen=True)
 class Summing(LayerChannel):
-    """A turn sums a layer of the chunk that leaves, which the turn before has taken out of its slot."""
+    """A turn sums a layer of the chunk that leaves, and adds its own in its place, or in another slot."""
 
     step: DeviceStep
 
     name = "leaving_sums"
 
-    @property
-    def is_paired(self) -> bool:
-        """Layers are handed on."""
-        return True
-
     def first(self, row: Row, walk: Walk, state: State) -> tuple[PyTree, Walk]:
-        """Takes the layer with the number of the first turn's own; of the last action what has been added so far."""
-        line = row.of[self.name]
-        num_layers = self.step.num_layers_of(row)
-        num_done = after(state.num_done, walk.passed)
+        """Sums what the chunk that leaves has more layers than there are turns, behind nothing."""
         layers = self.step.shapes.table.layers_per_stage
-        if min(layers) < max(layers):  # the chunk that leaves may have more layers than there are turns
-            ends = num_layers, line.num_layers
-            sums, slots, num_done = _left(self.step, (line.chunk, line.into), ends, (walk.sums, walk.slots, num_done))
-            walk = walk._replace(sums=sums, slots=slots)
-        return self._taken(row, guarded_index(jnp.int32(num_layers - 1), num_done), jnp.bool_(True), walk)
-
-    def begin(self, turn: jax.Array, row: Row, carried: Leaving) -> PyTree:
-        """Sums it over the devices."""
-        return _summed(self.step, carried.grads)
-
-    def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: Leaving, walk: Walk) -> tuple[PyTree, Walk]:
-        """Adds this device's part to its sums, and takes the next turn's layer; of the last action this turn's."""
+        slots = state.of[SLOTS]
+        if min(layers) == max(layers):
+            return (slots, state.num_done), walk
         line = row.of[self.name]
-        walk = walk._replace(sums=_with_parts(self.step.shapes, walk.sums, arrived, line.chunk, carried.layer))
+        ends = self.step.num_layers_of(row), line.num_layers
+        num_done = after(state.num_done, walk.passed)
+        sums, slots, num_done = _left(self.step, (line.chunk, line.into), ends, (walk.sums, slots, num_done))
+        return (slots, num_done), walk._replace(sums=sums)
+
+    def begin(self, turn: jax.Array, row: Row, carried: PyTree) -> PyTree:
+        """Sums the layer with the number of the turn's own; the last action of a device that of the turn before."""
+        layers = self.step.shapes.table.layers_per_stage
+        line = row.of[self.name]
         own = self.step.num_layers_of(row) - 1 - turn
-        is_last = own == 0
-        # Behind all that the turn has added.
-        layer = guarded_index(jnp.where(is_last, 0, own - 1 + line.ahead), after(jnp.int32(0), walk.passed))
-        return self._taken(row, layer, ~is_last, walk)
+        slots, num_done = carried
+        # After what `first` has summed.
+        layer = guarded_index(jnp.minimum(own + line.ahead, max(layers) - 1), num_done)
+        return _summed(self.step, _layer(slots, line.into, layer)), layer
 
-    def last(self, row: Row, carried: Leaving, walk: Walk, state: State) -> State:
-        """Nothing is left on its way."""
-        return state._replace(of={**state.of, SLOTS: walk.slots})
+    def end(self, turn: jax.Array, row: Row, arrived: PyTree, carried: PyTree, walk: Walk) -> tuple[PyTree, Walk]:
+        """Adds this device's part to its sums, and makes room."""
+        line = row.of[self.name]
+        values, layer = arrived
+        sums = _with_parts(self.step.shapes, walk.sums, values, line.chunk, layer)
+        slots = _emptied(carried[0], line.into, layer, values)
+        slots, walk = _added(self.step, turn, line.slot, row, slots, walk._replace(sums=sums))
+        return (slots, carried[1]), walk
 
-    def _taken(self, row: Row, layer: Index, is_wanted: jax.Array, walk: Walk) -> tuple[Leaving, Walk]:
-        at = row.of[self.name].into, layer
-        there = [slice_at(slot, *at) for slot in walk.slots]
-        taken = [jnp.where(is_wanted, value, jnp.zeros_like(value)) for value in there]
-        left = [jnp.where(is_wanted, jnp.zeros_like(value), value) for value in there]
-        slots = [with_slice(slot, value, *at) for slot, value in zip(walk.slots, left, strict=True)]
-        return Leaving(jnp.int32(layer), [value[0, 0] for value in taken]), walk._replace(slots=slots)
+    def last(self, row: Row, carried: PyTree, walk: Walk, state: State) -> State:
+        """All is added."""
+        return state._replace(of={**state.of, SLOTS: carried[0]})
 
 
 class KeptSums(Channel):
@@ -197,12 +179,33 @@ def _left(step: DeviceStep, chunk_into: tuple[Index, Index], ends: tuple[Index, 
         sums, slots, num_done = walk
         # A sum waits for the one before, as all collectives in loops do.
         place = guarded_index(i, num_done)
-        taken = [slice_at(slot, into, place) for slot in slots]
-        slots = [with_slice(slot, jnp.zeros_like(value), into, place) for slot, value in zip(slots, taken, strict=True)]
-        arrived = _summed(step, [value[0, 0] for value in taken])
-        return _with_parts(step.shapes, sums, arrived, chunk, place), slots, after(num_done, arrived)
+        arrived = _summed(step, _layer(slots, into, place))
+        sums = _with_parts(step.shapes, sums, arrived, chunk, place)
+        return sums, _emptied(slots, into, place, arrived), after(num_done, arrived)
 
     return lax.fori_loop(*ends, layer, sums)
+
+
+def _added(
+    step: DeviceStep, turn: jax.Array, slot: Index, row: Row, slots: list[jax.Array], walk: Walk
+) -> tuple[list[jax.Array], Walk]:
+    """The slots with the gradients of the turn's layer, which the walk gives up."""
+    assert walk.grads is not None
+    # Backward walks from the last layer to the first.
+    at = slot, step.num_layers_of(row) - 1 - turn
+    added = [with_added(sums, grad, *at) for sums, grad in zip(slots, walk.grads, strict=True)]
+    return added, walk._replace(grads=None)
+
+
+def _emptied(slots: list[jax.Array], into: Index, layer: jax.Array, arrived: list[jax.Array]) -> list[jax.Array]:
+    """The slots with zeros in place of a layer, once it has been read: XLA would else copy them."""
+    # What has arrived has read it.
+    at = into, guarded_index(layer, after(jnp.int32(0), arrived))
+    return [with_slice(slot, jnp.zeros((1, 1, *slot.shape[2:]), slot.dtype), *at) for slot in slots]
+
+
+def _layer(slots: list[jax.Array], into: Index, layer: Index) -> list[jax.Array]:
+    return [slice_at(slot, into, layer)[0, 0] for slot in slots]
 
 
 def _summed(step: DeviceStep, grads: list[jax.Array]) -> list[jax.Array]:
