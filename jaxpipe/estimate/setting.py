@@ -101,7 +101,7 @@ class Setting(MeshSizes):
     @property
     def is_given(self) -> bool:
         """Whether nothing is known of the model's layers but their functions."""
-        return self.model.anatomy is None
+        return self.anatomy is None
 
     @cached_property
     def expected(self) -> Costs:
@@ -257,7 +257,7 @@ class Group:
     size: int
     per_node: int
 
-    @property
+    @cached_property
     def in_node(self) -> bool:
         """Whether one node has all of them."""
         return self.per_node == self.size
