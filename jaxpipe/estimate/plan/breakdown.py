@@ -152,6 +152,8 @@ class Baseline:
         """The comparison with the best row as a sentence."""
         if self.slower_s is None:
             return f"{self.name}: exceeds memory by {gib(self.over_bytes, '.1f')} GiB; largest: {self.largest}"
+        if self.slower_s < 0:  # rows of a plan keep a margin, which baselines need not
+            return f"{self.name}: {-self.slower_s:.3f} s shorter, without the margin of memory"
         return f"{self.name}: {self.slower_s:.3f} s longer"
 
 
@@ -177,7 +179,9 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
     least = Shard.OPTIMIZER if setting.shard.splits_gradients else setting.shard
     baselines = []
     for recompute in ("none", "full"):
-        group = replace(setting, model=replace(setting.model, recompute=recompute), shard=least)
+        model = replace(setting.model, recompute=recompute)
+        # The best row's list of recomputed layers is of its own stages.
+        group = replace(setting, model=model, recomputed=None, shard=least)
         try:
             times = action_times(group, source)
         except ConfigError:  # measured with the recomputation of the best row alone

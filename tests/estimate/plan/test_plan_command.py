@@ -11,6 +11,7 @@ from small_space import TOPOLOGY, small_config
 from jaxpipe.cluster.hardware import HARDWARE, RESERVE_BYTES
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.config import check
+from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Roofline, Times, estimate, fits, memory, setting_of
 from jaxpipe.estimate.measured import Measured, Measurement, subject_of
@@ -96,6 +97,15 @@ def test_a_baseline_shares_as_little_as_fits(plan):
         ]
         assert {re.split("[ ,]", baseline.name)[0] for baseline in shared} == names
         assert all(baseline.slower_s is not None and "none" in baseline.name for baseline in shared)
+
+
+def test_baselines_leave_the_list_of_the_best_row_which_is_of_its_stages(plan):
+    setting = replace(plan.rows[0].setting, schedule_name="1f1b", options="", data=2, pipe=2, tensor=1)
+    setting = replace(setting, layers_per_stage=(4, 4), recomputed=Recomputed("full", (2, 0)))
+    found = baselines(replace(plan.rows[0], estimate=estimate(setting, SOURCE)), SOURCE)
+    assert {re.split("[ ,]", baseline.name)[0] for baseline in found} == {"1f1b", "gpipe", "interleaved_1f1b"}
+    # 1F1B with no list is another way than the best row, and takes less time, since it computes nothing again.
+    assert [f.slower_s < 0 for f in found if f.name == "1f1b, recompute none"] == [True]
 
 
 def test_what_is_exposed_is_told_with_what_hides_more(plan, told):
