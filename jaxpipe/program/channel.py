@@ -40,6 +40,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -76,6 +77,11 @@ class Channel:
     def rows(cls, table: RoundTable) -> PyTree:
         """What a device reads in its row: a NamedTuple of grids [R, D, ...], those of the transfer with its names."""
         return cls.line(*(getattr(table.grids[cls.name], name) for name in cls.line._fields))
+
+    @classmethod
+    def copy_slots(cls, table: RoundTable) -> np.ndarray | None:
+        """[R, D] the slot of each action's chunk, if the channel has compute copies in slots; else None."""
+        return None
 
     @classmethod
     def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> PyTree:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering import IDLE
-from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.mesh import PyTree, trained
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
@@ -28,7 +27,7 @@ def table_operands(shapes: StepShapes, *, is_run: jax.Array | None = None) -> Ro
     table = shapes.table
     hanging = table.hanging & hanging_mask(shapes)
     names = needed(shapes)
-    slots = table.grids[KeptGathers.name].slot if KeptGathers.name in names else None
+    slots = [grid for name in names if (grid := CHANNELS[name].copy_slots(table)) is not None]
     rows = Row(
         kind=table.kind,
         stage=table.stage,
@@ -38,7 +37,7 @@ def table_operands(shapes: StepShapes, *, is_run: jax.Array | None = None) -> Ro
         of={name: CHANNELS[name].rows(table) for name in names},
         hanging=hanging if hanging.any() else None,
         # Which copy a chunk has depends on the call, which the step adds.
-        copied_chunk=table.chunk if table.num_calls > 1 else slots,
+        copied_chunk=table.chunk if table.num_calls > 1 else next(iter(slots), None),
     )
     # Devices first, since `shard_map` splits the first axis; int32, as all that the program counts.
     rows = jax.tree.map(lambda grid: np.ascontiguousarray(np.swapaxes(grid, 0, 1), np.int32), rows)

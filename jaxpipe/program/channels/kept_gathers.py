@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers as KeptGathersTransfer
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Integers, Row, State
@@ -87,6 +89,11 @@ class KeptGathers(Channel):
     def is_needed(cls, shapes: StepShapes) -> bool:
         """Whether devices hold parts of layers."""
         return any(jax.tree.leaves(shapes.gathered_later))
+
+    @classmethod
+    def copy_slots(cls, table: RoundTable) -> np.ndarray:
+        """Those of the transfer."""
+        return table.grids[cls.name].slot
 
     @classmethod
     def prepared(cls, shapes: StepShapes, copies: PyTree, state: State) -> State:
