@@ -114,7 +114,6 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     most = max(layers_of_devices(setting))
     num_kept = num_kept_of(setting)
     num_kept_sums = num_kept_sums_of(setting)
-    first = max(setting.layers_per_stage)  # layers of a device's first chunk, if each gathers as many of others
     closing = layers * sum_s
     gathers_s = most * gather_s
     if program.behind_layers and program.reduces_in_rounds and not smallest.delays:
@@ -148,10 +147,10 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     num_gathers = 2 * num_microbatches if setting.shard.splits_weights else 1  # forward and backward
     whole_gathers_s = most * num_gathers * gather_s
     if num_kept:
-        whole_gathers_s = gather_s * float(_behind(setting, num_kept).layers.sum(axis=1).max() + first)
+        whole_gathers_s = gather_s * _num_travelling(setting, num_kept)
     whole_sums_s = most * num_sums * sum_s
     if num_kept_sums:
-        whole_sums_s = sum_s * float(_behind(setting, num_kept_sums, of_sums=True).layers.sum(axis=1).max() + first)
+        whole_sums_s = sum_s * _num_travelling(setting, num_kept_sums, of_sums=True)
     return StepCollectives(
         copies_s=float(gathers_s) + others_s,
         closing=closing,
@@ -221,6 +220,12 @@ def _behind(setting: Setting, num_slots: int, *, of_sums: bool = False) -> _Behi
         return _behind_in(spec, num, layers, num_slots, of_sums)
     short, long = (_behind_in(spec, n, layers, num_slots, of_sums) for n in (few, 2 * few))
     return _Behind(*(more + (more - less) * ((num - 2 * few) / few) for less, more in zip(short, long, strict=True)))
+
+
+def _num_travelling(setting: Setting, num_slots: int, *, of_sums: bool = False) -> float:
+    """Layers of kept chunks that travel in a step on the device with most of them, its first or last chunk's too."""
+    behind = _behind(setting, num_slots, of_sums=of_sums)
+    return float(behind.layers.sum(axis=1).max()) + max(setting.layers_per_stage)
 
 
 @cache
