@@ -2,6 +2,7 @@
 
     python -m jaxpipe.show NAME --num_devices=D --num_microbatches=N [--option=KEY=VALUE ...] [--backward=2 ...]
         [--format=text|json|csv|svg|png|pdf|chrome|memory] [--output=FILE]
+    python -m jaxpipe.show NAME ... --overlap
     python -m jaxpipe.show NAME ... --compare=OTHER [--compare=OTHER ...] [--html=FILE]
     python -m jaxpipe.show NAME ... --placement --topology=a100-80g:2x8
     python -m jaxpipe.show --csv=FILE|--json=FILE ...
@@ -51,8 +52,11 @@ from jaxpipe.schedules.analysis.costs import RATIO_HELP
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.methods.registry import DELAYED, register_file
 from jaxpipe.schedules.passes.balance import bound_kept
+from jaxpipe.schedules.passes.overlap import overlap
 
 __all__ = ["Page", "main", "to_html"]
+
+_NO_PAIRS = "the step would be longer; interleaved_1f1b with --option=extra_warm_up=true has pairs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,6 +95,9 @@ def _show(values: FlagValues) -> None:
         schedule = _schedule(values)
         decided = ""
         costs = _costs(values, schedule)
+        if values.overlap:
+            schedule = overlap(schedule, costs_of_stages(costs, schedule.placement))
+            decided = "" if schedule.has_pairs else f"pairs     none: {_NO_PAIRS}"
     if values.placement:
         mesh = {axis: values[axis].value or 1 for axis in PLACED_NAMES}
         picture = show_placement(schedule, values.topology, **mesh, as_json=values.format == "json")

@@ -50,6 +50,7 @@ def define_flags(values: FlagValues) -> None:
     _define_integer(values, "num_microbatches", "Microbatches of one step.")
     _define_integer(values, "num_chunks", "Stages of one replica on each device.")
     flags.DEFINE_multi_string("option", [], "A further option of the schedule, KEY=VALUE.", values)
+    flags.DEFINE_bool("overlap", False, "Pair forwards and backwards where that makes the step no longer.", values)
     _define_costs(values)
     text("html", None, "A file for a page that shows everything on both clocks, with zoom and details.", values)
     flags.DEFINE_multi_string(
@@ -100,7 +101,8 @@ def check_flags(values: FlagValues) -> None:
         others = (name for name in values if name not in ("list", "method", "output"))
         check_unused(values, others, "--list shows all methods")
     elif values.config:
-        others = ("name", "csv", "json", *_SOURCE[1:], *TIMES, "layers_per_stage", *PLACED_NAMES, "placement")
+        of_flags = ("overlap", *TIMES, "layers_per_stage", *PLACED_NAMES, "placement")
+        others = ("name", "csv", "json", *_SOURCE[1:], *of_flags)
         check_unused(values, others, "--config gives the schedule and its times")
     elif values.csv or values.json:
         source = "csv" if values.csv else "json"
@@ -124,7 +126,7 @@ def check_flags(values: FlagValues) -> None:
         check_unused(values, ("format", "output", "placement"), "--html writes a page to a file of its own")
         _check_ending("html", values.html, _HTML)
     if values.placement:
-        no_effect = ("layers_per_stage", *RATIO_HELP, *TIMES)
+        no_effect = ("layers_per_stage", "overlap", *RATIO_HELP, *TIMES)
         check_unused(values, no_effect, "--placement shows no times")
         if not values.topology:
             raise missing("topology", "a100-80g:2x8")

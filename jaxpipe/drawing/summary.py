@@ -33,6 +33,7 @@ from jaxpipe.schedules import (
 from jaxpipe.schedules.analysis.costs import RATIOS, STAGE_TIMES, TIMES, mean_share
 from jaxpipe.schedules.analysis.timeline import MIDDLE
 from jaxpipe.schedules.files import to_json
+from jaxpipe.schedules.passes.overlap import num_pairs
 from jaxpipe.units import MA
 
 _LEAST_LOST = 5e-4  # of the makespan; less would print as 0.0 %
@@ -214,6 +215,7 @@ def summary_text(summary: Summary) -> str:
         f"bubble ratio      {timeline.bubble_ratio:.4f}\n"
         f"by device span    {timeline.bubble_ratio_per_device_span:.4f}, each device from its own first action on\n"
         f"peak activations  {_numbers(peak_activations(schedule))} Ma, by device; {MA}\n"
+        f"{_pair_line(schedule)}"
         f"{_replica_lines(summary)}"
         f"{_transfer_lines(summary)}"
         f"compiled program  makespan {spmd['makespan']:g}{unit}: {_lost(summary)}\n"
@@ -235,6 +237,14 @@ def _lost(summary: Summary) -> str:
         why = ", since a slot travels in pages, one after the other" if summary.schedule.parks_pages else ""
         return f"{-lost:.1%} shorter{of_what}{why}"
     return f"{lost:.1%} longer{of_what}, since devices also meet where they exchange nothing that is needed"
+
+
+def _pair_line(schedule: Schedule) -> str:
+    """The line on actions that are two; empty for a schedule without them."""
+    if not schedule.has_pairs:
+        return ""
+    num_forwards = int(schedule.columns.is_kind(Kind.F).sum())
+    return f"pairs             {num_pairs(schedule)} of {num_forwards} forwards are one action with a backward\n"
 
 
 def _replica_lines(summary: Summary) -> str:
@@ -304,7 +314,7 @@ def _timed_rows(timeline: Timeline) -> list[str]:
             f'{{"kind": "{names[kind]}", "replica": {replica}, "stage": {stage}, '
             f'"microbatch": {"null" if microbatch == NO_MICROBATCH else microbatch}, "start": {start}, "end": {end}}}'
             # Not strict: `times` goes on with the next row. The row is first, so that its end takes no pair of times.
-            for (kind, stage, microbatch, replica), (start, end) in zip(row, times, strict=False)
+            for (kind, stage, microbatch, replica, _), (start, end) in zip(row, times, strict=False)
         )
         for row in timeline.schedule.rows
     ]

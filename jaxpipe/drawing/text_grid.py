@@ -52,7 +52,11 @@ def text(timeline: Timeline) -> str:
     if schedule.num_devices * num_cells > _MOST_CELLS:
         return f"({schedule.num_devices:,} devices x {num_cells:,} cells are too many to draw: write the rows as csv)\n"
     actions = (action for row in schedule.rows for action in row)
-    labels = [str(action).replace(action.kind.name, ARROWS.get(action.kind, action.kind.name)) for action in actions]
+    labels = [
+        str(action).replace(action.kind.name, ARROWS.get(action.kind, action.kind.name)) + "+" * action.joined
+        for action in actions
+    ]
+    notes += ["(0F4+: a pair, one action with the backward behind it)\n"] * schedule.has_pairs
     cell = max(map(len, [*(labels[i] for i in np.flatnonzero(is_shown & (end > start))), IDLE]))
     head = len(str(schedule.num_devices - 1))
     lines = []

@@ -43,6 +43,7 @@ from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.passes.overlap import apart
 from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
 from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
@@ -105,8 +106,8 @@ def lower(
         >>> table.num_rounds, table.num_types, table.num_traced_actions
         (74, 6, 5)
     """
+    schedule = apart(schedule)
     if schedule.delays:
-        assert not recomputed
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
     hidden = partial(with_hidden_data, shard=shard, kept=kept)

@@ -2,20 +2,20 @@
 
 One line per device, cells as `2F0`; empty cells are idle and are dropped. PyTorch (`torch.distributed.pipelining`)
 writes this with `_dump_csv(file, format="compute_only")` and reads it with `_load_csv(file, format="compute_only")`.
-Its cells `(2F0;1B3)OVERLAP_F_B` are read as their parts in order. Cells of other kinds, as `0EVICT2`, are ours, and so
-are first lines with an entry for each stage, as `# delays: 1 1 1 1` (`file_fields`). The format cannot hold replicas or
-actions without a microbatch; JSON can (`files`).
+A cell `(2F0;1B3)OVERLAP_F_B` is one action, a pair. Cells of other kinds, as `0EVICT2`, are ours, and so are first
+lines with an entry for each stage, as `# delays: 1 1 1 1` (`file_fields`). The format cannot hold replicas or actions
+without a microbatch; JSON can (`files`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.files import local_path, read_whole
+from jaxpipe.schedules.entries import entries_of, parse_entry
 from jaxpipe.schedules.file_fields import FIELDS, FileField
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import (
@@ -25,15 +25,13 @@ from jaxpipe.schedules.schedule import (
     WHOLE_BATCH_KINDS,
     Action,
     Schedule,
-    parse_action,
 )
 
-_OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _IN_ORDER = (*sorted(COMPUTE_KINDS - WHOLE_BATCH_KINDS), *sorted(PARKING_KINDS), *sorted(WHOLE_BATCH_KINDS))
 _NAMES = [kind.name for kind in _IN_ORDER]
 _RULE = (
     f"compute-only-csv: one line per device; a cell is stage, {' '.join(_NAMES[:-1])} or {_NAMES[-1]}, microbatch, "
-    "as in 2F0, or empty"
+    "as in 2F0, or a pair of two, as in (2F0;1B3)OVERLAP_F_B, or empty"
 )
 
 
@@ -64,7 +62,7 @@ def to_csv(schedule: Schedule) -> str:
                 )
     entries = [(field.head, getattr(schedule, field.name)) for field in FIELDS]
     head = "".join(f"{begin} {' '.join(map(str, values))}\n" for begin, values in entries if values)
-    return head + "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
+    return head + "".join(",".join(entries_of(row)) + "\n" for row in schedule.rows)
 
 
 def read_csv(path: str | Path) -> Schedule:
@@ -161,25 +159,21 @@ def _split_field(field: FileField, text: str, name: str) -> tuple[tuple[Any, ...
 
 
 def _parse(content: str, name: str, where: str) -> tuple[Action, ...]:
-    """The actions of one cell: none if it is empty, several if they overlap."""
+    """The actions of one cell: none if it is empty, the halves of a pair."""
     if not content:
         return ()
-    overlap = _OVERLAP.fullmatch(content)
-    actions = []
-    for part in overlap[1].split(";") if overlap else [content]:
-        try:
-            action = parse_action(part)
-        except ScheduleError:  # the error below says which cell of which file it is
-            action = None
-        if action is None or action.kind not in _IN_ORDER or action.replica:
-            raise ScheduleError(
-                f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.",
-                rule=_RULE,
-                repair="correct the cell; PyTorch writes this format with format='compute_only'; "
-                "replicas and SYNC need JSON",
-            )
-        actions.append(action)
-    return tuple(actions)
+    try:
+        actions = parse_entry(content)
+    except ScheduleError:  # the error below says which cell of which file it is
+        actions = ()
+    if not actions or any(action.kind not in _IN_ORDER or action.replica for action in actions):
+        raise ScheduleError(
+            f"{name!r}, {where}: {content!r} is not a compute action, EVICT or LOAD.",
+            rule=_RULE,
+            repair="correct the cell; PyTorch writes this format with format='compute_only'; "
+            "replicas and SYNC need JSON",
+        )
+    return actions
 
 
 def _count(numbers: Collection[int], field: str, name: str) -> int:

@@ -20,10 +20,11 @@ from pathlib import Path
 from jaxpipe.errors import ScheduleError, closest
 from jaxpipe.files import local_path
 from jaxpipe.schedules.csv_format import read_csv, text_of, to_csv
+from jaxpipe.schedules.entries import entries_of, parse_entry
 from jaxpipe.schedules.file_fields import FIELDS
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.rules import check
-from jaxpipe.schedules.schedule import Action, Schedule, parse_action
+from jaxpipe.schedules.schedule import Action, Schedule
 
 _KEYS = ["name", "num_devices", "num_microbatches", "devices", "rows"]
 _NAMES = [field.name for field in FIELDS]
@@ -62,7 +63,7 @@ def to_json(schedule: Schedule, *, numbers: str = "") -> str:
     if schedule.delays:
         head["num_batches"] = schedule.num_batches
     # By hand: a row a line, which `json.dumps` cannot, so that people and `diff` can read it.
-    rows = ",\n".join("  " + json.dumps([str(action) for action in row]) for row in schedule.rows)
+    rows = ",\n".join("  " + json.dumps(entries_of(row)) for row in schedule.rows)
     more = f', "numbers": {numbers}' if numbers else ""
     return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]{more}}}\n'
 
@@ -136,7 +137,7 @@ def _row(device: int, texts: list[str]) -> tuple[Action, ...]:
     actions = []
     for position, text in enumerate(texts):
         try:
-            actions.append(parse_action(text))
+            actions += parse_entry(text)
         except ScheduleError as error:
             raise ScheduleError(f"device {device}, position {position}: {error}") from None
     return tuple(actions)

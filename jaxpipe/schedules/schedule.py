@@ -2,7 +2,7 @@
 
 Built and compared without JAX and without a model. The text form of an action is PyTorch's: `2F0` is the forward of
 stage 2 for microbatch 0; an action of another replica than 0 ends in `@replica`; SYNC, which belongs to no single
-microbatch, has no microbatch number.
+microbatch, has no microbatch number. A pair, `(2F3;3B1)OVERLAP_F_B`, is one action in two entries of its row.
 """
 
 import enum
@@ -103,19 +103,23 @@ _TEXT = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})(?:@([0-9]{{1,9}}))?
 
 
 class Action(NamedTuple):
-    """One action; a plain tuple of integers, so that a schedule of 10^5 actions builds at once.
+    """One action, or one half of a pair; a tuple of integers, so that a schedule of 10^5 actions builds at once.
+
+    A pair is one action that computes a forward and a backward at once. In a row its halves stand one behind the other,
+    the forward first: whatever reads actions finds the two that it knows.
 
     Example:
         >>> str(Action(Kind.F, stage=2, microbatch=0))
         '2F0'
         >>> parse_action("3SYNC@1")
-        Action(kind=<Kind.SYNC: 6>, stage=3, microbatch=-1, replica=1)
+        Action(kind=<Kind.SYNC: 6>, stage=3, microbatch=-1, replica=1, joined=False)
     """
 
     kind: Kind
     stage: int
     microbatch: int = NO_MICROBATCH
     replica: int = 0
+    joined: bool = False  # whether it is a pair with the action behind it in its row
 
     def __str__(self) -> str:
         microbatch = "" if self.microbatch == NO_MICROBATCH else self.microbatch
@@ -161,6 +165,7 @@ class Columns:
     device: "np.ndarray"  # [A] the device whose row has the action
     position: "np.ndarray"  # [A] index in that row
     first: "np.ndarray"  # [D + 1] index of each device's first action; the last entry is A
+    partner: "np.ndarray"  # [A] the other half of its pair; -1 for none
 
     def is_kind(self, *kinds: Kind) -> "np.ndarray":
         """Whether each action is of one of `kinds`, [A]."""
@@ -229,6 +234,11 @@ class Schedule:
         return bool(self.columns.is_kind(Kind.W).any())
 
     @cached_property
+    def has_pairs(self) -> bool:
+        """Whether any forward and backward are one action."""
+        return bool((self.columns.partner >= 0).any())
+
+    @cached_property
     def has_head_actions(self) -> bool:
         """Whether the head is split over all devices: S and T."""
         return bool(self.columns.is_kind(*HEAD_KINDS).any())
@@ -254,21 +264,26 @@ class Schedule:
         fields = itertools.chain.from_iterable(itertools.chain.from_iterable(self.rows))
         try:
             # Flat, since `np.array` would look at each tuple and enum by itself; a field that is no number raises.
-            table = np.fromiter(fields, np.int64, 4 * num_actions).reshape(num_actions, 4)
+            table = np.fromiter(fields, np.int64, 5 * num_actions).reshape(num_actions, 5)
         except (TypeError, ValueError):
             raise self._no_action() from None
         lengths = [len(row) for row in self.rows]
         # The last entry is A, so that row d is first[d]:first[d + 1] for every d.
         first = np.cumsum([0, *lengths])
         device = np.repeat(np.arange(self.num_devices), lengths)
+        index = np.arange(num_actions)
+        is_joined = (table[:, 4] > 0) & (index + 1 < first[device + 1])
+        partner = np.where(is_joined, index + 1, -1)
+        partner[1:][is_joined[:-1]] = index[:-1][is_joined[:-1]]
         return Columns(
             kind=table[:, 0],
             stage=table[:, 1],
             microbatch=table[:, 2],
             replica=table[:, 3],
             device=device,
-            position=np.arange(num_actions) - first[device],
+            position=index - first[device],
             first=first,
+            partner=partner,
         )
 
     def _no_action(self) -> ScheduleError:

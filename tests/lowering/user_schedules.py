@@ -47,7 +47,7 @@ def random_schedule(
     rows: list[list[Action]] = [[] for _ in range(placement.num_devices)]
     while ready:
         action = ready.pop(generator.randrange(len(ready)))
-        kind, stage, _, replica = action
+        kind, stage, _, replica, _ = action
         rows[placement.device_of(stage, replica)].append(action)
         if kind is Kind.F and stage < last_stage:
             ready.append(action._replace(stage=stage + 1))

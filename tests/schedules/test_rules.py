@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
 import pytest
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules import Action, Kind, Placement, Schedule, build, linear, parse_action
+from jaxpipe.schedules import Action, Kind, Placement, Schedule, build, linear
+from jaxpipe.schedules.entries import parse_entry
 from jaxpipe.schedules.rules import RULES, check, violations
 from jaxpipe.schedules.rules.view import View
 
@@ -14,7 +16,7 @@ from jaxpipe.schedules.rules.view import View
 def schedule_of(
     *rows: str, placement: Placement | None = None, num_microbatches: int = 1, parked: tuple[Fraction, ...] = ()
 ) -> Schedule:
-    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    actions = tuple(tuple(chain.from_iterable(map(parse_entry, row.split()))) for row in rows)
     return Schedule("broken", placement or linear(len(rows)), num_microbatches, actions, parked)
 
 
@@ -38,6 +40,7 @@ BROKEN = {
     "backward-once": schedule_of("0F0"),
     "forward-first": schedule_of("0B0 0F0"),
     "input-gradient-first": schedule_of("0F0 0W0 0I0"),
+    "pair": schedule_of("(0F0;0B0)OVERLAP_F_B"),
     "paired": schedule_of("0F0 0EVICT0 0LOAD0 0B0"),
     "evict-load": schedule_of("0F0 0EVICT0 0B0", "1F0 1B0"),
     "sync-last": schedule_of("0F0 0SYNC 0B0"),
@@ -72,6 +75,11 @@ MORE_BROKEN = [
     ("backward-once", schedule_of("0F0 0B0 0W0")),
     ("backward-once", schedule_of("0F0 0B0 0I0 0W0")),
     ("forward-first", schedule_of("0I0 0F0 0W0")),
+    ("pair", schedule_of("(0F0;0F1)OVERLAP_F_B 0B0 0B1", num_microbatches=2)),
+    ("pair", schedule_of("0F0 (0B0;0F1)OVERLAP_F_B 0B1", num_microbatches=2)),
+    ("pair", schedule_of("0F0 (0F1;0B0;0B1)OVERLAP_F_B", num_microbatches=2)),
+    ("pair", schedule_of("0F0 (0F1;0I0)OVERLAP_F_B (0W0;0B1)OVERLAP_F_B", num_microbatches=2)),
+    ("acyclic", schedule_of("0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 1F1 1B1 1B0", num_microbatches=2)),
     ("parked-share", schedule_of("0F0 0B0", parked=(Fraction(3, 2),))),
     ("parked-share", schedule_of("0F0 0B0", parked=(Fraction(1, 2), Fraction(1, 2)))),
     ("paired", schedule_of("0F0 0B0", "1F0 1EVICT0 1LOAD0 1B0", "2F0 2B0")),

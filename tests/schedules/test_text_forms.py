@@ -77,6 +77,9 @@ def test_csv_as_pytorch_writes_it():
         "0B1",
         "3W0",
     ]
+    assert [action.joined for action in schedule.rows[0]].index(True) == 4
+    assert "3I0,(3F1;0B0)OVERLAP_F_B,3B1" in to_csv(schedule)
+    assert from_json(to_json(schedule)) == schedule
     assert from_csv(to_csv(schedule), name="v") == schedule
 
 

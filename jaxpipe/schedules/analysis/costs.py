@@ -43,6 +43,7 @@ class Costs:
             one for each stage.
         head_statistics, head_gradients: times of S and T, where a device has its rows of the head.
         update: time of one stage's UPDATE.
+        pair: the time of a pair, over that of its halves one after the other; 1 if neither hides anything of the other.
         transfer: time of one message between two devices.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
         slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
@@ -64,6 +65,7 @@ class Costs:
     head_statistics: float = 0.25
     head_gradients: float = 0.5
     update: float = 0.0
+    pair: float = 1.0
     transfer: float = 0.0
     # Equal costs have equal hashes without it, and a dict has none.
     link: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)

@@ -154,6 +154,8 @@ def previous_in_row(schedule: Schedule, counts: np.ndarray) -> np.ndarray:
 def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int], dict[int, int]]:
     """Sorts all actions: each follows those before it in its row, its message's sender and its local dependency.
 
+    A pair follows what either half waits for.
+
     Returns:
         The actions that can run, in such an order; and device -> the action at which it is stuck, for each device that
         does not reach the end of its row.
@@ -168,8 +170,14 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
     message = needs.message.tolist()
     local = needs.local.tolist()
     groups = needs.groups
+    partner = schedule.columns.partner.tolist()
     done = bytearray(len(message) + 1)
     done[-1] = True  # the index -1 stands for no dependency
+
+    def can_run(index: int) -> bool:
+        has_read = done[message[index]] and done[local[index]]
+        return bool(has_read) and (index not in groups or all(done[other] for other in groups[index]))
+
     order: list[int] = []
     position = first[:-1]
     num_before = -1
@@ -177,14 +185,11 @@ def execution_order(schedule: Schedule, needs: Dependencies) -> tuple[list[int],
     while len(order) != num_before:
         num_before = len(order)
         for device, index in enumerate(position):
-            while (
-                index < first[device + 1]
-                and done[message[index]]
-                and done[local[index]]
-                and (index not in groups or all(done[other] for other in groups[index]))
-            ):
-                done[index] = True
-                order.append(index)
-                index += 1
+            while index < first[device + 1] and can_run(index) and (partner[index] < 0 or can_run(partner[index])):
+                # A pair runs as a whole: neither half waits for the other.
+                for half in range(index, max(index, partner[index]) + 1):
+                    done[half] = True
+                    order.append(half)
+                index = order[-1] + 1
             position[device] = index
     return order, {device: index for device, index in enumerate(position) if index < first[device + 1]}

@@ -23,7 +23,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """The timeline of `schedule` on the asynchronous clock.
 
     A compute action starts when the one before it on its device has ended, its message, if any, has arrived, and the
-    activations that it reads have been loaded. A message takes its link's time and occupies neither device.
+    activations that it reads have been loaded. A message takes its link's time and occupies neither device. A pair
+    starts when both halves can, and the messages of both leave at its end; here its halves stand one behind the other.
 
     EVICT, LOAD and SYNC are transfers between the two devices of a pair. Each is issued when the compute action before
     it in its row has ended; a SYNC when this is true on both holders of its stage, which then exchange gradients. Only
@@ -92,16 +93,25 @@ class Clock:
         self.transfers = np.flatnonzero(is_transfer & ((needs.met < 0) | (needs.met > index)))
         self._message = needs.message
         previous = previous_in_row(schedule, ~is_transfer)
+        # What the forward of a pair leaves is there when the backward behind it ends, and it waits for both messages.
+        is_first = columns.partner > index
+        self._is_half = columns.partner >= 0
+        self._has_pairs = bool(is_first.any())
+        ended = np.append(np.where(is_first, columns.partner, index), -1)  # the last entry is for the index -1
+        sender = ended[needs.message]
+        also = np.where(is_first, sender[columns.partner], -1)
 
         # Below, actions other than transfers are named by their place in `_sorted`; their number stands for none.
-        level = _levels(order, previous.tolist(), needs.message.tolist(), needs.groups)
+        level = _levels(order, previous.tolist(), sender.tolist(), also.tolist(), needs.groups)
         actions = np.flatnonzero(~is_transfer)
         self._sorted = actions[np.argsort(level[actions], kind="stable")]
         # One place more: the index -1 reads it, and finds the place behind all actions, whose end is always 0.
         place = np.full(num_actions + 1, len(actions))
         place[self._sorted] = np.arange(len(actions))
         previous = place[previous]
-        message = place[needs.message[self._sorted]]
+        message = place[sender[self._sorted]]
+        self._also = place[also[self._sorted]]
+        self._also_travels = columns.partner[self._sorted]
         self._all_of = place[needs.all_of[self._sorted]]
         # All devices take part in such a wait; it takes the time of a collective, not of a message.
         self._meets = needs.all_of.max(axis=1, initial=-1) >= 0
@@ -110,7 +120,13 @@ class Clock:
         # The first action of each level: where the level changes; `prepend` makes level 0 one of them.
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
         self._levels = [
-            (slice(first, last), self._behind[first:last], message[first:last], self._all_of[first:last])
+            (
+                slice(first, last),
+                self._behind[first:last],
+                message[first:last],
+                self._also[first:last],
+                self._all_of[first:last],
+            )
             for first, last in itertools.pairwise(bounds)
         ]
         load = needs.load[self._sorted]
@@ -130,6 +146,7 @@ class Clock:
         schedule = self.schedule
         link = costs.of_link(schedule.num_devices)
         duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
+        duration[self._is_half] *= costs.pair
         messages = [np.full(schedule.num_stages, getattr(costs, name)) for name in RATIOS.values()]
         # Costs have no latency apart: a transfer is as many messages, one after the other.
         duration[self.transfers] = self.transfer_times(link * 0.0, link, *messages)
@@ -145,7 +162,8 @@ class Clock:
             travel: [A] time of the message that each action waits for, 0 where there is none.
             closing: [A] how long the device is busy after the action; the action's message does not wait for it.
         """
-        times = duration[self._sorted], travel[self._sorted], None if closing is None else closing[self._sorted]
+        travels = travel[self._sorted], travel[self._also_travels]
+        times = duration[self._sorted], travels, None if closing is None else closing[self._sorted]
         start = np.zeros(len(duration))
         end = np.zeros(len(duration))
         # The arrival of a LOAD depends on its issue, which depends on earlier arrivals. So the rows first run without
@@ -165,18 +183,25 @@ class Clock:
         return start, end
 
     def _sweep(
-        self, duration: np.ndarray, travel: np.ndarray, closing: np.ndarray | None, arrivals: np.ndarray | None
+        self,
+        duration: np.ndarray,
+        travels: tuple[np.ndarray, np.ndarray],
+        closing: np.ndarray | None,
+        arrivals: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[P] start and end of the sorted actions, and [P + 1] when their devices are free again, 0 for none."""
         end = np.zeros(len(duration) + 1)
         # Without closing times a device is free when its action ends: one array serves both.
         free = end if closing is None else end.copy()
-        for level, previous, message, all_of in self._levels:
+        travel, also_travel = travels
+        for level, previous, message, also, all_of in self._levels:
             ready = end.take(message)
             if all_of.shape[1]:
                 np.maximum(ready, end[all_of].max(axis=1), out=ready)
             # Before the maximum with `arrivals` and `free`: only the message travels.
             ready += travel[level]
+            if self._has_pairs:
+                np.maximum(ready, np.where(also < len(duration), end.take(also) + also_travel[level], 0.0), out=ready)
             if arrivals is not None:
                 np.maximum(ready, arrivals[level], out=ready)
             np.maximum(ready, free.take(previous), out=ready)
@@ -189,6 +214,9 @@ class Clock:
             sent = np.maximum(sent, end[self._all_of].max(axis=1))
         # Not end minus duration: that would round otherwise than the sums above.
         start = np.maximum(sent + travel, free[self._behind])
+        if self._has_pairs:
+            has_more = self._also < len(duration)
+            start = np.maximum(start, np.where(has_more, end[self._also] + also_travel, 0.0))
         return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free
 
     def _transfer(self, start: np.ndarray, end: np.ndarray, free: np.ndarray, duration: np.ndarray) -> None:
@@ -257,11 +285,13 @@ class Clock:
         return times
 
 
-def _levels(order: list[int], previous: list[int], message: list[int], groups: dict[int, list[int]]) -> np.ndarray:
+def _levels(
+    order: list[int], previous: list[int], message: list[int], also: list[int], groups: dict[int, list[int]]
+) -> np.ndarray:
     """[A] length of the longest chain of actions that each one waits for; in `order` every action follows its chain."""
     level = [-1] * (len(order) + 1)  # the last entry is for the index -1
     for index in order:
-        latest = max(level[previous[index]], level[message[index]])
+        latest = max(level[previous[index]], level[message[index]], level[also[index]])
         if index in groups:
             latest = max(latest, *(level[other] for other in groups[index]))
         level[index] = latest + 1

@@ -1,7 +1,7 @@
 """DualPipe: two replicas in opposite directions, whose forwards and backwards alternate on every device.
 
-The published method overlaps a forward and a backward; here one runs after the other. `dualpipe_steps`, the eight
-phases of a device, are the same for DualPipeV.
+The published method overlaps a forward and a backward: with `overlap` they are pairs, else one runs after the other.
+`dualpipe_steps`, the eight phases of a device, are the same for DualPipeV.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.costs import split_costs
 from jaxpipe.schedules.methods.method import Formula, Method
-from jaxpipe.schedules.methods.option import TIMES, Option, check_truth
+from jaxpipe.schedules.methods.option import TIMES, Option, Options, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding, next_multiple, with_sync
 from jaxpipe.schedules.passes.split_backward import best_weight_gradients
 from jaxpipe.schedules.placement import bidirectional, linear
@@ -29,9 +30,12 @@ class Step(NamedTuple):
     kind: Kind
     direction: int  # OWN or OPPOSITE
     number: int  # of the microbatch in its direction
+    joined: bool = False  # whether it is a pair with the step behind it
 
 
-def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first: bool) -> list[Step]:
+def dualpipe_steps(
+    *, depth: int, num_depths: int, num_each: int, backward_first: bool, overlap: bool = False
+) -> list[Step]:
     """Returns the row of a device; W run in the order of their I.
 
     Args:
@@ -39,12 +43,13 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
         num_depths: H, devices from an end to the middle.
         num_each: microbatches of each direction, at least 2H.
         backward_first: whether, of an F and B that the published steps overlap, B runs first here, else F.
+        overlap: whether they are pairs.
 
     Source: `dualpipe/dualpipe.py` of github.com/deepseek-ai/DualPipe; numbers and names of phases are as there.
     """
     # Below, phase 4 would have a negative number of steps.
     assert num_each >= 2 * num_depths
-    row = _Row(backward_first)
+    row = _Row(backward_first, overlap)
     num_outer = num_depths - depth - 1
     num_inner = depth + 1
     # 1: F0; 2: F0 F1
@@ -58,8 +63,9 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
         row.weight_gradients()
         row.forwards(OPPOSITE)
     # 4: F0 with B1, F1 with B0
-    for _ in range(num_each - 2 * num_depths + num_inner):
-        row.overlapped(OWN, OPPOSITE)
+    for index in range(num_each - 2 * num_depths + num_inner):
+        # The devices in the middle run their first two apart, which makes the bubble smaller.
+        row.overlapped(OWN, OPPOSITE, is_pair=index > 0 or num_outer > 0)
         row.overlapped(OPPOSITE, OWN)
     # 5: B1, F1 with B0
     for _ in range(num_outer):
@@ -83,9 +89,10 @@ def dualpipe_steps(*, depth: int, num_depths: int, num_each: int, backward_first
 class _Row:
     """A row under construction: the microbatches of a direction follow each other in order."""
 
-    def __init__(self, backward_first: bool):
+    def __init__(self, backward_first: bool, overlap: bool):
         self.steps: list[Step] = []
         self._backward_first = backward_first
+        self._overlap = overlap
         self._num_forwards = [0, 0]
         self._num_backwards = [0, 0]
         # W run in the order of their I: each frees the oldest stored inputs.
@@ -108,13 +115,25 @@ class _Row:
         for _ in range(count):
             self.steps.append(self._pending.popleft())
 
-    def overlapped(self, forward: int, backward: int) -> None:
-        """A forward and a backward that DualPipe runs at the same time, and that run one after the other here."""
+    def overlapped(self, forward: int, backward: int, *, is_pair: bool = True) -> None:
+        """A forward and a backward that DualPipe runs at the same time: a pair, or one after the other."""
         if self._backward_first:
             self.backward(backward)
         self.forwards(forward)
+        if self._overlap and is_pair:
+            self.steps[-1] = self.steps[-1]._replace(joined=True)
         if not self._backward_first:
             self.backward(backward)
+
+
+def check_overlap(num_devices: int, options: Options) -> None:
+    """Raises ScheduleError for options that have no effect beside `overlap`."""
+    if options["overlap"] and options["backward_first"]:
+        raise ScheduleError(
+            "backward_first=true with overlap=true.",
+            rule="overlap: of a pair neither half is first",
+            repair="leave one of them out",
+        )
 
 
 def dualpipe(
@@ -123,6 +142,7 @@ def dualpipe(
     num_microbatches: int,
     backward_first: bool = False,
     eager_sync: bool = True,
+    overlap: bool = False,
     forward: float = 1.0,
     input_gradient: float = 1.0,
     weight_gradient: float = 1.0,
@@ -149,6 +169,7 @@ def dualpipe(
 
     Args:
         backward_first: whether, of an F and B that overlap in the published steps, B runs first.
+        overlap: whether these are pairs, as published; then W stand where they are published.
         eager_sync: each SYNC directly behind the last backward of its stage and replica, not at the end of the row.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
@@ -159,24 +180,25 @@ def dualpipe(
     placement = bidirectional(linear(num_devices))
     # The published steps need as many microbatches from either end, and at least D.
     num_each = max(next_multiple(num_microbatches, 2) // 2, num_devices)
-    rows = tuple(_row(device, num_devices, num_each, backward_first) for device in range(num_devices))
+    rows = tuple(_row(device, num_devices, num_each, backward_first, overlap) for device in range(num_devices))
     rows = drop_padding(rows, num_microbatches=num_microbatches)
-    schedule = best_weight_gradients(Schedule("dualpipe", placement, num_microbatches, rows), costs)
+    schedule = Schedule("dualpipe", placement, num_microbatches, rows)
+    schedule = schedule if overlap else best_weight_gradients(schedule, costs)
     return replace(schedule, rows=with_sync(schedule.rows, placement, eager=eager_sync))
 
 
-def _row(device: int, num_devices: int, num_each: int, backward_first: bool) -> tuple[Action, ...]:
+def _row(device: int, num_devices: int, num_each: int, backward_first: bool, overlap: bool) -> tuple[Action, ...]:
     depth = min(device, num_devices - 1 - device)
     # The two directions meet in the middle, so the second half of the devices is nearer to where replica 1 begins.
     near = int(device >= num_devices // 2)  # the replica that enters at the device's own end
     row = []
-    for kind, direction, number in dualpipe_steps(
-        depth=depth, num_depths=num_devices // 2, num_each=num_each, backward_first=backward_first
+    for kind, direction, number, is_joined in dualpipe_steps(
+        depth=depth, num_depths=num_devices // 2, num_each=num_each, backward_first=backward_first, overlap=overlap
     ):
         replica = near if direction == OWN else 1 - near
         stage = depth if direction == OWN else num_devices - 1 - depth
         # Replica 1 has the second half of the numbers.
-        row.append(Action(kind, stage, replica * num_each + number, replica))
+        row.append(Action(kind, stage, replica * num_each + number, replica, is_joined))
     return tuple(row)
 
 
@@ -186,13 +208,15 @@ METHOD = Method(
     name="dualpipe",
     generator=dualpipe,
     summary="two replicas, down and up, whose forwards and backwards alternate; a forward and a backward that the "
-    "paper overlaps run one after the other; D+1 microbatches stored",
+    "paper overlaps run one after the other, or are pairs with `overlap`; D+1 microbatches stored",
     paper="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437; github.com/deepseek-ai/DualPipe",
     options=(
         Option("backward_first", check_truth, values=(False, True)),
         Option("eager_sync", check_truth),
+        Option("overlap", check_truth, note="pairs, as published"),
         *TIMES,
     ),
+    check=check_overlap,
     even_devices=True,
     period=lambda num_devices, options: num_devices,
     num_replicas=2,
@@ -201,12 +225,22 @@ METHOD = Method(
     bubble=(
         Formula(
             "(D-2)/(3N+D-2)",
-            lambda d, n, o: (d - 2) / (3 * n + d - 2) if n >= 2 * d else None,
+            lambda d, n, o: (d - 2) / (3 * n + d - 2) if n >= 2 * d and not o["overlap"] else None,
             where="N >= 2D",
             source=SOURCE,
             holds=False,
         ),
-        Formula("(D-2)/(6N+D-2)", lambda d, n, o: (d - 2) / (6 * n + d - 2) if n >= d else None, where="N >= D"),
+        Formula(
+            "(D-2)/(3N+D-2)",
+            lambda d, n, o: (d - 2) / (3 * n + d - 2) if n >= 2 * d and n % 2 == 0 and o["overlap"] else None,
+            where="overlap, even N >= 2D",
+            source=SOURCE,
+        ),
+        Formula(
+            "(D-2)/(6N+D-2)",
+            lambda d, n, o: (d - 2) / (6 * n + d - 2) if n >= d and not o["overlap"] else None,
+            where="N >= D",
+        ),
     ),
     peak=(
         Formula(

@@ -1,10 +1,10 @@
 """DualPipeV: the two directions of DualPipe are the two chunks of one V-shaped replica.
 
-The published method overlaps a forward and a backward; here one runs after the other.
+The published method overlaps a forward and a backward: with `overlap` they are pairs, else one runs after the other.
 """
 
 from jaxpipe.schedules.analysis.costs import split_costs
-from jaxpipe.schedules.methods.dualpipe import OWN, SOURCE, dualpipe_steps
+from jaxpipe.schedules.methods.dualpipe import OWN, SOURCE, check_overlap, dualpipe_steps
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.option import TIMES, Option, check_truth
 from jaxpipe.schedules.passes.rows import drop_padding
@@ -18,6 +18,7 @@ def dualpipe_v(
     num_devices: int,
     num_microbatches: int,
     backward_first: bool = False,
+    overlap: bool = False,
     forward: float = 1.0,
     input_gradient: float = 1.0,
     weight_gradient: float = 1.0,
@@ -44,6 +45,7 @@ def dualpipe_v(
 
     Args:
         backward_first: whether, of an F and B that overlap in the published steps, B runs first.
+        overlap: whether these are pairs, as published; then W stand where they are published.
         forward, input_gradient, weight_gradient: times of one stage's F, I and W; B takes as long as I and W.
 
     Source: github.com/deepseek-ai/DualPipe, `dualpipev.py`, which names "Cut-in-half" of Sea AI Lab as its origin;
@@ -56,35 +58,52 @@ def dualpipe_v(
     rows = [
         [
             # Way down the device is stage d; way up, the opposite direction, it is stage 2D-1-d.
-            Action(kind, device if direction == OWN else 2 * num_devices - 1 - device, number)
-            for kind, direction, number in dualpipe_steps(
-                depth=device, num_depths=num_devices, num_each=num_each, backward_first=backward_first
+            Action(kind, device if direction == OWN else 2 * num_devices - 1 - device, number, joined=is_joined)
+            for kind, direction, number, is_joined in dualpipe_steps(
+                depth=device, num_depths=num_devices, num_each=num_each, backward_first=backward_first, overlap=overlap
             )
         ]
         for device in range(num_devices)
     ]
     rows = drop_padding(rows, num_microbatches=num_microbatches)
-    return best_weight_gradients(Schedule("dualpipe_v", placement, num_microbatches, rows), costs)
+    schedule = Schedule("dualpipe_v", placement, num_microbatches, rows)
+    return schedule if overlap else best_weight_gradients(schedule, costs)
 
 
 METHOD = Method(
     name="dualpipe_v",
     generator=dualpipe_v,
-    summary="DualPipe on one replica, whose stages go down and up in a V; forwards and backwards one after the other",
+    summary="DualPipe on one replica, whose stages go down and up in a V; forwards and backwards one after the other, "
+    "or pairs with `overlap`",
     paper="github.com/deepseek-ai/DualPipe, dualpipev.py",
-    options=(Option("backward_first", check_truth, values=(False, True)), *TIMES),
+    options=(
+        Option("backward_first", check_truth, values=(False, True)),
+        Option("overlap", check_truth, note="pairs, as published"),
+        *TIMES,
+    ),
+    check=check_overlap,
     period=lambda num_devices, options: num_devices,
     has_split_backward=True,
     has_fixed_order=True,
     bubble=(
         Formula(
             "(D-1)/(3N+D-1)",
-            lambda d, n, o: (d - 1) / (3 * n + d - 1) if n >= 2 * d else None,
+            lambda d, n, o: (d - 1) / (3 * n + d - 1) if n >= 2 * d and not o["overlap"] else None,
             where="N >= 2D",
             source=SOURCE,
             holds=False,
         ),
-        Formula("(D-1)/(6N+D-1)", lambda d, n, o: (d - 1) / (6 * n + d - 1) if n >= d else None, where="N >= D"),
+        Formula(
+            "(D-1)/(3N+D-1)",
+            lambda d, n, o: (d - 1) / (3 * n + d - 1) if n >= 2 * d and o["overlap"] else None,
+            where="overlap, N >= 2D",
+            source=SOURCE,
+        ),
+        Formula(
+            "(D-1)/(6N+D-1)",
+            lambda d, n, o: (d - 1) / (6 * n + d - 1) if n >= d and not o["overlap"] else None,
+            where="N >= D",
+        ),
     ),
     peak=(
         Formula(

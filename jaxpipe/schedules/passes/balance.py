@@ -23,6 +23,7 @@ from jaxpipe.schedules.passes.eviction_plans import (
     page_plan,
     with_transfers,
 )
+from jaxpipe.schedules.passes.overlap import check_apart
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
 
@@ -95,6 +96,7 @@ def balance(
             rule="balance-once: a schedule to balance has no transfers yet",
             repair="balance the schedule that it was made from, with the bound that you want",
         )
+    check_apart(schedule, "transfers")
     peaks = row_peaks(schedule)
 
     def plans(bound: int) -> dict[int, EvictionPlan] | None:

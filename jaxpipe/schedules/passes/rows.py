@@ -56,7 +56,14 @@ def drop_padding(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> 
     kept = down[: len(down) - (num_padding - num_dropped_up)] + up[: len(up) - num_dropped_up]
     number = {microbatch: index for index, microbatch in enumerate(sorted(kept))}
     return tuple(
-        tuple(action._replace(microbatch=number[action.microbatch]) for action in row if action.microbatch in number)
+        tuple(
+            # A half of a pair whose other half is dropped is an action of its own.
+            action._replace(microbatch=number[action.microbatch], joined=action.joined and behind.microbatch in number)
+            for action, behind in zip(row, (*row[1:], row[-1]), strict=True)
+            if action.microbatch in number
+        )
+        if row
+        else ()
         for row in whole
     )
 

@@ -16,6 +16,7 @@ from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.analysis.timeline import rounded
 from jaxpipe.schedules.methods.option import at_least, check_time
 from jaxpipe.schedules.passes.balance import row_peaks
+from jaxpipe.schedules.passes.overlap import check_apart
 from jaxpipe.schedules.passes.weight_gradients import with_weight_gradients
 from jaxpipe.schedules.rules import check
 from jaxpipe.schedules.schedule import HEAD_KINDS, WHOLE_BATCH_KINDS, Kind, Rows, Schedule
@@ -76,6 +77,7 @@ def split_backward(
     for option, time in times.items():
         check_time(schedule.name, option, time)
     _check_kinds(check(schedule))
+    check_apart(schedule, "W")
     _check_effect(schedule, {"bound": bound, **times})
     peaks = row_peaks(schedule)
     if bound is not None:

@@ -21,6 +21,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.analysis.activations import peak_activations
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.simulate import simulate
+from jaxpipe.schedules.passes.overlap import check_apart
 from jaxpipe.schedules.passes.phases import in_phases
 from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind, Schedule
 
@@ -61,6 +62,7 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
         1F0 1S0 1T0 1F1 1S1 1B0 1T1 1F2 1S2 1B1 1T2 1F3 1S3 1B2 1T3 1B3
     """
     _check(schedule)
+    check_apart(schedule, "S and T")
     if np.min((costs or Costs()).forward) <= 0:
         raise ScheduleError(
             f"a forward takes no time in the costs for {schedule.name!r}.",

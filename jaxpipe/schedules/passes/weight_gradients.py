@@ -123,7 +123,7 @@ class _Device:
 
 def _sender(action: Action, num_stages: int) -> _Key | None:
     """The action that `action` waits for: F of the stage before, I of the stage after, at the last stage its F."""
-    kind, stage, microbatch, _ = action
+    kind, stage, microbatch = action[:3]
     if kind is Kind.F:
         return (Kind.F, stage - 1, microbatch) if stage else None
     return (Kind.I, stage + 1, microbatch) if stage + 1 < num_stages else (Kind.F, stage, microbatch)

@@ -18,6 +18,7 @@ from jaxpipe.schedules.rules.dataflow import (
 )
 from jaxpipe.schedules.rules.head import head_everywhere, head_in_order
 from jaxpipe.schedules.rules.layout import holder, placement, range_, row_per_device
+from jaxpipe.schedules.rules.pairs import pair
 from jaxpipe.schedules.rules.parking import evict_load, paired, parked_share
 from jaxpipe.schedules.rules.replicas import mirrored, one_replica, sync_both, sync_last
 from jaxpipe.schedules.rules.update import batches_, update_in_time, update_once
@@ -37,6 +38,7 @@ _OF_ACTIONS = (
     backward_once,
     forward_first,
     halves_in_order,
+    pair,
     paired,
     evict_load,
     sync_last,

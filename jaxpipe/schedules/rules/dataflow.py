@@ -118,6 +118,10 @@ def acyclic(view: View) -> Iterator[Breach]:
     if not stuck:
         return
     message = _first_missing(needs, order)
+    for index in stuck.values():  # a pair waits for what either half waits for
+        other = int(view.columns.partner[index])
+        if other >= 0 and message[index] in {-1, *order}:
+            message[index] = message[other]
     # Every message of a complete schedule has a sender, and it stands at or after the position at which
     # its own device is stuck: so following senders from any stuck device leads into a circle.
     device_of = view.columns.device
