@@ -8,6 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from jaxpipe.lowering.chunks import chunk_of_action, completes_chunk
+from jaxpipe.lowering.pairs import kinds_in_rounds, of_pairs
+from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import Dependencies, dependencies
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, WHOLE_BATCH_KINDS, Kind, Schedule
 
@@ -55,8 +57,16 @@ class Cells:
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """[R, D] Kind, or IDLE."""
-        return self.grid(self.schedule.columns.kind, otherwise=IDLE)
+        """[R, D] Kind, or IDLE; of a pair TAKE, PAIR and PUT."""
+        return self.grid(kinds_in_rounds(self.schedule), otherwise=IDLE)
+
+    def durations(self, costs: Costs) -> np.ndarray:
+        """[R, D] the time of each action, and 0 where a device idles."""
+        times = np.zeros(self.kind.shape)
+        columns = self.schedule.columns
+        of_action = costs.of_kind(self.schedule.num_stages)[columns.kind, columns.stage]
+        times[self.rounds, columns.device] = of_pairs(self.schedule, of_action, costs.pair)
+        return times
 
     @cached_property
     def stage(self) -> np.ndarray:

@@ -18,6 +18,7 @@ from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.hidden_data import Hidden, with_hidden_data
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
+from jaxpipe.lowering.pairs import KINDS_WITH_ROUNDS, pairs_in_rounds
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, by_pairs, refine
@@ -43,8 +44,7 @@ from jaxpipe.lowering.without_flush import lower_stream
 from jaxpipe.schedules.analysis.costs import Costs
 from jaxpipe.schedules.analysis.dependencies import dependencies
 from jaxpipe.schedules.analysis.simulate import simulate
-from jaxpipe.schedules.passes.overlap import apart
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Schedule
+from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 
 MAX_PERIOD = 8  # rounds
@@ -106,7 +106,7 @@ def lower(
         >>> table.num_rounds, table.num_types, table.num_traced_actions
         (74, 6, 5)
     """
-    schedule = apart(schedule)
+    schedule = pairs_in_rounds(schedule, shard, recomputed)
     if schedule.delays:
         return lower_stream(schedule, layers_per_stage=layers_per_stage, costs=costs, blocking=blocking)
     folding = Folding(schedule, layers_per_stage or (1,) * schedule.num_stages, recomputed)
@@ -125,9 +125,9 @@ def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
 
 def compute_schedule(schedule: Schedule) -> Schedule:
     """A schedule of the compute actions of `schedule` alone; `schedule` itself if it has no others."""
-    if schedule.columns.is_kind(*COMPUTE_KINDS).all():
+    if schedule.columns.is_kind(*KINDS_WITH_ROUNDS).all():
         return schedule
-    rows = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in schedule.rows)
+    rows = tuple(tuple(action for action in row if action.kind in KINDS_WITH_ROUNDS) for row in schedule.rows)
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.permutes import Pair
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.schedules.analysis.costs import Costs
@@ -62,9 +61,7 @@ def replay_makespans(table: RoundTable, costs: Sequence[Costs], *, blocking: boo
 def _replay(table: RoundTable, costs: Sequence[Costs], *, blocking: bool) -> tuple[np.ndarray, np.ndarray]:
     """[R, costs, D] start and end of every round."""
     schedule = table.schedule
-    durations = np.stack([c.of_kind(schedule.num_stages)[table.kind, table.stage] for c in costs], axis=1)
-    # IDLE is -1 and has indexed the last kind: an idle device takes no time.
-    durations *= (table.kind != IDLE)[:, None, :]
+    durations = np.stack([table.durations(c) for c in costs], axis=1)
     for transfer in table.kinds_of_traffic:
         for index, c in enumerate(costs):
             exposed = transfer.exposed(table, c)

@@ -39,7 +39,7 @@ def earliest_congruent(compute: Schedule, residue: np.ndarray, period: int, *, r
     columns = compute.columns
     needs = dependencies(compute)
     message = needs.message
-    in_order = np.argsort(simulate(compute, Costs(backward=1.0)).start, kind="stable").tolist()
+    in_order = np.argsort(simulate(compute, Costs(backward=1.0, put=1.0)).start, kind="stable").tolist()
     distance = np.where(columns.device[message] == columns.device, LOCAL_ROUNDS, remote).tolist()
     position = columns.position.tolist()
     message = message.tolist()

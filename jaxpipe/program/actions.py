@@ -7,22 +7,25 @@ stage's actions begin and end with the embedding, and the last stage's forward w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.guards import shared_guards
 from jaxpipe.mesh import with_losses
 from jaxpipe.program import split_backward
-from jaxpipe.program.carry import Row, State
+from jaxpipe.program.carry import Row, State, Taken
 from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer
-from jaxpipe.program.in_place import cond_in_place
+from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer, waiting
+from jaxpipe.program.in_place import after, cond_in_place, guarded_index
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
@@ -111,8 +114,22 @@ def _forms(step: DeviceStep, round_type: int, kind: Kind) -> list[_Form]:
     return [form for form in forms if form.stages_in(table, round_type)]
 
 
+class Half(NamedTuple):
+    """An action on the layers of a stage, apart from the walk over them: a pair walks for two."""
+
+    walk: Walk  # before the first layer
+    layer: Callable[[LayerForm, jax.Array, Walk], Walk]
+    end: Callable[[Walk, State], State]  # the state after the last layer
+
+
 def forward(step: DeviceStep, row: Row, state: State) -> State:
     """F: the layers of a stage, whose residuals are saved for its backward."""
+    half = forward_half(step, row, state)
+    return half.end(*step.over_layers(row, half.layer, half.walk, state))
+
+
+def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
+    """F, apart from its walk."""
     functions = step.functions
     microbatch = step.microbatch(row)
     boundary = step.boundary
@@ -130,41 +147,107 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
             results = functions.layer(params, walk.passed, microbatch, random)
         else:
             results, residuals = form.vjp.forward(params, walk.passed, microbatch, random)
-            pools = form.storage.write_residuals(pools, row.pages[:, i], residuals)
+            pages = row.pages[:, i] if walk.num_done is None else guarded_index(row.pages[:, i], walk.num_done)
+            pools = form.storage.write_residuals(pools, pages, residuals)
         y, losses = with_losses(results)
         return walk._replace(passed=y, pools=pools, losses=add_of_layer(walk.losses, place, step.scale.layers, losses))
 
     losses = step.shapes.losses.apart(state.loss)
-    walk, state = step.over_layers(row, layer, Walk(x, pools=state.pools, losses=losses.layers), state)
-    of_head, state = boundary.end_forward(step, row, microbatch, walk.passed, losses.head, state)
-    return state._replace(pools=walk.pools, loss=Losses(of_head, walk.losses).joined)
+
+    def end(walk: Walk, state: State) -> State:
+        of_head, state = boundary.end_forward(step, row, microbatch, walk.passed, losses.head, state)
+        return state._replace(pools=walk.pools, loss=Losses(of_head, walk.losses).joined)
+
+    return Half(Walk(x, pools=state.pools, losses=losses.layers), layer, end)
 
 
 def backward(step: DeviceStep, row: Row, state: State) -> State:
     """B: the whole backward of a stage."""
+    half = backward_half(step, row, state)
+    return half.end(*step.over_layers(row, half.layer, half.walk, state, is_reverse=True))
+
+
+def backward_half(step: DeviceStep, row: Row, state: State) -> Half:
+    """B, apart from its walk."""
     boundary = step.boundary
 
     def layer(form: LayerForm, turn: jax.Array, walk: Walk) -> Walk:
         vjp = form.vjp
         assert vjp
         i, params, given = step.last_first(row, form, turn, walk, state)
-        residuals = form.storage.read_residuals(state.pools, row.pages[:, i])
+        # Alone it only reads the pools, which stay outside its loop; in a pair the F beside it writes them.
+        pools = state.pools if walk.pools is None else walk.pools
+        residuals = form.storage.read_residuals(pools, row.pages[:, i])
         # A layer with losses returns them beside x, so the gradient of its result is a pair; that of a loss is its
         # factor.
         result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
         d_params, dx = vjp.backward(params, residuals, result, *given)
         return step.with_gradients(walk._replace(passed=dx), row, i, jax.tree.leaves(d_params))
 
-    # The sums pass through the loop, where XLA adds in place; the pools, which are only read, stay outside.
-    walk = Walk(boundary.output_gradient(step, row, state), state.grads["layers"])
-    walk, state = step.over_layers(row, layer, walk, state, is_reverse=True)
-    state = state._replace(grads={**state.grads, "layers": walk.sums})
-    return boundary.end_backward(step, row, walk.passed, state)
+    def end(walk: Walk, state: State) -> State:
+        state = state._replace(grads={**state.grads, "layers": walk.sums})
+        return boundary.end_backward(step, row, walk.passed, state)
+
+    # The sums pass through the loop, where XLA adds in place.
+    return Half(Walk(boundary.output_gradient(step, row, state), state.grads["layers"]), layer, end)
+
+
+def take(step: DeviceStep, row: Row, state: State) -> State:
+    """TAKE: keeps what the F of a pair reads."""
+    return state._replace(taken=Taken(row._replace(of={}, hanging=None), state.message))
+
+
+def pair(step: DeviceStep, row: Row, state: State) -> State:
+    """PAIR: F and B at once; one walk, layer i of the F beside the layer that is as far from the end of the B.
+
+    Neither needs the other, so that the compiler has products of one to hide collectives of the other behind.
+    """
+    taken = state.taken
+    assert taken
+    columns = step.shapes.table.schedule.columns
+    in_pairs = (columns.partner >= 0) & columns.is_kind(Kind.F)
+    of_forward = replace(step, stages=frozenset(columns.stage[in_pairs].tolist()))
+    ahead = forward_half(of_forward, taken.row, state._replace(message=taken.message))
+    back = backward_half(step, row, state)
+    form = step.shapes.forms[0]
+
+    def turn(i: jax.Array, walks: tuple[Walk, Walk]) -> tuple[Walk, Walk]:
+        forth, walk = walks
+        # The page that B reads is read before F writes its own, so that the pool is written in place.
+        walk = back.layer(form, i, walk._replace(pools=forth.pools))._replace(pools=None)
+        num_done = after(state.num_done, (walk.passed, walk.sums))
+        if step.in_turn:  # on CPUs all collectives have an order
+            forth = waiting(forth, num_done)
+        forth = ahead.layer(form, i, forth._replace(num_done=num_done))._replace(num_done=None)
+        return forth, walk
+
+    layers = step.shapes.table.layers_per_stage
+    num_each = step.num_layers_of(taken.row), step.num_layers_of(row)
+    # As `layer_loops` says, of one turn XLA must not know.
+    num_both = min(layers) if min(layers) > 1 else jnp.minimum(*num_each)
+    forth, walk = lax.fori_loop(0, num_both, turn, (ahead.walk, back.walk))
+    if len(set(layers)) > 1:
+        forth = lax.fori_loop(num_both, num_each[0], partial(ahead.layer, form), forth)
+        walk = walk._replace(pools=forth.pools)
+        walk = lax.fori_loop(num_both, num_each[1], partial(back.layer, form), walk)._replace(pools=None)
+    state = ahead.end(forth, state)
+    y = state.message
+    state = back.end(walk, state)
+    return state._replace(taken=taken._replace(message=y))
+
+
+def put(step: DeviceStep, row: Row, state: State) -> State:
+    """PUT: what the F of a pair leaves."""
+    assert state.taken
+    return state._replace(message=state.taken.message)
 
 
 ACTIONS: dict[Kind, Action] = {
     Kind.F: forward,
     Kind.B: backward,
+    Kind.TAKE: take,
+    Kind.PAIR: pair,
+    Kind.PUT: put,
     **split_backward.ACTIONS,
     **{kind: action for channel in CHANNELS.values() for kind, action in channel.actions.items()},
 }

@@ -22,7 +22,15 @@ class State(NamedTuple):
     num_done: jax.Array  # int32: accesses to storage so far, which orders them; see `in_place.sequenced`
     of: dict[str, PyTree]  # name of a channel -> what it keeps that actions change
     copies: PyTree = None  # compute copies of layers if actions gather them; None if all precede the first action
+    taken: Taken | None = None  # None if the table has no pairs
     values: PyTree = ()  # [microbatch, sequence, ...] what the head tells of sequences; zeros where another device does
+
+
+class Taken(NamedTuple):
+    """The half of a pair that waits for the other one."""
+
+    row: Row  # of the F; integers alone
+    message: jax.Array  # x.shape: its input, and after the pair its output
 
 
 class Carry(NamedTuple):

@@ -222,7 +222,7 @@ class DeviceStep:
                     num_done = after(num_done, arrived[channel.name])
                     # What indexes by the turn waits, too: parameters, residuals and random numbers of the layer.
                     turn = guarded_index(turn, num_done)
-            walk = _waiting(walk, num_done) if self.in_turn else walk
+            walk = waiting(walk, num_done) if self.in_turn else walk
             walk = layer(form, turn, walk)
             # As in a round: what has begun ends behind the layer, neither before nor after it.
             arrived, walk = lax.optimization_barrier((arrived, walk))
@@ -242,7 +242,7 @@ class DeviceStep:
             state = channel.last(row, carried[channel.name], walk, state)
         if self.in_turn:  # as what follows, the head of the last stage
             of_channels = [state.of[channel.name] for channel in self.hanging]
-            walk = _waiting(walk, after(state.num_done, (carried, of_channels)))
+            walk = waiting(walk, after(state.num_done, (carried, of_channels)))
         return walk, state
 
     def _turns(self, stretch: Stretch, body: Callable[[jax.Array, Any], Any], carry: Any, num_done: jax.Array) -> Any:
@@ -306,7 +306,7 @@ class Stretch(NamedTuple):
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state
 
 
-def _waiting(walk: Walk, num_done: jax.Array) -> Walk:
+def waiting(walk: Walk, num_done: jax.Array) -> Walk:
     """The walk, whose activation or gradient waits for `num_done`: it is never negative, which XLA cannot know."""
     return walk._replace(passed=jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), walk.passed))
 

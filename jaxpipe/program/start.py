@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpipe.lowering import IDLE
 from jaxpipe.mesh import PyTree, trained
-from jaxpipe.program.carry import Carry, Row, State
+from jaxpipe.program.carry import Carry, Row, State, Taken
 from jaxpipe.program.channels import CHANNELS, hanging_mask, needed
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.partition import Part
@@ -68,6 +68,10 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
         # A channel that keeps nothing has None here, which is no leaf.
         of={name: CHANNELS[name].initial_state(shapes, empty) for name in names},
     )
+    if table.schedule.has_pairs:
+        pages = jnp.zeros((len(shapes.grids), max(table.layers_per_stage)), jnp.int32)
+        zero = jnp.int32(0)
+        state = state._replace(taken=Taken(Row(zero, zero, zero, zero, pages, {}), state.message))
     for name in names:
         state = CHANNELS[name].prepared(shapes, params, state)
     return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names})

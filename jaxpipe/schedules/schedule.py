@@ -33,6 +33,9 @@ class Kind(enum.IntEnum):
     them back. SYNC says that the gradients of a stage are complete. S and T are the head after the last stage, of which
     every device has some rows of the vocabulary: S finds the statistics of its softmax, T its gradients. UPDATE is the
     optimizer's step of a stage, for one batch; rows of several batches have it, without a flush between them.
+
+    The last three are made of a pair where rounds are (`jaxpipe.lowering.pairs`), and stand in no file: TAKE keeps what
+    its F reads, PAIR computes both halves and leaves what the backward does, PUT leaves what the F does.
     """
 
     F = 0
@@ -45,6 +48,9 @@ class Kind(enum.IntEnum):
     S = 7
     T = 8
     UPDATE = 9
+    TAKE = 10
+    PAIR = 11
+    PUT = 12
 
 
 class Traits(NamedTuple):
@@ -61,6 +67,7 @@ class Traits(NamedTuple):
     moves: bool = False  # whether it moves activations between the two devices of a pair
     whole_batch: bool = False  # whether it is of a batch, whose number is its microbatch
     numbered: bool = True  # whether its text has a microbatch
+    in_rounds: bool = False  # whether only rounds have it, and no row of a schedule
 
 
 TRAITS = {
@@ -74,6 +81,9 @@ TRAITS = {
     Kind.S: Traits(head=True),
     Kind.T: Traits(head=True),
     Kind.UPDATE: Traits(whole_batch=True),
+    Kind.TAKE: Traits(computes=False, in_rounds=True),
+    Kind.PAIR: Traits(computes=False, layers=True, leaves="messages", in_rounds=True),
+    Kind.PUT: Traits(computes=False, leaves="messages", in_rounds=True),
 }
 
 
@@ -95,9 +105,10 @@ HEAD_KINDS = _with("head")
 PARKING_KINDS = _with("moves")
 WHOLE_BATCH_KINDS = _with("whole_batch")
 NUMBERED_KINDS = _with("numbered")
+WRITTEN_KINDS = frozenset(Kind) - _with("in_rounds")
 
 # The longest name first, else the S of SYNC would match.
-_NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
+_NAMES = "|".join(sorted((kind.name for kind in WRITTEN_KINDS), key=len, reverse=True))
 # At most nine digits, so that every number fits into 32 bits.
 _TEXT = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})(?:@([0-9]{{1,9}}))?")
 
@@ -137,7 +148,7 @@ def parse_action(text: str) -> Action:
     kind = Kind[match[2]] if match else None
     # SYNC with a number is no action, and neither is an F without one.
     if match is None or kind is None or (match[3] == "") == TRAITS[kind].numbered:
-        kinds = " ".join(kind.name for kind in Kind)
+        kinds = " ".join(kind.name for kind in sorted(WRITTEN_KINDS))
         raise ScheduleError(
             f"{text.strip()!r} is not an action.",
             rule=f"action-text: stage, kind, microbatch, as in 2F0; kinds are {kinds}; "

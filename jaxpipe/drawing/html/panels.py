@@ -14,7 +14,7 @@ from itertools import chain
 
 import numpy as np
 
-from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
+from jaxpipe.lowering import Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
 from jaxpipe.schedules import Action, Costs, Schedule, Stored, Timeline, simulate, stored
 from jaxpipe.schedules.analysis.activations import OWN, PARKED, Changes
@@ -122,7 +122,7 @@ def critical_predecessors_in_rounds(table: RoundTable, times: Replay, costs: Cos
     own action ended.
     """
     schedule = table.schedule
-    duration = costs.of_kind(schedule.num_stages)[table.kind, table.stage] * (table.kind != IDLE)
+    duration = table.durations(costs)
     rounding = ROUNDING * times.makespan
     waited = times.end > times.start + duration + rounding
     index = table.grid(np.arange(len(table.rounds)), otherwise=NOTHING)

@@ -69,8 +69,9 @@ class Messages(Transfer[RoundTable]):
         )
 
     def buffers(self, table: RoundTable) -> dict[str, int]:
-        """Messages that wait, those at work, and one for each permute of a round."""
-        return {"message": table.grids[self.name].num_inbox + MESSAGES_AT_WORK + table.num_lanes(self.name)}
+        """Messages that wait, those at work, one for each permute of a round, and that of a pair."""
+        at_work = MESSAGES_AT_WORK + table.num_lanes(self.name) + table.schedule.has_pairs
+        return {"message": table.grids[self.name].num_inbox + at_work}
 
     def waiting(self, table: RoundTable) -> dict[str, int]:
         """Messages in the inbox."""

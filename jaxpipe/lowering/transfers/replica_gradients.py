@@ -14,11 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxpipe.lowering.pairs import KINDS_WITH_ROUNDS
 from jaxpipe.lowering.permutes import Permutes, Sends, in_lanes, lane_grids
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Payloads, Transfer
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, NO_MICROBATCH, Action, Kind, Schedule
+from jaxpipe.schedules.schedule import NO_MICROBATCH, Action, Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +133,7 @@ def _complete_rounds(schedule: Schedule, compute: Schedule, rounds: np.ndarray) 
         of_device = [-1, *rounds[first[device] : first[device + 1]].tolist()]
         num_done = 0
         for action in row:
-            if action.kind in COMPUTE_KINDS:
+            if action.kind in KINDS_WITH_ROUNDS:
                 num_done += 1
             elif action.kind is Kind.SYNC:
                 complete[action.replica, action.stage] = of_device[num_done]

@@ -23,7 +23,7 @@ LONGEST = 8  # forwards: longer actions are laid out in as many rounds, so that 
 STAGE_TIMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
 HEAD_TIMES = {Kind.S: "head_statistics", Kind.T: "head_gradients"}
 # Kind of a compute action -> the field of its time.
-OF_KIND = STAGE_TIMES | HEAD_TIMES | {Kind.UPDATE: "update"}
+OF_KIND = STAGE_TIMES | HEAD_TIMES | {Kind.UPDATE: "update", Kind.PUT: "put"}
 RATIOS = {Kind.EVICT: "slot_messages", Kind.SYNC: "gradient_messages"}
 RATIO_HELP = {"slot_messages": "a whole microbatch takes to EVICT or LOAD", "gradient_messages": "a SYNC takes"}
 # The times that commands take and print, by name: a cost that is the time of no kind of action stands here.
@@ -44,6 +44,7 @@ class Costs:
         head_statistics, head_gradients: times of S and T, where a device has its rows of the head.
         update: time of one stage's UPDATE.
         pair: the time of a pair, over that of its halves one after the other; 1 if neither hides anything of the other.
+        put: time of the round in which the output of a pair's forward leaves.
         transfer: time of one message between two devices.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
         slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
@@ -66,6 +67,7 @@ class Costs:
     head_gradients: float = 0.5
     update: float = 0.0
     pair: float = 1.0
+    put: float = 0.0
     transfer: float = 0.0
     # Equal costs have equal hashes without it, and a dict has none.
     link: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)

@@ -67,16 +67,20 @@ def dependencies(schedule: Schedule) -> Dependencies:
     is_w = columns.is_kind(Kind.W)
     is_b = columns.is_kind(*BACKWARD_KINDS)
     forward[stage[is_f], microbatch[is_f]] = np.flatnonzero(is_f)
+    # The F of a pair has computed, and its output leaves, when its PUT does: in rounds.
+    leaving = forward.copy()
+    is_put = columns.is_kind(Kind.PUT)
+    leaving[stage[is_put], microbatch[is_put]] = np.flatnonzero(is_put)
     backward[stage[is_b], microbatch[is_b]] = np.flatnonzero(is_b)
 
     message = np.full(len(stage), -1)
     local = message.copy()
     later = is_f & (stage > 0)
-    message[later] = forward[stage[later] - 1, microbatch[later]]
+    message[later] = leaving[stage[later] - 1, microbatch[later]]
     of_last = is_b & (stage == num_stages - 1)
     if not schedule.has_head_actions:
         # With S and T the last backward waits for all T instead, which no single sender can stand for (`all_of`).
-        message[of_last] = forward[stage[of_last], microbatch[of_last]]
+        message[of_last] = leaving[stage[of_last], microbatch[of_last]]
     earlier = is_b & ~of_last
     message[earlier] = backward[stage[earlier] + 1, microbatch[earlier]]
     local[is_b] = forward[stage[is_b], microbatch[is_b]]
