@@ -346,6 +346,5 @@ class Folding:
     def _table(
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]
     ) -> RoundTable:
-        traffic = traffic_of(self.compute, *traffic)
-        table = RoundTable(self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic)
-        return replace(table, recomputed=self.recomputed)
+        fields = self.compute, self.layers_per_stage, rounds, send_round, round_type, traffic_of(self.compute, *traffic)
+        return RoundTable(*fields, recomputed=self.recomputed)

@@ -29,15 +29,15 @@ def pairs_in_rounds(schedule: Schedule, shard: Shard = Shard.OPTIMIZER, recomput
     """`schedule` with a PUT behind each pair.
 
     Two actions are those pairs that have an I, or the first F or the last B of a stage, behind whose layers weights and
-    gradients travel. So are all pairs beside a split head, where what is shared travels behind all layers, and where
-    layers have several forms.
+    gradients travel. So are all pairs without flush, beside a split head, where what is shared travels behind all
+    layers, and where layers have several forms.
 
     Args:
         shard, recomputed: as `lower` takes them.
     """
     if not schedule.has_pairs:
         return schedule
-    if schedule.has_head_actions or recomputed or shard not in (Shard.NONE, Shard.OPTIMIZER):
+    if schedule.delays or schedule.has_head_actions or recomputed or shard not in (Shard.NONE, Shard.OPTIMIZER):
         return apart(schedule)
     columns = schedule.columns
     first = np.flatnonzero(columns.partner > np.arange(len(columns.partner)))
