@@ -68,6 +68,7 @@ class PipelineSection:
     # device its part of each microbatch's head; "false" has them in the first and the last stage; "auto": "true" where
     # a step is estimated to be shorter, on GPUs that are known.
     vocab_over_pipe: str = one_of((AUTO, "true", "false"), "false")
+    overlap: bool = False  # whether forwards and backwards are one action where that makes the step no longer
 
 
 # Keyword-only as the sizes, whose defaults of a new config are those of their rows.

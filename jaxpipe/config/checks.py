@@ -25,7 +25,7 @@ from jaxpipe.config.model import (
     check_words_and_numbers,
     model_config,
 )
-from jaxpipe.config.pipeline import check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
+from jaxpipe.config.pipeline import check_overlap, check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
 from jaxpipe.config.recompute import check_recompute
 from jaxpipe.config.sharing import check_kept, check_shard
 from jaxpipe.errors import ConfigError, JaxpipeError
@@ -159,6 +159,7 @@ _OF_MODEL: tuple[Check, ...] = (model_config, check_fields)
 _OF_GIVEN: tuple[Check, ...] = (
     layers_per_stage,
     check_vocab_over_pipe,
+    check_overlap,
     check_recompute,
     check_error_feedback,
     check_shard,

@@ -14,6 +14,7 @@ from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.files import ENDINGS, is_file_name
 from jaxpipe.schedules.methods.registry import find_method, method_names
 from jaxpipe.schedules.spec import ScheduleSpec
+from jaxpipe.sharding import Shard
 
 
 def spec_of(config: RunConfig, costs: Costs | None) -> ScheduleSpec:
@@ -26,6 +27,7 @@ def spec_of(config: RunConfig, costs: Costs | None) -> ScheduleSpec:
     pipeline = config.pipeline
     spec = ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options)
     spec = spec.for_costs(costs) if costs else spec
+    spec = spec.with_pairs(costs or expected_costs(config)) if pipeline.overlap else spec
     if pipeline.vocab_over_pipe != "true":
         return spec
     share = head_share(model_config(config), config.data.seq_len, num_predicted_of(config))
@@ -82,6 +84,28 @@ def check_vocab_over_pipe(config: RunConfig) -> None:
             rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
             repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
         )
+
+
+def check_overlap(config: RunConfig) -> None:
+    """Raises ConfigError for pairs that would run as two actions, or beside what they do not go with."""
+    if not config.pipeline.overlap:
+        return
+    schedule = outline(config)
+    others = {
+        f"mesh.shard={config.mesh.shard!r}, whose weights and gradients travel behind all layers": config.mesh.shard
+        not in (Shard.NONE, Shard.OPTIMIZER),
+        f"pipeline.vocab_over_pipe={config.pipeline.vocab_over_pipe}": config.pipeline.vocab_over_pipe != "false",
+        f"model.recompute={config.model.recompute!r}, by stage": ":" in str(config.model.recompute),
+        f"pipeline.schedule={config.pipeline.schedule!r}, which has EVICT and LOAD": schedule.parks_pages,
+        f"pipeline.schedule={config.pipeline.schedule!r}, which has no flush": bool(schedule.delays),
+    }
+    for what, is_there in others.items():
+        if is_there:
+            raise ConfigError(
+                f"pipeline.overlap=True with {what}",
+                rule="overlap-alone: a forward and a backward are one action of layers that save alike, with a flush",
+                repair="set pipeline.overlap=False",
+            )
 
 
 def is_written_with_head(config: RunConfig) -> bool:

@@ -57,6 +57,7 @@ class Setting(MeshSizes):
         tells_padding: whether a batch tells routers of experts what is padding.
         error_feedback: whether the optimizer keeps the gradient before.
         keeps_average: whether it keeps an average of the weights.
+        overlap: whether forwards and backwards are paired; a pair takes as long as both.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
         recomputed: the layers of each stage that backward computes again, beside those that do as `model` says; None:
             all layers do.
@@ -85,6 +86,7 @@ class Setting(MeshSizes):
     error_feedback: bool = False
     keeps_average: bool = False
     vocab_over_pipe: bool = False
+    overlap: bool = False
     recomputed: Recomputed | None = None
     keep_bytes: int = 0
     keep_sums_bytes: int = 0
@@ -126,6 +128,7 @@ class Setting(MeshSizes):
         """What the schedule is built from: its order is made for `costs` if the method's is made for times."""
         spec = ScheduleSpec(self.schedule_name, self.pipe, self.options)
         spec = spec.for_costs(self.costs) if self.costs else spec
+        spec = spec.with_pairs(self.expected) if self.overlap else spec
         if not self.vocab_over_pipe:
             return spec
         return spec.with_head(self.expected, head_share(self.model, self.seq_len, self.num_predicted))
@@ -212,6 +215,7 @@ def undecided(
         packs_documents=packing == DOCUMENTS,
         tells_padding=packing != WINDOWS and model.anatomy.num_experts > 1,
         vocab_over_pipe=config.pipeline.vocab_over_pipe == "true",
+        overlap=config.pipeline.overlap,
         recomputed=recomputed_of(config),
         weighs_tokens=weighs_tokens,
     )

@@ -214,11 +214,13 @@ def pair(step: DeviceStep, row: Row, state: State) -> State:
     def turn(i: jax.Array, walks: tuple[Walk, Walk]) -> tuple[Walk, Walk]:
         forth, walk = walks
         # The page that B reads is read before F writes its own, so that the pool is written in place.
-        walk = back.layer(form, i, walk._replace(pools=forth.pools))._replace(pools=None)
+        with jax.named_scope("pair_backward"):
+            walk = back.layer(form, i, walk._replace(pools=forth.pools))._replace(pools=None)
         num_done = after(state.num_done, (walk.passed, walk.sums))
         if step.in_turn:  # on CPUs all collectives have an order
             forth = waiting(forth, num_done)
-        forth = ahead.layer(form, i, forth._replace(num_done=num_done))._replace(num_done=None)
+        with jax.named_scope("pair_forward"):
+            forth = ahead.layer(form, i, forth._replace(num_done=num_done))._replace(num_done=None)
         return forth, walk
 
     layers = step.shapes.table.layers_per_stage

@@ -17,6 +17,7 @@ from jaxpipe.schedules.analysis.costs import Costs, split_costs
 from jaxpipe.schedules.files import is_file_name, read_schedule
 from jaxpipe.schedules.methods.option import parse_options
 from jaxpipe.schedules.methods.registry import build, find_method
+from jaxpipe.schedules.passes.overlap import overlap
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import Schedule
@@ -40,6 +41,7 @@ class ScheduleSpec:
         options: text of the options, as `pipeline.options`: only a text tells 4 from 4.0, and 1 from true.
         order: I and W for which the order is made, in fifths of a forward; None: those of the options, or equal ones.
         head: costs for which S and T are woven into the rows, unless a file has them; None: they are not.
+        pairs: costs at which forwards and backwards are paired where that makes the step no longer; None: they are not.
 
     Example:
         >>> spec = ScheduleSpec("zb_h1", 4).for_costs(Costs(forward=18.5, input_gradient=18.1, weight_gradient=9.3))
@@ -52,6 +54,7 @@ class ScheduleSpec:
     options: str = ""
     order: Costs | None = None
     head: Costs | None = None
+    pairs: Costs | None = None
 
     def for_costs(self, costs: Costs) -> ScheduleSpec:
         """The spec whose order is made for `costs`, if the method's is made for times and the options give none."""
@@ -72,6 +75,10 @@ class ScheduleSpec:
         """
         return replace(self, head=costs.with_head(share * self.placement.num_chunks))
 
+    def with_pairs(self, costs: Costs) -> ScheduleSpec:
+        """The spec whose forwards and backwards are paired; a method that has pairs of its own is asked for these."""
+        return replace(self, pairs=costs)
+
     @property
     def is_file(self) -> bool:
         """Whether it is read from a schedule's file."""
@@ -81,7 +88,13 @@ class ScheduleSpec:
     def build_options(self) -> dict[str, object]:
         """The options that the method gets."""
         given = parse_options(option for option in self.options.split(",") if option)
-        return given | ({name: getattr(self.order, name) for name in _ORDERED} if self.order else {})
+        given |= {name: getattr(self.order, name) for name in _ORDERED} if self.order else {}
+        return given | ({"overlap": True} if self.pairs and self.has_own_pairs else {})
+
+    @property
+    def has_own_pairs(self) -> bool:
+        """Whether the method says which forwards and backwards are one action, by its option `overlap`."""
+        return not self.is_file and "overlap" in find_method(self.name).defaults
 
     @property
     def has_times(self) -> bool:
@@ -100,7 +113,7 @@ class ScheduleSpec:
     @property
     def smallest(self) -> Schedule:
         """The schedule of as few microbatches as possible, in any order: it has the placement of all others."""
-        plain = replace(self, order=None, head=None)
+        plain = replace(self, order=None, head=None, pairs=None)
         return plain.build(1 if self.is_file else find_method(self.name).least_microbatches(self.num_devices))
 
     @property
@@ -117,6 +130,8 @@ class ScheduleSpec:
 @cache
 def _built(spec: ScheduleSpec, num_microbatches: int) -> Schedule:
     """Builds a schedule once for all callers, since some schedules take a search."""
+    if spec.pairs and not spec.has_own_pairs:
+        return overlap(replace(spec, pairs=None).build(num_microbatches), spec.pairs)
     if spec.head:
         return _with_head(replace(spec, head=None).build(num_microbatches), spec.head)
     options: dict[str, Any] = spec.build_options
@@ -126,6 +141,8 @@ def _built(spec: ScheduleSpec, num_microbatches: int) -> Schedule:
 @cache
 def _of_file(spec: ScheduleSpec) -> Schedule:
     """Reads a file once, so that all callers get the same schedule even if the file changes while a run begins."""
+    if spec.pairs:
+        return overlap(_of_file(replace(spec, pairs=None)), spec.pairs)
     if spec.head:
         return _with_head(_of_file(replace(spec, head=None)), spec.head)
     if not local_path(spec.name).is_file():

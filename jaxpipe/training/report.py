@@ -19,6 +19,7 @@ from jaxpipe.mesh.devices import by_node
 from jaxpipe.program.held_bytes import bytes_per_device, held_bytes
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.schedules import Costs, Kind, peak_activations, simulate
+from jaxpipe.schedules.passes.overlap import num_pairs
 from jaxpipe.training.run_step import Step
 from jaxpipe.training.setup import Setup, mesh_order
 from jaxpipe.training.speed import format_flops
@@ -43,6 +44,7 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any, *, optimizer
         *spec.lines(places_of(spec, setup.devices.devices), optimizer_is_given=optimizer_is_given),
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
+        *_format_pairs(spec),
         f"bubble     {simulate(schedule, spec.stage_costs).bubble_ratio:.1%} predicted, {_format_costs(spec)}",
         f"rounds     {step.table.rounds_per_call} in the compiled step",
         f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.slot_bytes)}: what a stage keeps of"
@@ -62,6 +64,14 @@ def places_of(spec: RunSpec, devices: Sequence[Any]) -> str:
         return "all devices in one node"
     order, _ = mesh_order(spec, devices, None)
     return f"{num_nodes} nodes, {order}: {ORDERS[order]}"
+
+
+def _format_pairs(spec: RunSpec) -> list[str]:
+    """A line on forwards and backwards that are one action; none if nobody asks for them."""
+    if not (spec.config.pipeline.overlap or spec.schedule.has_pairs):
+        return []
+    num_forwards = int(spec.schedule.columns.is_kind(Kind.F).sum())
+    return [f"pairs      {num_pairs(spec.schedule)} of {num_forwards} forwards are one action with a backward"]
 
 
 def _format_costs(spec: RunSpec) -> str:
