@@ -42,8 +42,9 @@ def interleaved_1f1b(
         0  0F0 0F1 2F0 2F1 0F2 0F3 ... 2B0 2B0 2F2 2B1 2B1 2F3 0B0 0B0 ... 0B1 0B1 ... 2B2 2B2 2B3 2B3 0B2 0B2 0B3 0B3
         1  ... 1F0 1F1 3F0 3F1 3B0 3B0 1F2 3B1 3B1 1F3 1B0 1B0 3F2 1B1 1B1 3F3 3B2 3B2 3B3 3B3 1B2 1B2 1B3 1B3 ... ...
 
-    jaxpipe runs the two of a pair one after the other, so nothing overlaps within it, and two more rounds have
-    messages: the program's clock is not shorter, the asynchronous one only where a message takes more than a forward.
+    With `pipeline.overlap` the two of a pair are one action. Else one runs after the other, so nothing overlaps within
+    it, and two more rounds have messages: the program's clock is not shorter, the asynchronous one only where a message
+    takes more than a forward.
 
     Any D >= 1, N >= 1, v >= 1. Where N is not a multiple of `group_size`, the last group is built whole and its surplus
     microbatches are dropped: Megatron's short last group deadlocks, for example for D=8, N=12. With v=1 the order is

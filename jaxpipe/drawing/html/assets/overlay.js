@@ -87,6 +87,7 @@ function arrow(context, source, target) {
 const WORDS = {
   F: "forward", B: "backward", I: "input gradient", W: "weight gradient",
   S: "head: statistics", T: "head: gradients", UPDATE: "update of the weights",
+  TAKE: "input of a pair", PAIR: "forward and backward", PUT: "output of a pair's forward",
   EVICT: "leaves for the paired device", LOAD: "comes back from the paired device", SYNC: "gradients are summed",
 };
 
