@@ -90,14 +90,11 @@ def check_overlap(config: RunConfig) -> None:
     """Raises ConfigError for pairs that would run as two actions, or beside what they do not go with."""
     if not config.pipeline.overlap:
         return
-    schedule = outline(config)
     others = {
         f"mesh.shard={config.mesh.shard!r}, whose weights and gradients travel behind all layers": config.mesh.shard
         not in (Shard.NONE, Shard.OPTIMIZER),
         f"pipeline.vocab_over_pipe={config.pipeline.vocab_over_pipe}": config.pipeline.vocab_over_pipe != "false",
         f"model.recompute={config.model.recompute!r}, by stage": ":" in str(config.model.recompute),
-        f"pipeline.schedule={config.pipeline.schedule!r}, which has EVICT and LOAD": schedule.parks_pages,
-        f"pipeline.schedule={config.pipeline.schedule!r}, which has no flush": bool(schedule.delays),
     }
     for what, is_there in others.items():
         if is_there:
@@ -106,6 +103,9 @@ def check_overlap(config: RunConfig) -> None:
                 rule="overlap-alone: a forward and a backward are one action of layers that save alike, with a flush",
                 repair="set pipeline.overlap=False",
             )
+    # Which schedules and options have no pairs, the spec says; any number of microbatches shows it.
+    spec = ScheduleSpec(config.pipeline.schedule, config.mesh.pipe, config.pipeline.options).with_pairs(Costs())
+    spec.build(1 if spec.is_file else find_method(spec.name).least_microbatches(spec.num_devices))
 
 
 def is_written_with_head(config: RunConfig) -> bool:

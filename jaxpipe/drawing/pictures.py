@@ -29,7 +29,6 @@ HUES = {  # distinct in print, on dark pages and to colour-blind readers (after 
     Kind.S: "#7fb8d6",
     Kind.T: "#c9739f",
     Kind.UPDATE: "#8c6239",
-    Kind.PUT: "#1b6ca8",
 }
 NAMES = {
     Kind.F: "forward",
@@ -41,7 +40,6 @@ NAMES = {
     Kind.S: "head: statistics",
     Kind.T: "head: gradients",
     Kind.UPDATE: "update of the weights",
-    Kind.PUT: "output of a pair's forward",
 }
 ARROWS = {Kind.EVICT: ">", Kind.LOAD: "<"}  # in place of names, in a grid of text with cells of three letters
 STORED = {  # attributes of Stored, from below -> colour and name of what a device stores

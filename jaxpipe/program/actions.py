@@ -147,6 +147,7 @@ def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
             results = functions.layer(params, walk.passed, microbatch, random)
         else:
             results, residuals = form.vjp.forward(params, walk.passed, microbatch, random)
+            # In a pair the place waits for what reads the page of the backward.
             pages = row.pages[:, i] if walk.num_done is None else guarded_index(row.pages[:, i], walk.num_done)
             pools = form.storage.write_residuals(pools, pages, residuals)
         y, losses = with_losses(results)

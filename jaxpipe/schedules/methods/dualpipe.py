@@ -249,6 +249,6 @@ METHOD = Method(
             where="N >= 2D, F first",
             source=SOURCE,
         ),
-        Formula("at N=D N", lambda d, n, o: (n, n) if n == d else None, where="N = D"),
+        Formula("at N=D N", lambda d, n, o: (n, n) if n == d and not o["overlap"] else None, where="N = D"),
     ),
 )
