@@ -10,8 +10,8 @@ WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with everything that
 came in needs; without training the export is equal byte for byte. A run that was started from a converted one has `hf/`
 too and is exported the same way. Dtypes are those of the original tensors, and float32 for a model that jaxpipe made;
 --dtype sets that of all tensors. With --vocab_size the tables of tokens get more rows, for a tokenizer with more tokens
-than the model: each new row is the mean of the others. Importing needs 8 bytes a parameter, since Orbax copies what it
-saves, and one tensor; exporting needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the
+than the model: each new row is the mean of the others. Importing needs 4 bytes a parameter and one tensor; exporting
+needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the
 target is written under another name, then renamed. Adapters are merged into the model of hf:DIR; peft:DIR has them
 alone, in the files of Hugging Face's peft, and --base names the run whose model they are for.
 """
@@ -245,13 +245,7 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     with whole_folder(path, flag=flag) as work:
         files.write(work, tensors.tensors(adapters.read_merged(saved.read, model)))
         if original:
-            is_other = source_model.is_other_tokenizer(config, original.folder)
-            copied = source_model.copy_companions(original.folder, work, has_tokenizer=not is_other)
-            if is_other:
-                copied += source_model.write_tokenizer(config, work)
-            # At step 0 nothing was trained: the export stays equal byte for byte.
-            if is_other or (saved.step and source_model.has_tokenizer(config)):
-                copied += source_model.write_ends(config, work, is_new=is_other)
+            copied = source_model.write_companions(config, original.folder, work, is_trained=saved.step > 0)
         else:
             copied = source_model.write_tokenizer(config, work)
             if copied and (tokenizer := tokenizer_of(config)).masked is None:
@@ -315,8 +309,7 @@ def import_adapters(source: str, target: str, *, base: str | None) -> str:
     check_target(path, flag=f"--to={target}")
     run_folder.check_name(path, flag=f"--to={target}")
     run = _SavedRun.open(base)
-    config = run.config
-    if getattr(config.model, "lora_rank", None) != 0:
+    if getattr(run.config.model, "lora_rank", None) != 0:
         raise ConfigError(
             f"--base={base} has adapters itself, or a family without them",
             rule="peft-base: adapters are for the model of a run that has none",
@@ -324,16 +317,14 @@ def import_adapters(source: str, target: str, *, base: str | None) -> str:
         )
     folder = run_folder.path_of(source)
     files = adapters.PeftFiles.open(folder)
-    names = {"lora_rank": int(files.about["r"]), "lora_targets": "all"}
-    widest = config.replaced({f"model.{name}": value for name, value in names.items()})
+    widest = run.config.replaced({"model.lora_rank": int(files.about["r"]), "model.lora_targets": "all"})
     fields = files.lora_fields(run.architecture, LanguageModel(model_config(widest)))
-    config_with = config.replaced({f"model.{name}": value for name, value in fields.items()})
+    config_with = run.config.replaced({f"model.{name}": value for name, value in fields.items()})
     model = LanguageModel(model_config(config_with))
     arrays = files.read(run.architecture, model)
     saved = open_canonical(run.path, model=run.model)
 
-    def value(key_path: Any, leaf: Any) -> Any:
-        del leaf
+    def value(key_path: Any, _: Any) -> Any:
         name = jax.tree_util.keystr(key_path, simple=True, separator=".")
         return arrays[name] if name in arrays else saved.read(name)
 
