@@ -228,28 +228,28 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
     run = _SavedRun.open(source, dtype=dtype or "float32")
-    original, theirs, config, model = run.original, run.theirs, run.config, run.model
-    base = base_of(model.config)
+    original = run.original
+    theirs = run.theirs
     if original is None:
-        tensors = TensorMap(run.architecture, base)
+        tensors = TensorMap(run.architecture, base_of(run.model.config))
         files = new_files(tensors.new_tensors, dtype=dtype or "float32")
     else:
-        configs.check_same_model(config, configs.read_config(theirs, where=run.where), run=source, where=run.where)
+        configs.check_same_model(run.config, configs.read_config(theirs, where=run.where), run=source, where=run.where)
         # Without a dtype every tensor keeps the one of its file.
         files = files_of_source(original, dtype=dtype)
         in_files = {name: entry for header in files.headers.values() for name, entry in entries(header).items()}
-        tensors = TensorMap(run.architecture, base, in_files=in_files)
+        tensors = TensorMap(run.architecture, base_of(run.model.config), in_files=in_files)
         # The run's record may have been changed since.
         tensors.check(in_files, where=str(original.folder))
-    saved = open_canonical(run.path, model=model, step=step, average=average)
+    saved = open_canonical(run.path, model=run.model, step=step, average=average)
     with whole_folder(path, flag=flag) as work:
-        files.write(work, tensors.tensors(adapters.read_merged(saved.read, model)))
+        files.write(work, tensors.tensors(adapters.read_merged(saved.read, run.model)))
         if original:
-            copied = source_model.write_companions(config, original.folder, work, is_trained=saved.step > 0)
+            copied = source_model.write_companions(run.config, original.folder, work, is_trained=saved.step > 0)
         else:
-            copied = source_model.write_tokenizer(config, work)
-            if copied and (tokenizer := tokenizer_of(config)).masked is None:
-                ends = ends_of_text(tokenizer, read_templates(config.data.tokenizer))
+            copied = source_model.write_tokenizer(run.config, work)
+            if copied and (tokenizer := tokenizer_of(run.config)).masked is None:
+                ends = ends_of_text(tokenizer, read_templates(run.config.data.tokenizer))
                 theirs["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
         if configs.change_dtype(theirs, dtype) or original is None:
             # A new model has no config.json yet.
