@@ -134,13 +134,15 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             device = placement_of(setting).devices[0][0]
-            few = _short(spec, setting.num_microbatches)
-            spread = _spread(spec, few, setting.layers_per_stage, _FORWARDS)
             gathers_s = gather_s
-            for _, stage in placement_of(setting).stages_of[device]:
-                num = spread.num_pieces if stage in spread.stages else 1
-                piece_s = layer_gather_s(setting, source, 1 / num)
-                gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
+            # Where a whole layer hides, so do its pieces: no rows are built.
+            if gather_s > times.layer_forward_s:
+                few = _short(spec, setting.num_microbatches)
+                spread = _spread(spec, few, setting.layers_per_stage, _FORWARDS)
+                for _, stage in placement_of(setting).stages_of[device]:
+                    num = spread.num_pieces if stage in spread.stages else 1
+                    piece_s = layer_gather_s(setting, source, 1 / num)
+                    gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
     shared_s, others_s = ends_s(setting, source)
     others_s += other_replica_s(setting, source, most)
     # Microbatches that go through a chunk; each is in one replica.
@@ -183,7 +185,8 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
             awaited = ends.first[ends.first > 0]
             closing[awaited] = sum_s * layers[awaited]
         return closing
-    if spec.smallest.placement.num_replicas == 1:
+    # As of gathers: pieces matter only where a whole layer does not hide.
+    if sum_s > behind_s and spec.smallest.placement.num_replicas == 1:
         spread = _spread(spec, _short(spec, setting.num_microbatches), setting.layers_per_stage, SUMMING_KINDS)
         if spread.num_pieces > 1:
             num, piece_s = spread.num_pieces, layer_sum_s(setting, source, 1 / spread.num_pieces)
@@ -229,6 +232,8 @@ def _spread(
     spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...], kinds: tuple[Kind, ...]
 ) -> _SpreadStages:
     """The gathers in pieces of a schedule, of so many microbatches and in any order; the sums if `kinds` make sums."""
+    if spec.smallest.placement.num_chunks == 1:  # there is nothing to do between two chunks
+        return _SpreadStages(1, np.array([], int))
     orders = _orders(spec, num_microbatches, tuple(number > 0 for number in layers), kinds)
     num, places = (spread_sums if kinds is SUMMING_KINDS else spread_gathers)(orders, layers)
     return _SpreadStages(num, np.array([stage for of_device in places for stage in of_device], int))
