@@ -98,7 +98,9 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
     )
 
 
-def step_collectives(setting: Setting, source: TimeSource, times: Times, program: Program = JAXPIPE) -> StepCollectives:
+def step_collectives(
+    setting: Setting, source: TimeSource, times: Times, program: Program = JAXPIPE, *, reads_rows: bool = True
+) -> StepCollectives:
     """Sums and gathers over devices in a step of `setting`, those that `program` does not hide behind its layers.
 
     Args:
@@ -106,6 +108,7 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         source: source of times of links.
         times: `action_times` of the setting.
         program: how the schedule is run.
+        reads_rows: whether rows tell how often kept chunks travel; False: as if they did so once, a lower bound.
     """
     sum_s = layer_sum_s(setting, source)
     gather_s = layer_gather_s(setting, source)
@@ -121,7 +124,7 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         # W and B are the actions that complete a chunk.
         last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
         closing = _closing_behind_layers(setting, source, sum_s, last_s)
-        if num_kept_sums:
+        if num_kept_sums and reads_rows:
             beside_s = gather_s if setting.shard.splits_weights and not num_kept else 0.0
             exposed = _exposed_of_sums_s(setting, times, beside_s, sum_s, num_kept_sums)
             for device, held in enumerate(placement_of(setting).stages_of):
@@ -130,7 +133,9 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
             gathers_s = gather_s  # the other layers travel behind this one, and so on
             if num_kept:
                 gathers_s += layers[0] * max(0.0, gather_s - times.layer_forward_s)  # its own, ahead
-                gathers_s += _exposed_of_kept_s(setting, times, gather_s, 0.0 if num_kept_sums else sum_s, num_kept)
+                gathers_s += reads_rows and _exposed_of_kept_s(
+                    setting, times, gather_s, 0.0 if num_kept_sums else sum_s, num_kept
+                )
         elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             device = placement_of(setting).devices[0][0]
@@ -150,10 +155,10 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
     num_sums = num_microbatches if setting.shard.splits_gradients else 1
     num_gathers = 2 * num_microbatches if setting.shard.splits_weights else 1  # forward and backward
     whole_gathers_s = most * num_gathers * gather_s
-    if num_kept:
+    if num_kept and reads_rows:
         whole_gathers_s = gather_s * _num_travelling(setting, num_kept)
     whole_sums_s = most * num_sums * sum_s
-    if num_kept_sums:
+    if num_kept_sums and reads_rows:
         whole_sums_s = sum_s * _num_travelling(setting, num_kept_sums, of_sums=True)
     return StepCollectives(
         copies_s=float(gathers_s) + others_s,

@@ -30,13 +30,13 @@ from jaxpipe.estimate.plan.bounds import (
     pages_of_one_microbatch,
 )
 from jaxpipe.estimate.plan.config_file import config_of
+from jaxpipe.estimate.plan.frontier import settings_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
 from jaxpipe.estimate.plan.ranking import (
     MEMORY_MARGIN,
     Plan,
     search,
     search_with_fewer,
-    settings_of,
 )
 from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, may_gain_by_sharing, sharing_more
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
