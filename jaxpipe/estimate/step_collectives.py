@@ -194,8 +194,8 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
     if sum_s > behind_s and spec.smallest.placement.num_replicas == 1:
         spread = _spread(spec, _short(spec, setting.num_microbatches), setting.layers_per_stage, SUMMING_KINDS)
         if spread.num_pieces > 1:
-            num, piece_s = spread.num_pieces, layer_sum_s(setting, source, 1 / spread.num_pieces)
-            closing[spread.stages] = layers[spread.stages] * num * max(0.0, piece_s - behind_s)
+            piece_s = layer_sum_s(setting, source, 1 / spread.num_pieces)
+            closing[spread.stages] = layers[spread.stages] * spread.num_pieces * max(0.0, piece_s - behind_s)
     # A B that sends a message is not made longer: its sums follow. Of the others the last layer that hangs is left.
     closing[ends.following] = layers[ends.following] * sum_s
     np.add.at(closing, ends.hanging, sum_s)
@@ -213,7 +213,9 @@ class _Ends(NamedTuple):
 @cache
 def _ends_of(spec: ScheduleSpec) -> _Ends:
     smallest = spec.smallest
-    first, following, hanging = [], [], []
+    first: list[int] = []
+    following: list[int] = []
+    hanging: list[int] = []
     for held in smallest.placement.stages_of:
         # Backwards of a device end with its first stage; with two replicas, with any of its stages.
         stages = sorted({stage for _, stage in held})

@@ -60,7 +60,8 @@ def keeping(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting
 
 def keeping_fewer(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting]:
     """A setting that keeps chunks and takes `held` bytes, with fewer gathered ones, and with fewer sums."""
-    num, num_sums = num_kept_of(setting), num_kept_sums_of(setting)
+    num = num_kept_of(setting)
+    num_sums = num_kept_sums_of(setting)
     for choices in (
         (_keeps(setting, fewer, num_sums) for fewer in reversed(range(num)) if fewer + num_sums),
         (_keeps(setting, num, fewer) for fewer in reversed(range(num_sums)) if fewer + num),
