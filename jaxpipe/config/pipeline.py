@@ -105,7 +105,7 @@ def check_overlap(config: RunConfig) -> None:
             )
     # Which schedules and options have no pairs, the spec says; any number of microbatches shows it.
     spec = ScheduleSpec(config.pipeline.schedule, config.mesh.pipe, config.pipeline.options).with_pairs(Costs())
-    spec.build(1 if spec.is_file else find_method(spec.name).least_microbatches(spec.num_devices))
+    spec.build(spec.least_microbatches)
 
 
 def is_written_with_head(config: RunConfig) -> bool:

@@ -21,6 +21,7 @@ from jaxpipe.program import Pipeline
 from jaxpipe.program.channel import with_part
 from jaxpipe.program.channels import ParkedPages, ReplicaGradients
 from jaxpipe.schedules import Kind, balance, build, from_csv, split_backward
+from jaxpipe.schedules.passes.overlap import overlap
 
 LLAMA = config_of("llama", num_layers=4)
 
@@ -61,6 +62,14 @@ def make_mlp(name: str = "1f1b", num_microbatches: int = 6, **options) -> Pipeli
         return tiny_mlp.make_pipeline(from_csv(CSV[name], name=name), num_layers=6)
     schedule = build(name, num_devices=4, num_microbatches=num_microbatches, **options)
     return tiny_mlp.make_pipeline(schedule, num_layers=schedule.num_stages + 2)
+
+
+def make_mlp_of_pairs() -> Pipeline:
+    """A pair reads the page of its backward while it writes those of its forward."""
+    schedule = overlap(build("interleaved_1f1b", num_devices=2, num_microbatches=6, extra_warm_up=True))
+    pipeline = tiny_mlp.make_pipeline(schedule, num_layers=8)
+    assert any(Kind.PAIR in kinds for kinds in pipeline.table.kinds)
+    return pipeline
 
 
 def make_mlp_of_split_backwards() -> Pipeline:
@@ -172,6 +181,7 @@ PROGRAMS = {
     "I and W": (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
     "B, I and W": (make_mlp_of_split_backwards, tiny_mlp.loss_and_grads),
     "I and W, and pages": (make_mlp_of_split_backwards_that_sends_pages, tiny_mlp.loss_and_grads),
+    "pairs": (make_mlp_of_pairs, tiny_mlp.loss_and_grads),
     "recomputed by stage": (make_mlp_that_recomputes_by_stage, tiny_mlp.loss_and_grads),
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }

@@ -11,6 +11,7 @@ from jaxpipe.lowering.replay import replay
 from jaxpipe.schedules import REGISTRY, Costs, build, check, costs_of_stages, peak_activations, simulate, to_csv
 from jaxpipe.schedules.analysis.costs import split_costs
 from jaxpipe.schedules.passes.balance import balance
+from jaxpipe.schedules.passes.forwards import forwards_only
 from jaxpipe.schedules.passes.overlap import apart, num_pairs, overlap
 from jaxpipe.schedules.passes.split_backward import split_backward
 from jaxpipe.schedules.passes.vocabulary import vocabulary
@@ -113,6 +114,11 @@ def test_dualpipe_is_paired_as_published(name, num_ends):
             outer = depth - 1 - min(device, d - 1 - device if num_ends == 2 else device)
             steps = n // num_ends - 2 * depth + depth - outer
             assert sum(action.joined for action in row) == 2 * steps + outer - (outer == 0)
+
+
+def test_forwards_alone_have_no_pairs():
+    schedule = overlap(kimi(4, 8))
+    assert forwards_only(schedule) == forwards_only(apart(schedule))
 
 
 def test_pairs_come_last():
