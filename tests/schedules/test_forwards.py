@@ -26,10 +26,8 @@ def test_they_take_the_work_of_a_device_and_the_way_to_it(name, sizes):
     assert sorted(map(sorted, forwards.rows)) == sorted(map(sorted, in_the_order_of_the_method(schedule).rows))
     # A device of two stages is reached, and left again, over all others; a replica begins at either end.
     work = num_microbatches * schedule.placement.num_chunks
-    if name in TWO_REPLICAS:
-        way = num_devices - 2
-    else:
-        way = (2 if name in V_SHAPED else 1) * (num_devices - 1)
+    to_last = (2 if name in V_SHAPED else 1) * (num_devices - 1)
+    way = num_devices - 2 if name in TWO_REPLICAS else to_last
     assert simulate(forwards).makespan == work + way
 
 

@@ -1,8 +1,8 @@
 """The forwards of a schedule alone, as evaluation runs them, in an order that waits no longer than it must.
 
-A method orders its forwards so that backwards fit between them, or so that few activations are stored. Without backwards
-nothing is stored, and such an order only waits: V-Min's takes 1.9 times, GEMS's 5.8 times as long as need be (8 devices,
-16 microbatches).
+A method orders its forwards so that backwards fit between them, or so that few activations are stored. Without
+backwards nothing is stored, and such an order only waits: V-Min's takes 1.9 times, GEMS's 5.8 times as long as need be
+(8 devices, 16 microbatches).
 
 Goes in: a schedule. Comes out: one of its forwards, with its placement.
 """
