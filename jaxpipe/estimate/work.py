@@ -17,7 +17,7 @@ from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import layer_sizes
 from jaxpipe.models.attention import mean_keys
 from jaxpipe.models.attention_blocks import Visible
-from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.attention_chunked import attended_blocks as chunked_blocks
 from jaxpipe.models.cross_entropy import chunks_of
 
 
@@ -103,8 +103,7 @@ def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int |
     if attention == "xla":
         return ((seq_len, seq_len),)
     if attention == "chunked":
-        visible = Visible(causal, window, None)
-        return tuple((b.num_queries, b.end_key - b.first_key) for b in blocks(seq_len, visible))
+        return tuple(chunked_blocks(seq_len, Visible(causal, window)))
     return ((seq_len, mean_keys(seq_len, causal=causal, window=window)),)
 
 

@@ -20,7 +20,7 @@ from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, l
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import local_rows, predicted_tokens
 from jaxpipe.models.attention_blocks import Visible
-from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.attention_chunked import attended_blocks
 from jaxpipe.models.cross_entropy import chunks_of
 from jaxpipe.units import MIB
 
@@ -132,8 +132,8 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
-    cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
-    most_scores = max(block.num_queries * (block.end_key - block.first_key) for block in cut)
+    cut = attended_blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
+    most_scores = max(queries * keys for queries, keys in cut)
     # Twice: probabilities and their gradients.
     return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores
 

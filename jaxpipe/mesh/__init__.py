@@ -2,6 +2,7 @@
 
 from jaxpipe.cluster.axes import AXES, BATCH_AXES
 from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, only_on_the_first, with_losses
+from jaxpipe.mesh.context import ContextAxis
 from jaxpipe.mesh.devices import (
     Devices,
     choose_devices,
@@ -21,6 +22,7 @@ __all__ = [
     "AXES",
     "BATCH_AXES",
     "MEASURED",
+    "ContextAxis",
     "Devices",
     "PyTree",
     "Randomness",
