@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxpipe.mesh.context import ContextAxis
+from jaxpipe.mesh import ContextAxis
 from jaxpipe.mesh.randomness import Randomness
 from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
 
+_ONE_DEVICE = ContextAxis()
 KEPT = "kept by attention"  # name of the arrays that backward needs besides queries, keys and values
 
 
@@ -64,7 +65,7 @@ class Visible:
     # the keys of its own document; None: a row is one document.
     positions: jax.Array | None = None
     # The devices that split a sequence; the two arrays are of whole sequences on each of them.
-    context: ContextAxis = ContextAxis()
+    context: ContextAxis = _ONE_DEVICE
 
     @property
     def document_starts(self) -> jax.Array:

@@ -114,7 +114,7 @@ class _Tiles(NamedTuple):
         return lax.scan(lambda carry, pair: (body(pair, carry), None), carry, own)[0]
 
     def where_seen(self, pair: Pairs, function: Callable[..., Any], sums: Any, *arrays: jax.Array) -> Any:
-        """`function` of `sums` and `arrays`, or `sums` as they are if the documents of all queries begin after the keys."""
+        """`function` of `sums` and `arrays`, or `sums` as they are if all queries' documents begin after the keys."""
         if self.visible.positions is None:
             return function(sums, *arrays)
         # Documents stand in the order of their starts: that of the tile's first query begins first.

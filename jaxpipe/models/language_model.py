@@ -93,9 +93,20 @@ class LanguageModel:
         """Whether each parameter is trained, as `specs`; None: all are."""
         return trained_of(self.specs) if getattr(self.config, "lora", None) else None
 
+    @property
+    def num_sequence_parts(self) -> int:
+        """Devices that split each sequence."""
+        return self.tensor.context.size
+
+    def own(self, microbatch: Microbatch) -> Microbatch:
+        """The microbatch with the arrays of a number a token cut to the tokens that embedding and head have here."""
+        context = self.tensor.context
+        shape = microbatch["tokens"].shape
+        return {name: context.own(x, 1) if x.shape == shape else x for name, x in microbatch.items()}
+
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
-        return self._module("embedding", shared["embedding"])(microbatch, random)
+        return self._module("embedding", shared["embedding"])(self.own(microbatch), random)
 
     def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> Any:
         """Residual stream "batch local_seq hidden" after one layer; with experts also sums of its losses, by name.
@@ -119,6 +130,7 @@ class LanguageModel:
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
+        microbatch = self.own(microbatch)
         head = self._module("head", shared["head"])
         features, others = head.features(x, microbatch)
         return head.losses(self.loss.sum(features, microbatch, self._vocabulary(shared)), others)
@@ -137,6 +149,7 @@ class LanguageModel:
             dx: the gradient of its result.
             sums: float32, like `shared`.
         """
+        microbatch = self.own(microbatch)
 
         def with_rows(params: Params, rows: jax.Array) -> jax.Array:
             return self._module("embedding", params).with_rows(rows, microbatch, random)
@@ -158,6 +171,7 @@ class LanguageModel:
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
+        microbatch = self.own(microbatch)
         head = self._module("head", shared["head"])
         (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
         words_scale, others_scale = self._scales(head, microbatch, others, scale)

@@ -172,7 +172,11 @@ class LlamaConfig:
             attend=(attend_normed_of if self.query_key_norm else attend_of)(self.attention, self.recompute),
             # A function and not a module, since queries and keys each get a norm of their own.
             head_norm=partial(RMSNorm, head_size, epsilon=self.norm_epsilon) if self.query_key_norm else None,
-            rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
+            rotate=partial(
+                rotate,
+                frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling),
+                context=tensor.context,
+            ),
             output_deviation=output_deviation(self.hidden, self.num_layers),
             lora=self.lora,
             tensor=tensor,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_attention import CAUSAL, kept, new_arrays, new_dropout, new_positions, plain_attention, value_and_grads
+from plain_attention import CAUSAL, kept, new_arrays, new_dropout, plain_attention, value_and_grads
 from small_models import in_tiers
 from test_visible import VISIBLE
 
