@@ -1,8 +1,9 @@
 """Attention by blocks of queries: its saved arrays grow with the sequence, not with its square.
 
-Long rows, and those that `context` splits, go by tiles (`attention_tiles`). In others a block of queries has whole rows of scores, only of the keys that it may see: the softmax needs no
-running maximum, and causal attention needs only about half of the matmuls. Where rows are documents back to back, a
-block begins with the first key of its documents, rounded to one of a few places. Plain XLA, for every platform.
+Long rows, and those that `context` splits, go by tiles (`attention_tiles`). In others a block of queries has whole rows
+of scores, only of the keys that it may see: the softmax needs no running maximum, and causal attention needs only about
+half of the matmuls. Where rows are documents back to back, a block begins with the first key of its documents, rounded
+to one of a few places. Plain XLA, for every platform.
 Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for the saved arrays and their use in backward.
 """
 

@@ -18,6 +18,7 @@ from jaxpipe.mesh import Randomness, only_on_the_first
 from jaxpipe.models.cross_entropy import Statistics
 from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.parameters import Params
+from jaxpipe.models.sequence_parts import refuse_values
 from jaxpipe.models.token_values import TokenValues
 from jaxpipe.models.vocabulary_over_pipe import softmax_of_part, values_of_parts
 
@@ -66,6 +67,7 @@ class EndsOverPipe:
 
     def value_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Statistics:
         """The statistics of this device's logits that `head_values` needs."""
+        refuse_values(self.model.tensor)
         features, _ = self.model._features(microbatch)(shared["head"], x)
         # The exponentials are for gradients; XLA leaves them out.
         return softmax_of_part(features, microbatch["targets"], self.model._vocabulary(shared), entropies=True)[1]

@@ -27,6 +27,7 @@ from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
+from jaxpipe.models.sequence_parts import check_sequence_parts, refuse_values
 from jaxpipe.models.token_loss import CROSS_ENTROPY, CrossEntropy, TokenLoss
 from jaxpipe.models.token_values import TokenValues, token_values
 
@@ -93,6 +94,10 @@ class LanguageModel:
         """Whether each parameter is trained, as `specs`; None: all are."""
         return trained_of(self.specs) if getattr(self.config, "lora", None) else None
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the model cannot split sequences as `tensor` says."""
+        check_sequence_parts(self.config, self.tensor, of_tokens=isinstance(self.loss, CrossEntropy))
+
     @property
     def num_sequence_parts(self) -> int:
         """Devices that split each sequence."""
@@ -136,7 +141,8 @@ class LanguageModel:
         return head.losses(self.loss.sum(features, microbatch, self._vocabulary(shared)), others)
 
     def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
-        """The values of the targets."""
+        """The values of the targets, on one device along `context`."""
+        refuse_values(self.tensor)
         features, _ = self._features(microbatch)(shared["head"], x)
         return token_values(features, microbatch["targets"], self._vocabulary(shared))
 

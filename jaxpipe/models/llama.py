@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -70,6 +70,8 @@ class LlamaConfig:
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
+
+    splits_sequences: ClassVar[bool] = True
 
     num_layers: int
     hidden: int
