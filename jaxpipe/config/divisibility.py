@@ -16,6 +16,7 @@ from jaxpipe.cluster.axes import (
     STAGE_AXIS,
     TOKEN_AXES,
     MeshAxis,
+    MeshSizes,
     written,
 )
 from jaxpipe.config.base import RunConfig
@@ -100,16 +101,25 @@ def _check_vocab_over_pipe(config: RunConfig, size: int) -> None:
         )
 
 
+def sequence_multiple(mesh: MeshSizes) -> int:
+    """What the length of a sequence is a multiple of.
+
+    Example:
+        >>> sequence_multiple(MeshSizes(context=2)), sequence_multiple(MeshSizes(context=2, tensor=4))
+        (4, 8)
+    """
+    # Two chunks a device; and axes of tokens split those of a device.
+    chunks = 2 * mesh.num_sequence_parts if mesh.num_sequence_parts > 1 else 1
+    return math.lcm(chunks, mesh.num_sequence_parts * mesh.num_token_parts)
+
+
 def check_sequences(config: RunConfig) -> None:
     """Raises ConfigError unless the model splits sequences as the mesh says, into equally long chunks."""
-    context = config.mesh.num_sequence_parts
-    if context == 1:
+    if config.mesh.num_sequence_parts == 1:
         return
-    tensor = TensorAxis.of(**config.mesh.axes)
-    check_sequence_parts(model_config(config), tensor)
+    check_sequence_parts(model_config(config), TensorAxis.of(**config.mesh.axes))
     seq_len = config.data.seq_len
-    # Two chunks a device; and `tensor` splits the tokens of a device.
-    multiple = math.lcm(tensor.context.num_chunks, context * config.mesh.num_token_parts)
+    multiple = sequence_multiple(config.mesh)
     if seq_len % multiple:
         parts = written(config.mesh.axes, (*SEQUENCE_AXES, *TOKEN_AXES), prefix="mesh.")
         raise ConfigError(

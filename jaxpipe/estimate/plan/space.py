@@ -19,7 +19,7 @@ from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, M
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
-from jaxpipe.config.divisibility import sizes_to_divide
+from jaxpipe.config.divisibility import check_sequences, sequence_multiple, sizes_to_divide
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.models.choices import RECOMPUTE
@@ -34,6 +34,7 @@ from jaxpipe.sharding import Shard
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
+LONG = 32768  # tokens of the shortest sequences that are split over devices
 MOST_PARTLY = 64  # most GPUs that are tried by every number; beyond, whole nodes are left idle
 
 
@@ -271,9 +272,24 @@ def _base(config: RunConfig, topology: Topology, given: GivenModel | None) -> Se
 
 def _legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
     """The sizes of an axis that divide the model and have room in a node."""
+    if row.splits_sequences:
+        return _sequence_parts(config, row, topology)
     # gcd of nothing is 0.
     common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
     return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
+
+
+def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
+    """The sizes of an axis that splits sequences; 1 alone for short ones, and for a model that splits none."""
+    alone = dict.fromkeys(AXES, 1)
+    try:
+        check_sequences(config.replaced({f"mesh.{axis}": size for axis, size in (alone | {row.name: 2}).items()}))
+    except ConfigError:
+        return (1,)
+    if config.data.seq_len < LONG:
+        return (1,)
+    of_two = divisors(config.data.seq_len // 2)  # two chunks a device
+    return tuple(size for size in of_two if size <= topology.gpus_per_node)
 
 
 def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
@@ -300,7 +316,8 @@ def _meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
             continue
         for pipe in divisors(num_gpus // num_sharing):
             mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
-            if pipe <= base.model.num_layers and base.batch_size % mesh.num_batch_parts == 0:
+            divides = base.batch_size % mesh.num_batch_parts == 0 and base.seq_len % sequence_multiple(mesh) == 0
+            if pipe <= base.model.num_layers and divides:
                 yield mesh.axes
 
 
