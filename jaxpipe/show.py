@@ -86,7 +86,7 @@ def _show(values: FlagValues) -> None:
         write_output(method_list((REGISTRY | DELAYED).values()), values.output)
         return
     if values.config:
-        schedule, costs, values.layers_per_stage, decided = _of_config(values)
+        schedule, costs, decided = _of_config(values)
     else:
         schedule = _schedule(values)
         decided = ""
@@ -106,14 +106,14 @@ def _show(values: FlagValues) -> None:
     write_output(shown, values.output)
 
 
-def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
-    """A config's schedule, the costs that it is made for, layers of its largest stage, and a line on the costs."""
+def _of_config(values: FlagValues) -> tuple[Schedule, Costs, str]:
+    """A config's schedule, its costs and a line on them; flags take the layers of its largest stage, and bytes."""
     from jaxpipe.cluster.topology import parse_topology
     from jaxpipe.config import check
     from jaxpipe.config.command_line import config_of
     from jaxpipe.config.costs import costs_of_share
     from jaxpipe.estimate import resolve
-    from jaxpipe.estimate.costs import describe_recomputed
+    from jaxpipe.estimate.costs import describe_recomputed, stage_bytes
 
     config = config_of(values)
     if values.method:
@@ -128,7 +128,10 @@ def _of_config(values: FlagValues) -> tuple[Schedule, Costs, int, str]:
     lines = [f"costs     {spec.config.pipeline.costs}: {spec.costs_source}"]
     if spec.recomputed:
         lines.append(describe_recomputed(spec, topology))
-    return schedule, costs, most, "\n".join(lines)
+    values.layers_per_stage = most
+    if (values.html or values.format == "memory") and values.slot_bytes is None:
+        values.slot_bytes = stage_bytes(spec, topology)
+    return schedule, costs, "\n".join(lines)
 
 
 def _schedule(values: FlagValues) -> Schedule:

@@ -9,6 +9,7 @@ import pytest
 from experiment_modules import EXPERIMENTS, modules_of
 
 from experiments.pages import BEGIN, END, put_between
+from experiments.png import content_of
 from jaxpipe.estimate import Roofline
 
 
@@ -143,3 +144,23 @@ def test_the_crossover_counts_what_a_prediction_can_tell_apart():
         lines = [compared("llama", 8, nodes, rows[alone], rows[piped]) for nodes, (alone, piped) in steps.items()]
         table = modules["run"].crossover_table(lines)
     assert table.splitlines()[-1] == "| llama | 8 | 32, 128 | 64, 256 |"
+
+
+@pytest.mark.ci
+def test_layers_by_stage_reach_what_bpipe_does_not_and_the_picture_says_so():
+    with modules_of("032_remedies") as modules:
+        run, remedies = modules["run"], modules["remedies"]
+        names = [remedy.name for remedy in remedies.REMEDIES]
+        plain, bpipe, by_stage = (remedies.cell(0, 4, names.index(name)) for name in ("1F1B", "BPipe", "by stage"))
+        assert not plain.fits
+        assert not bpipe.fits
+        assert bpipe.held.total < plain.held.total
+        assert by_stage.fits
+        assert plain.estimate.step_s < by_stage.estimate.step_s
+        assert sum(by_stage.setting.recomputed.counts) < by_stage.setting.model.num_layers
+        assert by_stage.setting.model.num_layers == sum(by_stage.setting.layers_per_stage)
+        drawn = json.loads(content_of(run.PICTURE))[0]
+        assert drawn["title"] == remedies.MODELS[0].preset
+        of_four = dict(zip(names, drawn["steps"][run.MICROBATCH_SIZES.index(4)], strict=True))
+        assert of_four["1F1B"] is of_four["BPipe"] is None
+        assert of_four["by stage"] == round(by_stage.estimate.step_s, 3)

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxpipe.drawing.pictures import INK, STORED, add_axes, add_legend, encode, new_figure
 from jaxpipe.schedules import Stored, Timeline, stored
+from jaxpipe.schedules.analysis.activations import in_largest
 from jaxpipe.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def memory(
     timelines: Sequence[Timeline],
     *,
     bound: float | None = None,
-    slot_bytes: float | None = None,
+    slot_bytes: float | Sequence[int] | None = None,
     file_format: str = "png",
     unit: str = "",
 ) -> bytes:
@@ -55,7 +56,8 @@ def memory(
     Args:
         timelines: one or more timelines, of schedules with the same number of devices.
         bound: slots, drawn as a line.
-        slot_bytes: bytes of a slot; if given, the picture shows GiB beside slots.
+        slot_bytes: bytes of a slot, or [stage] those of each stage of the last schedule, of which the largest is then
+            the unit, also of the others; if given, the picture shows GiB beside slots.
         file_format: "png", "svg" or "pdf".
         unit: of the times, in words.
     """
@@ -63,9 +65,11 @@ def memory(
     # A stage of a schedule with twice as many stages has half the layers, so its slot is half of one here.
     of_last = [schedules[-1].num_stages / schedule.num_stages for schedule in schedules]
     columns = [
-        [_scaled(values, ratio) for values in stored(timeline)]
-        for timeline, ratio in zip(timelines, of_last, strict=True)
+        [values.times(ratio) for values in stored(timeline)] for timeline, ratio in zip(timelines, of_last, strict=True)
     ]
+    if isinstance(slot_bytes, Sequence):
+        columns[-1] = in_largest(stored(timelines[-1], slot_bytes), slot_bytes)
+        slot_bytes = max(slot_bytes)
     peaks = [values.total.max(initial=0.0) for column in columns for values in column]
     scale = _Scale(len(columns[0]), float(max([bound or 0.0, *peaks])) or 1.0, bound, slot_bytes)
     labels = [
@@ -109,10 +113,6 @@ def memory(
     handles = _legend_handles(bound)
     add_legend(figure, handles, left, 0.08, num_columns=len(handles), handle_length=1.6)
     return encode(figure, file_format)
-
-
-def _scaled(values: Stored, ratio: float) -> Stored:
-    return Stored(values.time, ratio * values.own, ratio * values.parked, ratio * values.in_transit)
 
 
 @dataclass(frozen=True)

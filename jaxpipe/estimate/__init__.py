@@ -4,6 +4,7 @@ from jaxpipe.estimate.costs import costs_of, resolve, setting_of, stage_costs
 from jaxpipe.estimate.measured import Measured, Measurement
 from jaxpipe.estimate.memory import Bytes, fits, memory
 from jaxpipe.estimate.products import Matmul
+from jaxpipe.estimate.recompute import recomputations
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.step import Estimate, estimate
@@ -30,6 +31,7 @@ __all__ = [
     "estimate",
     "fits",
     "memory",
+    "recomputations",
     "resolve",
     "setting_of",
     "stage_costs",

@@ -25,7 +25,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.measured import read_costs
 from jaxpipe.estimate.memory import memory
 from jaxpipe.estimate.parameters import gathered_chunk_bytes, num_kept_of, num_kept_sums_of, summed_chunk_bytes
-from jaxpipe.estimate.recompute import least_recomputed, saved_bytes_of_stages
+from jaxpipe.estimate.recompute import least_recomputed, saved_bytes_of_stages, slot_bytes_of_stages
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
 from jaxpipe.estimate.step import estimate
@@ -192,9 +192,18 @@ def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pip
 
 def describe_recomputed(spec: RunSpec, topology: Topology | None) -> str:
     """A line on the layers that a run computes again, and on what each stage saves of all microbatches at once."""
-    setting = undecided(spec.config, topology or _one_node(spec.config), costs=spec.costs)
+    setting = _setting(spec, topology)
     saved = (gib(size, ".3g") for size in saved_bytes_of_stages(setting).tolist())
     return f"recompute {spec.recomputed}; GiB that each stage saves: {', '.join(saved)}"
+
+
+def stage_bytes(spec: RunSpec, topology: Topology | None) -> list[int]:
+    """[stage] the bytes that a device saves of one microbatch, in a run of `spec`."""
+    return slot_bytes_of_stages(_setting(spec, topology)).tolist()
+
+
+def _setting(spec: RunSpec, topology: Topology | None) -> Setting:
+    return undecided(spec.config, topology or _one_node(spec.config), costs=spec.costs)
 
 
 def _one_node(config: RunConfig) -> Topology:

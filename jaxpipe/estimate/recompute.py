@@ -137,10 +137,15 @@ def split_and_recomputed(
 
 def saved_bytes_of_stages(setting: Setting) -> np.ndarray:
     """[stage] the most bytes of a device that it saves of all microbatches at once; without what I leaves for W."""
+    return _held_of_stages(_few(setting)) * slot_bytes_of_stages(setting)
+
+
+def slot_bytes_of_stages(setting: Setting) -> np.ndarray:
+    """[stage] the bytes that a device saves of one microbatch."""
     layers = np.array(setting.layers_per_stage)
     again = np.array(setting.recomputed.counts) if setting.recomputed else np.zeros_like(layers)
     pages = [traced_layer(form).page_bytes for form in setting.forms]
-    return _held_of_stages(_few(setting)) * ((layers - again) * pages[0] + again * pages[-1])
+    return (layers - again) * pages[0] + again * pages[-1]
 
 
 def _balanced(

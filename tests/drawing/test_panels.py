@@ -113,3 +113,23 @@ def test_a_collective_holds_all_devices_up():
     ended = begun + costs.of_kind(4)[columns.kind, columns.stage]
     later = np.flatnonzero(held >= 0)
     assert ended[held[later]] == pytest.approx(begun[later])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "bpipe", "zb_v"])
+def test_slots_of_unlike_stages_count_in_parts_of_the_largest(name):
+    """At their peaks devices hold 8, 7, ... slots of their own stage under 1F1B; BPipe's move in pages of that size."""
+    schedule = build(name, num_devices=8, num_microbatches=16)
+    table = lower(schedule, layers_per_stage=(4,) * schedule.num_stages)
+    sizes = [20 - stage for stage in range(schedule.num_stages)]
+    for panel in (asynchronous_panel(schedule, Costs(), sizes), program_panel(table, Costs(), sizes)):
+        for values in panel.stored:
+            assert (values.total >= 0).all()
+            assert values.total[-1] == 0  # all that was moved or saved is given back, in the size it had
+        peaks = [float(values.total.max()) for values in panel.stored]
+        if name == "1f1b":
+            assert peaks == pytest.approx([(8 - stage) * (20 - stage) / 20 for stage in range(8)])
+    alike = [7] * schedule.num_stages
+    for plain, sized in zip(
+        asynchronous_panel(schedule, Costs()).stored, asynchronous_panel(schedule, Costs(), alike).stored, strict=True
+    ):
+        assert sized.total == pytest.approx(plain.total)

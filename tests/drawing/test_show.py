@@ -460,3 +460,16 @@ def test_a_config_is_shown_as_it_would_run(capsys):
 @pytest.mark.parametrize("extra", ["--num_devices=4", "--backward=3", "--placement"])
 def test_a_config_gives_all_that_is_shown(capsys, extra):
     assert "--config gives the schedule and its times" in refused(capsys, *LLAMA, extra)
+
+
+def test_memory_of_a_config_is_drawn_in_the_bytes_of_its_stages(capsys, tmp_path):
+    """Five layers and four of 2 microbatches more: each device holds what the line on recomputation says."""
+    config = ["--config=configs/quickstart.py", "--config.mesh.pipe=2", "--config.model.recompute=full:1,0"]
+    config += ["--config.model.num_layers=9", "--config.pipeline.layers_per_stage=5,4"]
+    (line,) = (line for line in shown(capsys, *config).splitlines() if "GiB that each stage saves" in line)
+    saved = line.rpartition(": ")[2].split(", ")
+    path = tmp_path / "memory.svg"
+    shown(capsys, *config, f"--output={path}", "--format=memory")
+    peaks = re.findall(r">[\d.]+ \(([\d.e-]+) GiB\) 1f1b</text>", path.read_text())
+    assert peaks == saved
+    assert float(peaks[0]) != 2 * float(peaks[1])  # as they are in slots

@@ -21,7 +21,7 @@ def to_html(
     costs: Costs | None = None,
     layers_per_stage: int = 4,
     bound: float | None = None,
-    slot_bytes: float | None = None,
+    slot_bytes: float | Sequence[int] | None = None,
 ) -> str:
     """The text of a self-contained HTML page that shows schedules on both clocks, on one axis of time.
 
@@ -33,7 +33,8 @@ def to_html(
         costs: costs of a device's share of the model, see `costs_of_stages`; by default `Costs()`.
         layers_per_stage: layers per stage of the first schedule; at least 1.
         bound: slots of the first schedule that a device may store; by default the bound that its EVICTs keep, if any.
-        slot_bytes: bytes of a slot of the first schedule; if given, the page shows GiB beside Ma.
+        slot_bytes: bytes of a slot of the first schedule, or [stage] those of each of its stages, of which the largest
+            is then the unit, also of the others; if given, the page shows GiB beside Ma.
 
     Raises:
         ScheduleError: the schedules differ in their number of devices, or costs of parts of the model do not fit the
@@ -49,19 +50,22 @@ def to_html(
     first = schedules[0]
     bound = bound_kept(first) if bound is None else bound
     summaries = compared(schedules, costs or Costs(), layers_per_stage=layers_per_stage)
+    of_stages = slot_bytes if isinstance(slot_bytes, Sequence) else None
+    largest = max(slot_bytes) if isinstance(slot_bytes, Sequence) else slot_bytes
+    sizes = [of_stages if schedule is first else None for schedule in schedules]
     ratios = [schedule.num_stages / first.num_stages for schedule in schedules]
     return page_text(
         [
             Entry(
                 [
-                    asynchronous_panel(summary.schedule, summary.stage_costs),
-                    program_panel(summary.table, summary.stage_costs),
+                    asynchronous_panel(summary.schedule, summary.stage_costs, sizes_of),
+                    program_panel(summary.table, summary.stage_costs, sizes_of),
                 ],
                 by_name,
                 bound=None if bound is None else bound * ratio,
-                slot_bytes=None if slot_bytes is None else slot_bytes / ratio,
+                slot_bytes=None if largest is None else largest / ratio,
             )
-            for summary, by_name, ratio in zip(summaries, numbers(summaries), ratios, strict=True)
+            for summary, by_name, ratio, sizes_of in zip(summaries, numbers(summaries), ratios, sizes, strict=True)
         ],
         note=" ".join(notes(summaries)),
     )

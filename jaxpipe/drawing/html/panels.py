@@ -17,7 +17,7 @@ import numpy as np
 from jaxpipe.lowering import IDLE, Replay, RoundTable, replay
 from jaxpipe.lowering.couplings import waits_for
 from jaxpipe.schedules import Action, Costs, Schedule, Stored, Timeline, simulate, stored
-from jaxpipe.schedules.analysis.activations import OWN, PARKED, Changes
+from jaxpipe.schedules.analysis.activations import OWN, PARKED, Changes, in_largest
 from jaxpipe.schedules.analysis.bubbles import NOTHING, ROUNDING, critical_predecessors
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
@@ -38,20 +38,25 @@ class Panel:
     round_start: np.ndarray | None = None  # [R, D] when each device begins each round; None on a clock without rounds
 
 
-def asynchronous_panel(schedule: Schedule, costs: Costs) -> Panel:
-    """The textbook's clock: every device runs its next action as soon as the inputs are there."""
+def asynchronous_panel(schedule: Schedule, costs: Costs, sizes: Sequence[int] | None = None) -> Panel:
+    """The textbook's clock: every device runs its next action as soon as the inputs are there.
+
+    Args:
+        schedule, costs: of the panel.
+        sizes: [stage] sizes of slots, of which the largest is one slot of the panel; equal by default.
+    """
     timeline = simulate(schedule, costs)
     return Panel(
         ASYNCHRONOUS,
         timeline,
         message=dependencies(schedule).message,
         critical_predecessor=critical_predecessors(timeline, costs),
-        stored=stored(timeline),
+        stored=in_largest(stored(timeline, sizes), sizes),
     )
 
 
-def program_panel(table: RoundTable, costs: Costs) -> Panel:
-    """The clock of the compiled program: rounds, in which pairs of devices wait for each other."""
+def program_panel(table: RoundTable, costs: Costs, sizes: Sequence[int] | None = None) -> Panel:
+    """The clock of the compiled program: rounds, in which pairs of devices wait for each other; `sizes` as above."""
     times = replay(table, costs)
     program = program_timeline(table, times, costs)
     return Panel(
@@ -59,7 +64,7 @@ def program_panel(table: RoundTable, costs: Costs) -> Panel:
         program.timeline,
         message=program.with_index(table.dependencies.message),
         critical_predecessor=program.with_index(critical_predecessors_in_rounds(table, times, costs)),
-        stored=program_stored(table, times, costs),
+        stored=in_largest(program_stored(table, times, costs, sizes), sizes),
         rounds=program.rounds,
         round_start=times.start,
     )
@@ -148,20 +153,23 @@ def _coupled(table: RoundTable, round_type: int) -> np.ndarray:
     return waits_for(chain.from_iterable(lanes[round_type] for lanes in table.permutes.values()), num_devices)
 
 
-def program_stored(table: RoundTable, times: Replay, costs: Costs) -> tuple[Stored, ...]:
+def program_stored(
+    table: RoundTable, times: Replay, costs: Costs, sizes: Sequence[int] | None = None
+) -> tuple[Stored, ...]:
     """The slots in use over the step, for each device; a slot holds the activations of one microbatch on one stage.
 
     The program's buffers are allocated all the time; this is how much of them is in use. A microbatch is stored from
     the start of its F to the end of its B or W. A page that travels is in transit on both devices for the whole round,
-    by the clock of each.
+    by the clock of each. A slot of a stage counts `sizes[stage]`, 1 by default.
     """
     schedule = table.schedule
     columns = schedule.columns
     moves = table.page_moves
     start = times.start[table.rounds, columns.device]
     end = start + costs.of_kind(schedule.num_stages)[columns.kind, columns.stage]
-    changes = Changes(columns, start, end)
-    page = 1 / np.array(table.layers_per_stage)[columns.stage[moves.backward]]
+    sizes = sizes or [1] * schedule.num_stages
+    changes = Changes(columns, start, end, sizes)
+    page = (np.array(sizes) / table.layers_per_stage)[columns.stage[moves.backward]]
     for rounds, source, target, parts in (
         (moves.leaves, moves.home, moves.host, (OWN, PARKED)),
         (moves.returns, moves.host, moves.home, (PARKED, OWN)),

@@ -42,6 +42,10 @@ class Stored:
         """[T] own, parked and in transit together."""
         return self.own + self.parked + self.in_transit
 
+    def times(self, ratio: float) -> Stored:
+        """The same in another unit, of which one here is `ratio`."""
+        return Stored(self.time, ratio * self.own, ratio * self.parked, ratio * self.in_transit)
+
     def lasting(self, least_time: float) -> Stored:
         """The steps that last longer than `least_time`, which may be rounding, and the last one, which has no end."""
         # A device without steps has no last one either.
@@ -49,11 +53,15 @@ class Stored:
         return Stored(self.time[lasts], self.own[lasts], self.parked[lasts], self.in_transit[lasts])
 
 
-def stored(timeline: Timeline) -> tuple[Stored, ...]:
+def stored(timeline: Timeline, sizes: Sequence[int] | None = None) -> tuple[Stored, ...]:
     """The activations that each device stores over the step of `timeline`, [device]; the schedule is legal.
 
     Values are exact fractions of slots, written as floats. At any moment, slots of actions that end are freed before
     actions that start take theirs.
+
+    Args:
+        timeline: of the schedule.
+        sizes: [stage] what a slot of each stage counts, such as its bytes; 1 by default.
 
     Example:
         >>> from jaxpipe.schedules.methods.registry import build
@@ -64,7 +72,9 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
     schedule = timeline.schedule
     columns = schedule.columns
     share = np.array([float(schedule.parked_of(stage)) for stage in range(schedule.num_stages)])
-    changes = Changes(columns, timeline.start, timeline.end)
+    sizes = sizes or [1] * schedule.num_stages
+    share *= sizes
+    changes = Changes(columns, timeline.start, timeline.end, sizes)
     home = columns.device
     partner = schedule.placement.partner_of(columns.device)
     for kind, source, target, parts in (
@@ -83,15 +93,23 @@ def stored(timeline: Timeline) -> tuple[Stored, ...]:
     return changes.stored(denominators)
 
 
+def in_largest(of_devices: Sequence[Stored], sizes: Sequence[int] | None) -> list[Stored]:
+    """What devices store, counted in `sizes` of stages, in slots of the largest stage; as it is without `sizes`."""
+    return [values.times(1 / max(sizes)) if sizes else values for values in of_devices]
+
+
 class Changes:
     """Changes of what devices store, each of so many slots of a part: OWN, PARKED or IN_TRANSIT."""
 
-    def __init__(self, columns: Columns, start: np.ndarray, end: np.ndarray) -> None:
-        """Begins with what the actions `columns` fill and give back, given their `start` and `end`, [A]."""
+    def __init__(self, columns: Columns, start: np.ndarray, end: np.ndarray, sizes: Sequence[int]) -> None:
+        """Begins with what the actions `columns` fill and give back, given their `start` and `end`, [A].
+
+        A slot of a stage counts `sizes[stage]`.
+        """
         self._changes: list[np.ndarray] = []  # [change, (device, time, part, slots)]
-        for kinds, time, slots in (((Kind.F,), start, 1.0), (GRADIENT_KINDS, end, -1.0)):
+        for kinds, time, sign in (((Kind.F,), start, 1), (GRADIENT_KINDS, end, -1)):
             chosen = columns.is_kind(*kinds)
-            self.add(columns.device[chosen], time[chosen], OWN, slots)
+            self.add(columns.device[chosen], time[chosen], OWN, sign * np.array(sizes)[columns.stage[chosen]])
 
     def add(self, device: np.ndarray, time: np.ndarray, part: int, slots: np.ndarray | float) -> None:
         """Changes of one part, on each device at its time."""

@@ -139,9 +139,9 @@ function storedLine(panel, device, time) {
     .filter(([value]) => value > 0)
     .map(([value, label]) => `${number(value)} ${label}`);
   const sum = step < 0 ? 0 : panel.storedTotal[step];
-  const bytes = panel.gibPerMa === null ? "" : ` (${number(sum * panel.gibPerMa)} GiB)`;
+  const bytes = gib(panel, sum);
   const of = parts.length > 1 || (parts.length && !parts[0].endsWith("own stages")) ? `: ${parts.join(", ")}` : "";
-  return `device ${device} stores ${number(sum)} Ma${bytes} at ${number(time)}${of}`;
+  return `device ${device} stores ${number(sum)} Ma${bytes && ` (${bytes})`} at ${number(time)}${of}`;
 }
 
 // Why a device computes nothing at a moment: for how long it waits, and for which action.

@@ -250,7 +250,8 @@ function paintStored(context, panel, device) {
     context.font = "10px Helvetica, Arial, sans-serif";
     context.textAlign = "left";
     context.textBaseline = "middle";
-    context.fillText(`${number(panel.peaks[device])} Ma`, LEFT + plotWidth() + 6, track.bottom - track.memory / 2);
+    const peak = panel.peaks[device];
+    context.fillText(gib(panel, peak) || `${number(peak)} Ma`, LEFT + plotWidth() + 6, track.bottom - track.memory / 2);
   }
 }
 

@@ -24,9 +24,10 @@ function addPanel(panel) {
   panel.canvas = element("canvas", { "data-layer": "tracks", "aria-hidden": "true" });
   panel.overlay = element("canvas", { class: "overlay", "aria-hidden": "true" });
   const ratio = (100 * panel.bubbleRatio).toFixed(2);
-  const peak = number(Math.max(...panel.peaks));
+  const most = Math.max(...panel.peaks), bytes = gib(panel, most);
+  const peak = `${number(most)} Ma${bytes && ` (${bytes})`}`;
   const told =
-    `${panel.clock} clock: makespan ${number(panel.makespan)}, bubble ratio ${ratio} %, at most ${peak} Ma stored`;
+    `${panel.clock} clock: makespan ${number(panel.makespan)}, bubble ratio ${ratio} %, at most ${peak} stored`;
   panel.stack = element("div", { class: "stack" }, panel.canvas, panel.overlay);
   panel.section = element(
     "section",

@@ -54,6 +54,11 @@ function number(value) {
   return String(Number(value.toPrecision(6)));
 }
 
+// GiB of so many Ma, where the bytes of a slot are known.
+function gib(panel, ma) {
+  return panel.gibPerMa === null ? "" : `${Number((ma * panel.gibPerMa).toPrecision(3))} GiB`;
+}
+
 function readAddress(panels) {
   const words = new URLSearchParams(location.hash.slice(1));
   const time = (name, otherwise) => {
