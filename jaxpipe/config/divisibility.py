@@ -7,6 +7,7 @@ value.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from jaxpipe.cluster.axes import (
     BATCH_AXES,
@@ -117,7 +118,8 @@ def check_sequences(config: RunConfig) -> None:
     """Raises ConfigError unless the model splits sequences as the mesh says, into equally long chunks."""
     if config.mesh.num_sequence_parts == 1:
         return
-    check_sequence_parts(model_config(config), TensorAxis.of(**config.mesh.axes))
+    sizes: dict[str, Any] = config.mesh.axes
+    check_sequence_parts(model_config(config), TensorAxis.of(**sizes))
     seq_len = config.data.seq_len
     multiple = sequence_multiple(config.mesh)
     if seq_len % multiple:

@@ -16,7 +16,7 @@ from jaxpipe.mesh.devices import (
 )
 from jaxpipe.mesh.on_devices import PyTree, on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
-from jaxpipe.mesh.tensor import TensorAxis
+from jaxpipe.mesh.sharing import TensorAxis
 from jaxpipe.mesh.trained import is_masked, trained, with_trained
 
 __all__ = [

@@ -129,7 +129,8 @@ def _attended(
 def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, output, log_sum, visible, dropout = residuals
     if _goes_by_tiles(query.shape[1], visible):
-        return *attention_tiles.backward(*residuals, d_output), None, None
+        gradients = attention_tiles.backward(query, key, value, output, log_sum, visible, dropout, d_output)
+        return *gradients, None, None
     num_kv_heads = key.shape[2]
     seq = query.shape[1]
     keys = to_matrices(key, num_kv_heads)

@@ -10,7 +10,6 @@ Gimelshein, arXiv 1805.02867.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -265,8 +264,11 @@ def backward(
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
     d_query, d_key, d_value = tiles.loop(body, zeros, of_devices)
     d_query = d_query.astype(query.dtype).transpose(0, 3, 1, 2, 4).reshape(query.shape)
-    of_all = (d.astype(x.dtype).transpose(0, 2, 1, 3) for d, x in ((d_key, key), (d_value, value)))
-    return d_query, *map(partial(visible.context.scatter_sum, dim=1), of_all)
+    d_key, d_value = (
+        visible.context.scatter_sum(gradient.astype(x.dtype).transpose(0, 2, 1, 3), 1)
+        for gradient, x in ((d_key, key), (d_value, value))
+    )
+    return d_query, d_key, d_value
 
 
 def _by_group(x: jax.Array, num_kv_heads: int) -> jax.Array:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
-from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes, describe_mesh
+from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, ROWS, MeshSizes, describe_mesh
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
-from jaxpipe.config.divisibility import check_sequences, sequence_multiple, sizes_to_divide
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
+from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes
 from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import REGISTRY
@@ -34,7 +34,6 @@ from jaxpipe.sharding import Shard
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
-LONG = 32768  # tokens of the shortest sequences that are split over devices
 MOST_PARTLY = 64  # most GPUs that are tried by every number; beyond, whole nodes are left idle
 
 
@@ -113,10 +112,6 @@ def _is_timed(variant: Variant, pipe: int) -> bool:
     return is_timed(ScheduleSpec(variant.name, pipe, variant.options).build(num_microbatches))
 
 
-Mesh = dict[str, int]  # sizes by axis
-Legal = Mapping[str, Sequence[int]]  # axis in a node -> sizes that divide the model
-
-
 @dataclass(frozen=True)
 class Space:
     """The candidates of a plan.
@@ -174,7 +169,7 @@ def space_of(config: RunConfig, topology: Topology, given: GivenModel | None = N
     config = RunConfig.of(config)
     base = _base(config, topology, given)
     # The functions of a given model are those of one mesh, in which no devices share a layer.
-    legal = {row.name: (1,) if given else _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
+    legal = {row.name: (1,) if given else legal_sizes(config, row, topology) for row in ROWS if row.in_node}
     # Some axes divide the batch, the others a layer; and every stage has a layer.
     most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
     most = base.batch_size * base.model.num_layers * most_sharing
@@ -207,7 +202,7 @@ def with_fewer(space: Space) -> Iterator[Space]:
                 yield Space(base, space.legal, num_gpus, groups)
 
 
-def smallest_meshes(space: Space) -> Iterator[Setting]:
+def smallestmeshes(space: Space) -> Iterator[Setting]:
     """A setting of one copy and stage for each way to share layers, in all microbatches and recomputations.
 
     The nodes may have fewer GPUs than there are.
@@ -270,28 +265,6 @@ def _base(config: RunConfig, topology: Topology, given: GivenModel | None) -> Se
     return replace(base, error_feedback=config.optimizer.error_feedback)
 
 
-def _legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
-    """The sizes of an axis that divide the model and have room in a node."""
-    if row.splits_sequences:
-        return _sequence_parts(config, row, topology)
-    # gcd of nothing is 0.
-    common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
-    return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
-
-
-def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
-    """The sizes of an axis that splits sequences; 1 alone for short ones, and for a model that splits none."""
-    alone = dict.fromkeys(AXES, 1)
-    try:
-        check_sequences(config.replaced({f"mesh.{axis}": size for axis, size in (alone | {row.name: 2}).items()}))
-    except ConfigError:
-        return (1,)
-    if config.data.seq_len < LONG:
-        return (1,)
-    of_two = divisors(config.data.seq_len // 2)  # two chunks a device
-    return tuple(size for size in of_two if size <= topology.gpus_per_node)
-
-
 def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
     """The settings of all legal meshes of so many GPUs, in all microbatches and recomputations."""
     return tuple(
@@ -302,30 +275,10 @@ def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
             layers_per_stage=even_split(base.model.num_layers, mesh["pipe"]),
             model=replace(base.model, recompute=recompute),
         )
-        for mesh in _meshes(base, legal, num_gpus)
+        for mesh in meshes(base, legal, num_gpus)
         for num_microbatches in divisors(base.batch_size // MeshSizes(**mesh).num_batch_parts)
         for recompute in _recomputes(base)
     )
-
-
-def _meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
-    """The legal meshes of so many GPUs: those that share a layer divide a node; `REST_AXIS` takes what is left."""
-    for sharing in _sharing(legal):
-        num_sharing = math.prod(sharing.values())
-        if base.topology.gpus_per_node % num_sharing or num_gpus % num_sharing:
-            continue
-        for pipe in divisors(num_gpus // num_sharing):
-            mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
-            divides = base.batch_size % mesh.num_batch_parts == 0 and base.seq_len % sequence_multiple(mesh) == 0
-            if pipe <= base.model.num_layers and divides:
-                yield mesh.axes
-
-
-def _sharing(legal: Legal) -> Iterator[Mesh]:
-    """All sizes of the axes in a node together; the outer axis changes fastest."""
-    axes = tuple(reversed(NODE_AXES))
-    for sizes in itertools.product(*(legal[axis] for axis in axes)):
-        yield dict(zip(axes, sizes, strict=True))
 
 
 def _recomputes(base: Setting) -> tuple[str, ...]:
