@@ -44,7 +44,7 @@ def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tup
 
 def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
     """The legal meshes of so many GPUs: those that share a layer divide a node; `REST_AXIS` takes what is left."""
-    for sharing in _sharing(legal):
+    for sharing in node_sizes(legal):
         num_sharing = math.prod(sharing.values())
         if base.topology.gpus_per_node % num_sharing or num_gpus % num_sharing:
             continue
@@ -55,7 +55,7 @@ def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
                 yield mesh.axes
 
 
-def _sharing(legal: Legal) -> Iterator[Mesh]:
+def node_sizes(legal: Legal) -> Iterator[Mesh]:
     """All sizes of the axes in a node together; the outer axis changes fastest."""
     axes = tuple(reversed(NODE_AXES))
     for sizes in itertools.product(*(legal[axis] for axis in axes)):

@@ -202,12 +202,12 @@ def with_fewer(space: Space) -> Iterator[Space]:
                 yield Space(base, space.legal, num_gpus, groups)
 
 
-def smallestmeshes(space: Space) -> Iterator[Setting]:
+def smallest_meshes(space: Space) -> Iterator[Setting]:
     """A setting of one copy and stage for each way to share layers, in all microbatches and recomputations.
 
     The nodes may have fewer GPUs than there are.
     """
-    for sharing in _sharing(space.legal):
+    for sharing in node_sizes(space.legal):
         num_gpus = math.prod(sharing.values())
         if num_gpus <= space.topology.gpus_per_node:
             node = replace(space.base, topology=replace(space.topology, num_nodes=1, gpus_per_node=num_gpus))
