@@ -21,7 +21,7 @@ from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
-from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes
+from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes, node_sizes
 from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import REGISTRY
