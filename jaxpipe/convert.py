@@ -10,8 +10,8 @@ WORKDIR gets config.json, a checkpoint at step 0, and `hf/` with everything that
 came in needs; without training the export is equal byte for byte. A run that was started from a converted one has `hf/`
 too and is exported the same way. Dtypes are those of the original tensors, and float32 for a model that jaxpipe made;
 --dtype sets that of all tensors. With --vocab_size the tables of tokens get more rows, for a tokenizer with more tokens
-than the model: each new row is the mean of the others. Importing needs 8 bytes a parameter, since Orbax copies what it
-saves, and one tensor; exporting needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the
+than the model: each new row is the mean of the others. Importing needs 4 bytes a parameter and one tensor; exporting
+needs one parameter with all its layers, 4 bytes each. Nothing is half-written: the
 target is written under another name, then renamed. Adapters are merged into the model of hf:DIR; peft:DIR has them
 alone, in the files of Hugging Face's peft, and --base names the run whose model they are for.
 """
@@ -22,6 +22,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,6 +43,7 @@ from jaxpipe.data.special_tokens import FILE
 from jaxpipe.data.tokenizer_file import identity_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import adapters, configs, source_model
+from jaxpipe.huggingface.mapping import Architecture
 from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, TensorFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder
@@ -149,7 +152,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     architecture = configs.architecture_of(theirs, where=where)
     config = configs.read_config(theirs, where=where)
     files = TensorFiles(folder)
-    tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
+    tensors = TensorMap(architecture, model_config(config), in_files=files.entries)
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:
         if vocab_size <= config.model.vocab_size:
@@ -163,7 +166,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
         config = configs.read_config(theirs, where=where)
         files = GrownFiles(files, tensors.token_tables, num_rows=vocab_size)
         # Mapped anew for the shapes of the larger tables; the names stay.
-        tensors = TensorMap.of_names(architecture, model_config(config), files.entries)
+        tensors = TensorMap(architecture, model_config(config), in_files=files.entries)
     has_tokenizer = (folder / FILE).is_file()
     if has_tokenizer:
         identity_of(folder / FILE)  # a damaged one is refused here, not by the next command
@@ -184,6 +187,31 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     )
 
 
+@dataclass(frozen=True)
+class _SavedRun:
+    """A run, and the class of transformers that its model is of."""
+
+    path: Path
+    config: RunConfig
+    model: LanguageModel
+    original: source_model.SourceModel | None  # the form in which the model came in; None if jaxpipe made it
+    theirs: dict[str, Any]  # config.json of that form, or of a new one
+    where: str  # name of that config.json, for errors
+    architecture: Architecture
+
+    @classmethod
+    def open(cls, workdir: str, *, dtype: str = "float32") -> _SavedRun:
+        """Reads the config of a run; ConfigError if there is none, or transformers does not have the model."""
+        path = run_folder.path_of(workdir)
+        config = RunConfig.of(run_folder.read_config(workdir))
+        check_model(config, name=f"{workdir}/{run_folder.CONFIG}")
+        original = source_model.read_source_model(path)
+        theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype=dtype)
+        where = str(original.folder / configs.CONFIG) if original else configs.CONFIG
+        architecture = configs.architecture_of(theirs, where=where)
+        return cls(path, config, LanguageModel(model_config(config)), original, theirs, where, architecture)
+
+
 def export_model(source: str, target: str, *, dtype: str = "", step: int | None = None, average: bool = False) -> str:
     """Makes the Hugging Face model `target` from a checkpoint of a run; returns the report.
 
@@ -196,47 +224,32 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
         ConfigError: the checkpoint does not exist or has no average, transformers does not have the model, or the
             target exists.
     """
-    run_path = run_folder.path_of(source)
     path = run_folder.path_of(target)
     flag = f"--to={HF}{target}"
     check_target(path, flag=flag)
-    config = RunConfig.of(run_folder.read_config(source))
-    check_model(config, name=f"{source}/{run_folder.CONFIG}")
-    ours = model_config(config)
-    original = source_model.read_source_model(run_path)
-    theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype=dtype or "float32")
-    where = str(original.folder / configs.CONFIG if original else configs.CONFIG)
-    architecture = configs.architecture_of(theirs, where=where)
-    base = base_of(ours)
+    run = _SavedRun.open(source, dtype=dtype or "float32")
+    original = run.original
+    theirs = run.theirs
     if original is None:
-        tensors = TensorMap(architecture, base)
+        tensors = TensorMap(run.architecture, base_of(run.model.config))
         files = new_files(tensors.new_tensors, dtype=dtype or "float32")
     else:
-        configs.check_same_model(config, configs.read_config(theirs, where=where), run=source, where=where)
+        configs.check_same_model(run.config, configs.read_config(theirs, where=run.where), run=source, where=run.where)
         # Without a dtype every tensor keeps the one of its file.
         files = files_of_source(original, dtype=dtype)
         in_files = {name: entry for header in files.headers.values() for name, entry in entries(header).items()}
-        tensors = TensorMap.of_names(architecture, base, in_files)
+        tensors = TensorMap(run.architecture, base_of(run.model.config), in_files=in_files)
         # The run's record may have been changed since.
         tensors.check(in_files, where=str(original.folder))
-    model = LanguageModel(ours)
-    saved = open_canonical(run_path, model=model, step=step, average=average)
-    read = adapters.read_merged(saved.read, model)
+    saved = open_canonical(run.path, model=run.model, step=step, average=average)
     with whole_folder(path, flag=flag) as work:
-        # A generator, so that one parameter at a time is in memory.
-        files.write(work, ((tensor.names, numbers) for tensor, numbers in tensors.tensors(read)))
+        files.write(work, tensors.tensors(adapters.read_merged(saved.read, run.model)))
         if original:
-            is_other = source_model.is_other_tokenizer(config, original.folder)
-            copied = source_model.copy_companions(original.folder, work, has_tokenizer=not is_other)
-            if is_other:
-                copied += source_model.write_tokenizer(config, work)
-            # At step 0 nothing was trained: the export stays equal byte for byte.
-            if is_other or (saved.step and source_model.has_tokenizer(config)):
-                copied += source_model.write_ends(config, work, is_new=is_other)
+            copied = source_model.write_companions(run.config, original.folder, work, is_trained=saved.step > 0)
         else:
-            copied = source_model.write_tokenizer(config, work)
-            if copied and (tokenizer := tokenizer_of(config)).masked is None:
-                ends = ends_of_text(tokenizer, read_templates(config.data.tokenizer))
+            copied = source_model.write_tokenizer(run.config, work)
+            if copied and (tokenizer := tokenizer_of(run.config)).masked is None:
+                ends = ends_of_text(tokenizer, read_templates(run.config.data.tokenizer))
                 theirs["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
         if configs.change_dtype(theirs, dtype) or original is None:
             # A new model has no config.json yet.
@@ -244,8 +257,8 @@ def export_model(source: str, target: str, *, dtype: str = "", step: int | None 
     names = ", ".join([*sorted(files.headers), *files.texts, *dict.fromkeys([configs.CONFIG, *copied])])
     return (
         f"read       {'average of the weights at ' if average else ''}step {saved.step} of {source}\n"
-        f"written    {target}: {architecture.name}, {tensors.num_params:,} parameters; {names}\n"
-        f"next       transformers.{architecture.name}.from_pretrained({target!r})"
+        f"written    {target}: {run.architecture.name}, {tensors.num_params:,} parameters; {names}\n"
+        f"next       transformers.{run.architecture.name}.from_pretrained({target!r})"
     )
 
 
@@ -255,27 +268,21 @@ def export_adapters(source: str, target: str, *, step: int | None = None, averag
     Raises:
         ConfigError: the run has no adapters, peft has none of their form, or as `export_model`.
     """
-    run_path = run_folder.path_of(source)
     path = run_folder.path_of(target)
     flag = f"--to={PEFT}{target}"
     check_target(path, flag=flag)
-    config = RunConfig.of(run_folder.read_config(source))
-    check_model(config, name=f"{source}/{run_folder.CONFIG}")
-    model = LanguageModel(model_config(config))
-    if not adapted_columns(model.config):
+    run = _SavedRun.open(source)
+    if not adapted_columns(run.model.config):
         raise ConfigError(
             f"{flag} of a run without adapters",
             rule="peft-export: peft's files have adapters, which a run has with model.lora_rank above 0",
             repair=f"export the whole model: --to={HF}{target}",
         )
-    original = source_model.read_source_model(run_path)
-    theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype="float32")
-    architecture = configs.architecture_of(theirs, where=configs.CONFIG)
-    saved = open_canonical(run_path, model=model, step=step, average=average)
+    saved = open_canonical(run.path, model=run.model, step=step, average=average)
     with whole_folder(path, flag=flag) as work:
-        base = str(theirs.get("_name_or_path", ""))
-        num_params = adapters.write(work, architecture, model, saved.read, base=base)
-        kept = run_path / adapters.FOLDER / adapters.CONFIG
+        base = str(run.theirs.get("_name_or_path", ""))
+        num_params = adapters.write(work, run.architecture, run.model, saved.read, base=base)
+        kept = run.path / adapters.FOLDER / adapters.CONFIG
         if kept.is_file() and adapters.describes(kept, work / adapters.CONFIG):
             shutil.copyfile(kept, work / adapters.CONFIG)
     return (
@@ -301,30 +308,23 @@ def import_adapters(source: str, target: str, *, base: str | None) -> str:
     path = run_folder.path_of(target)
     check_target(path, flag=f"--to={target}")
     run_folder.check_name(path, flag=f"--to={target}")
-    base_path = run_folder.path_of(base)
-    config = RunConfig.of(run_folder.read_config(base))
-    check_model(config, name=f"{base}/{run_folder.CONFIG}")
-    if getattr(config.model, "lora_rank", None) != 0:
+    run = _SavedRun.open(base)
+    if getattr(run.config.model, "lora_rank", None) != 0:
         raise ConfigError(
             f"--base={base} has adapters itself, or a family without them",
             rule="peft-base: adapters are for the model of a run that has none",
             repair="name the run that the adapters began with",
         )
-    original = source_model.read_source_model(base_path)
-    theirs = configs.load_config(original.folder) if original else configs.new_config(config, dtype="float32")
-    architecture = configs.architecture_of(theirs, where=configs.CONFIG)
     folder = run_folder.path_of(source)
     files = adapters.PeftFiles.open(folder)
-    names = {"lora_rank": int(files.about["r"]), "lora_targets": "all"}
-    widest = config.replaced({f"model.{name}": value for name, value in names.items()})
-    fields = files.lora_fields(architecture, LanguageModel(model_config(widest)))
-    config_with = config.replaced({f"model.{name}": value for name, value in fields.items()})
+    widest = run.config.replaced({"model.lora_rank": int(files.about["r"]), "model.lora_targets": "all"})
+    fields = files.lora_fields(run.architecture, LanguageModel(model_config(widest)))
+    config_with = run.config.replaced({f"model.{name}": value for name, value in fields.items()})
     model = LanguageModel(model_config(config_with))
-    arrays = files.read(architecture, model)
-    saved = open_canonical(base_path, model=LanguageModel(model_config(config)))
+    arrays = files.read(run.architecture, model)
+    saved = open_canonical(run.path, model=run.model)
 
-    def value(key_path: Any, leaf: Any) -> Any:
-        del leaf
+    def value(key_path: Any, _: Any) -> Any:
         name = jax.tree_util.keystr(key_path, simple=True, separator=".")
         return arrays[name] if name in arrays else saved.read(name)
 
@@ -332,7 +332,7 @@ def import_adapters(source: str, target: str, *, base: str | None) -> str:
     with whole_folder(path, flag=f"--to={target}") as work:
         save_canonical(work, step=0, params=params)
         run_folder.write_config(work, config_with)
-        source_model.copy_source_model(base_path, work)
+        source_model.copy_source_model(run.path, work)
         (work / adapters.FOLDER).mkdir()
         shutil.copyfile(folder / adapters.CONFIG, work / adapters.FOLDER / adapters.CONFIG)
     return (

@@ -94,9 +94,9 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
     # No file of shardings, since each reader gives its own; and each shard is written from its first copy, so that
     # `writers` knows by whom.
     arrays = type_handlers.ArrayHandler(enable_write_sharding_file=False, use_replica_parallel=False)
-    registry = type_handlers.create_type_handler_registry(
-        (jax.Array, arrays), (np.ndarray, type_handlers.NumpyHandler())
-    )
+    # Not copied: arrays do not change before they are written.
+    numpy_arrays = type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    registry = type_handlers.create_type_handler_registry((jax.Array, arrays), (np.ndarray, numpy_arrays))
     form: dict[str, Any] = {"use_ocdbt": True, "use_zarr3": True, "use_compression": False}
     # No validation after the merge, which would read all of it again.
     handler = ocp.BasePyTreeCheckpointHandler(

@@ -37,8 +37,6 @@ class HasInit(Protocol):
 def save_canonical(workdir: Path, *, step: int, params: Any) -> Path:
     """Writes canonical `params`, of JAX or NumPy; returns the folder of this step.
 
-    Orbax copies NumPy arrays before it writes them, so that they need their memory twice.
-
     Raises:
         CheckpointError: it cannot be written.
     """

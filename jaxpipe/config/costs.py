@@ -7,6 +7,7 @@ others: times of a known GPU or of a file (`jaxpipe.estimate.resolve`).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,7 @@ def costs_of_share(costs: Costs, num_chunks: int) -> Costs:
     return replace(costs, **of_stages, **head)
 
 
+@cache
 def head_share(model: ModelConfig, seq_len: int, num_predicted: int | None) -> float:
     """Matrix products of the head over those of all layers; rounded, as an order is made for it.
 

@@ -91,7 +91,8 @@ class Measurement:
         return cls(**values)
 
 
-@dataclass(frozen=True)
+# Measurements have dicts, which no hash takes; caches know a source by its identity.
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A source of times that reads measurements.
 

@@ -24,17 +24,13 @@ from jaxpipe.estimate.parameters import update_matmuls
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting
 from jaxpipe.estimate.sizes import ITEMSIZE
+from jaxpipe.estimate.tiles import padded_flops
 from jaxpipe.estimate.times import Link, Times, ring_s
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import traffic, update_bytes
 from jaxpipe.estimate.work import OPERATIONS, dropout_draws, head_matmuls, split_head_matmuls
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind
-
-# Rows and columns of a matmul's result that one core computes at once: the choices of cuBLAS except the smallest, to
-# which the second level cache cannot bring numbers as fast as they are multiplied.
-# Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), section 2.3.
-TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128))
 
 # 32-bit integer additions, shifts or logical operations of a core in a clock, of capability 7.0 to 10.0.
 # Sources: NVIDIA, CUDA C++ Programming Guide, throughput of native arithmetic instructions; of 10.0 also XLA's target.
@@ -158,6 +154,13 @@ class Roofline:
         Raises:
             ConfigError: the GPU reaches a fraction of its peak that is not known.
         """
+        # It alone depends on the schedule, on layers by stage, and on what copies share.
+        computed_s = sum(self.matmul_s(matmul, "float32") for matmul in update_matmuls(setting))
+        update_s = self.memory_s(update_bytes(setting)) + computed_s
+        return replace(_times_of_actions(self, setting.of_actions), update_s=update_s)
+
+    def times_of_actions(self, setting: Setting) -> Times:
+        """As `times`, without the update, which takes 0 s."""
         matmuls = traced_layer(setting)
         moved = traffic(setting)
         drawn = dropout_draws(setting)
@@ -211,8 +214,7 @@ class Roofline:
             embed_forward_s=part_s((), moved.embed_forward, drawn.embed, lambda over: over.embed, "embed_forward"),
             embed_backward_s=part_s((), moved.embed_backward, drawn.embed, lambda over: over.embed, "embed_backward"),
             head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, "head"),
-            update_s=self.memory_s(update_bytes(setting))
-            + sum(self.matmul_s(matmul, "float32") for matmul in update_matmuls(setting)),
+            update_s=0.0,
         )
         if setting.is_given:  # whose head is one function
             return times
@@ -289,6 +291,11 @@ class Roofline:
         return num_drawn * OPERATIONS / (OPERATIONS_PER_CLOCK * hardware.num_cores * hardware.clock_rate_ghz * 1e9)
 
 
+@cache
+def _times_of_actions(source: Roofline, setting: Setting) -> Times:
+    return source.times_of_actions(setting)
+
+
 def matmul_fraction_of(hardware: Hardware) -> float:
     """The fraction of the peak that large matmuls reach on `hardware`.
 
@@ -323,25 +330,3 @@ def _known(fractions: Mapping[str | tuple[int, int], float], hardware: Hardware,
         picture=f"compute capability {unknown}; known are {', '.join(known)}",
         repair=repair,
     )
-
-
-@cache  # asked for by every setting of a plan
-def padded_flops(matmul: Matmul, num_cores: int) -> int:
-    """FLOPs that all cores could do in that time: in every wave each computes one full, partial or empty tile.
-
-    Source: NVIDIA, Matrix Multiplication Background User's Guide (DU-09799), sections 3.1 and 3.2.
-
-    Example:
-        >>> padded_flops(Matmul(128, 128, 64), num_cores=1) == Matmul(128, 128, 64).flops
-        True
-        >>> matmul = Matmul(128, 160, 64)  # a tile of 128 and one of 64 columns, of which 32 are used
-        >>> padded_flops(matmul, num_cores=1) / matmul.flops
-        1.2
-    """
-
-    def padded(rows: int, columns: int) -> int:
-        # Every tile computes whole, also where rows or columns end within it; so does the last wave.
-        num_tiles = matmul.num * -(-matmul.rows // rows) * -(-matmul.columns // columns)
-        return -(-num_tiles // num_cores) * num_cores * rows * columns
-
-    return 2 * matmul.depth * min(padded(*tile) for tile in TILES)

@@ -130,6 +130,18 @@ class Setting(MeshSizes):
             return spec
         return spec.with_head(self.expected, head_share(self.model, self.seq_len, self.num_predicted))
 
+    @cached_property
+    def of_actions(self) -> Setting:
+        """What the actions of a microbatch depend on: of equal ones these compute, save and send the same.
+
+        The key of caches for the thousands of settings of a plan, of which few differ so. It is no setting of a step:
+        it has no schedule and no layers, and shares nothing over copies.
+        """
+        batch_size = self.microbatch_size * self.num_batch_parts
+        alike = {"schedule_name": "", "options": "", "costs": None, "layers_per_stage": (), "shard": Shard.NONE}
+        kept = {"keep_bytes": 0, "keep_sums_bytes": 0}
+        return replace(self, num_microbatches=1, batch_size=batch_size, **alike, **kept)
+
     @property
     def vocab_parts(self) -> int:
         """Devices that share the rows of the vocabulary."""
@@ -237,17 +249,22 @@ def first_order(schedule: Schedule, axes: dict[str, int], topology: Topology) ->
 
 def placement_of(setting: Setting) -> Placement:
     """Placement of the setting's schedule, the same for every number of microbatches."""
-    return _placement(ScheduleSpec(setting.schedule_name, setting.pipe, setting.options))
+    return _placement(setting.schedule_name, setting.pipe, setting.options)
 
 
 @cache
-def _placement(spec: ScheduleSpec) -> Placement:
-    return spec.placement
+def _placement(name: str, pipe: int, options: str) -> Placement:
+    return ScheduleSpec(name, pipe, options).placement
 
 
-def layers_of_devices(setting: Setting) -> list[int]:
+def layers_of_devices(setting: Setting) -> tuple[int, ...]:
     """Layers of all chunks that a device holds, of both replicas if there are two: [device]."""
-    return [sum(setting.layers_per_stage[stage] for _, stage in held) for held in placement_of(setting).stages_of]
+    return _layers_of_devices(placement_of(setting), setting.layers_per_stage)
+
+
+@cache
+def _layers_of_devices(placement: Placement, layers_per_stage: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sum(layers_per_stage[stage] for _, stage in held) for held in placement.stages_of)
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,20 @@ the schedule, and how long layers take that wait for what travels behind them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.estimate.parameters import layer_parameters, num_kept_of, num_kept_sums_of, shared_by_copies
-from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
-from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
+from jaxpipe.estimate.one_collective import ends_s, layer_gather_s, layer_sum_s, other_replica_s
+from jaxpipe.estimate.parameters import num_kept_of, num_kept_sums_of
+from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.estimate.times import Times, TimeSource
 from jaxpipe.lowering.kept import keep
-from jaxpipe.lowering.spread import NUMBERS, SUMMING_KINDS, Spread, orders_of, spread_gathers, spread_sums
+from jaxpipe.lowering.spread import NUMBERS, SUMMING_KINDS, Order, orders_of, spread_gathers, spread_sums
 from jaxpipe.lowering.transfers.weight_gathers import GATHERING_KINDS
-from jaxpipe.schedules.schedule import Kind, Schedule
+from jaxpipe.schedules.schedule import Kind
 from jaxpipe.schedules.spec import ScheduleSpec
 
 
@@ -49,6 +48,7 @@ class Program:
 
 
 JAXPIPE = Program()
+_FORWARDS = (Kind.F,)
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
     # All else is gathered and summed once a step, in `step_collectives`.
     if not setting.shard.splits_gradients:
         return times
-    sum_s = 0.0 if num_kept_sums_of(setting) else _layer_sum_s(setting, source)
+    sum_s = 0.0 if num_kept_sums_of(setting) else layer_sum_s(setting, source)
     # Of kept chunks few actions gather: see `step_collectives`.
     gathers = setting.shard.splits_weights and not num_kept_of(setting)
-    gather_s = _layer_gather_s(setting, source) if gathers else 0.0
+    gather_s = layer_gather_s(setting, source) if gathers else 0.0
     return replace(
         times,
         layer_forward_s=max(times.layer_forward_s, gather_s),
@@ -98,7 +98,9 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
     )
 
 
-def step_collectives(setting: Setting, source: TimeSource, times: Times, program: Program = JAXPIPE) -> StepCollectives:
+def step_collectives(
+    setting: Setting, source: TimeSource, times: Times, program: Program = JAXPIPE, *, reads_rows: bool = True
+) -> StepCollectives:
     """Sums and gathers over devices in a step of `setting`, those that `program` does not hide behind its layers.
 
     Args:
@@ -106,11 +108,13 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         source: source of times of links.
         times: `action_times` of the setting.
         program: how the schedule is run.
+        reads_rows: whether rows tell how often kept chunks travel; False: as if they did so once, a lower bound.
     """
-    sum_s = _layer_sum_s(setting, source)
-    gather_s = _layer_gather_s(setting, source)
+    sum_s = layer_sum_s(setting, source)
+    gather_s = layer_gather_s(setting, source)
     layers = np.array(setting.layers_per_stage)
-    smallest = setting.schedule_spec.smallest
+    spec = setting.schedule_spec.plain
+    smallest = spec.smallest
     most = max(layers_of_devices(setting))
     num_kept = num_kept_of(setting)
     num_kept_sums = num_kept_sums_of(setting)
@@ -120,7 +124,7 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
         # W and B are the actions that complete a chunk.
         last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
         closing = _closing_behind_layers(setting, source, sum_s, last_s)
-        if num_kept_sums:
+        if num_kept_sums and reads_rows:
             beside_s = gather_s if setting.shard.splits_weights and not num_kept else 0.0
             exposed = _exposed_of_sums_s(setting, times, beside_s, sum_s, num_kept_sums)
             for device, held in enumerate(placement_of(setting).stages_of):
@@ -129,27 +133,32 @@ def step_collectives(setting: Setting, source: TimeSource, times: Times, program
             gathers_s = gather_s  # the other layers travel behind this one, and so on
             if num_kept:
                 gathers_s += layers[0] * max(0.0, gather_s - times.layer_forward_s)  # its own, ahead
-                gathers_s += _exposed_of_kept_s(setting, times, gather_s, 0.0 if num_kept_sums else sum_s, num_kept)
+                gathers_s += reads_rows and _exposed_of_kept_s(
+                    setting, times, gather_s, 0.0 if num_kept_sums else sum_s, num_kept
+                )
         elif smallest.placement.num_replicas == 1:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             device = placement_of(setting).devices[0][0]
-            spread = _spread_gathers(setting.schedule_spec, setting.num_microbatches, setting.layers_per_stage)
             gathers_s = gather_s
-            for _, stage in placement_of(setting).stages_of[device]:
-                num = spread.num_pieces if stage in spread.places[device] else 1
-                piece_s = _layer_gather_s(setting, source, 1 / num)
-                gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
-    others_s = _other_copies_s(setting, source, most)
-    shared_s = _shared_s(setting, source)
+            # Where a whole layer hides, so do its pieces: no rows are built.
+            if gather_s > times.layer_forward_s:
+                few = _short(spec, setting.num_microbatches)
+                spread = _spread(spec, few, setting.layers_per_stage, _FORWARDS)
+                for _, stage in placement_of(setting).stages_of[device]:
+                    num = spread.num_pieces if stage in spread.stages else 1
+                    piece_s = layer_gather_s(setting, source, 1 / num)
+                    gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
+    shared_s, others_s = ends_s(setting, source)
+    others_s += other_replica_s(setting, source, most)
     # Microbatches that go through a chunk; each is in one replica.
     num_microbatches = setting.num_microbatches / smallest.placement.num_replicas
     num_sums = num_microbatches if setting.shard.splits_gradients else 1
     num_gathers = 2 * num_microbatches if setting.shard.splits_weights else 1  # forward and backward
     whole_gathers_s = most * num_gathers * gather_s
-    if num_kept:
+    if num_kept and reads_rows:
         whole_gathers_s = gather_s * _num_travelling(setting, num_kept)
     whole_sums_s = most * num_sums * sum_s
-    if num_kept_sums:
+    if num_kept_sums and reads_rows:
         whole_sums_s = sum_s * _num_travelling(setting, num_kept_sums, of_sums=True)
     return StepCollectives(
         copies_s=float(gathers_s) + others_s,
@@ -171,35 +180,77 @@ def longest_closing_s(setting: Setting, collectives: StepCollectives) -> float:
 def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, behind_s: float) -> np.ndarray:
     """[stage] what is left of a stage's sums if a layer takes `sum_s`, behind layers of `behind_s`."""
     layers = np.array(setting.layers_per_stage)
-    smallest = setting.schedule_spec.smallest
+    spec = setting.schedule_spec.plain
     closing = layers * max(0.0, sum_s - behind_s)
-    num_kept_sums = num_kept_sums_of(setting)
-    if smallest.placement.num_replicas == 1 and not setting.shard.splits_gradients:
-        num, places = _spread_sums(setting.schedule_spec, setting.num_microbatches, setting.layers_per_stage)
-        spread = [stage for of_device in places for stage in of_device]
-        closing[spread] = layers[spread] * num * max(0.0, _layer_sum_s(setting, source, 1 / num) - behind_s)
-    for held in placement_of(setting).stages_of:
-        # Backwards of a device end with its first stage; with two replicas, with any of its stages.
-        stages = sorted({stage for _, stage in held})
-        if setting.shard.splits_gradients:  # every action sums, so that one layer is left of the last one
-            # Of kept sums all layers are left where a message is awaited.
-            is_awaited = num_kept_sums > 0 and stages[0] > 0 and not smallest.has_split_backward
-            closing[stages[0]] = sum_s * (layers[stages[0]] if is_awaited else 1)
-            continue
-        num_last = len(stages) if smallest.placement.num_replicas > 1 else int(not smallest.has_split_backward)
-        # A B that sends a message is not made longer: its sums follow.
-        later = [stage for stage in stages[:num_last] if stage > 0]
-        closing[later] = layers[later] * sum_s
-        # Of the others the last layer that hangs is left.
-        for stage in [stage for stage in stages if stage not in later][:1]:
-            closing[stage] += sum_s
+    ends = _ends_of(spec)
+    if setting.shard.splits_gradients:
+        # Every action sums, so that one layer is left of the last one; of kept sums all are where a message is awaited.
+        closing[ends.first] = sum_s
+        if num_kept_sums_of(setting) and not spec.smallest.has_split_backward:
+            awaited = ends.first[ends.first > 0]
+            closing[awaited] = sum_s * layers[awaited]
+        return closing
+    # As of gathers: pieces matter only where a whole layer does not hide.
+    if sum_s > behind_s and spec.smallest.placement.num_replicas == 1:
+        spread = _spread(spec, _short(spec, setting.num_microbatches), setting.layers_per_stage, SUMMING_KINDS)
+        if spread.num_pieces > 1:
+            piece_s = layer_sum_s(setting, source, 1 / spread.num_pieces)
+            closing[spread.stages] = layers[spread.stages] * spread.num_pieces * max(0.0, piece_s - behind_s)
+    # A B that sends a message is not made longer: its sums follow. Of the others the last layer that hangs is left.
+    closing[ends.following] = layers[ends.following] * sum_s
+    np.add.at(closing, ends.hanging, sum_s)
     return closing
 
 
+class _Ends(NamedTuple):
+    """The stages with which devices end their backwards, an entry for each device or stage that it holds."""
+
+    first: np.ndarray  # the first stage of each device
+    following: np.ndarray  # stages whose sums follow their last action
+    hanging: np.ndarray  # the first of a device's other stages
+
+
 @cache
-def _spread_gathers(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...]) -> Spread:
-    """The gathers in pieces of a schedule."""
-    return spread_gathers(orders_of(_short(spec, num_microbatches), layers, Kind.F), layers)
+def _ends_of(spec: ScheduleSpec) -> _Ends:
+    smallest = spec.smallest
+    first: list[int] = []
+    following: list[int] = []
+    hanging: list[int] = []
+    for held in smallest.placement.stages_of:
+        # Backwards of a device end with its first stage; with two replicas, with any of its stages.
+        stages = sorted({stage for _, stage in held})
+        first.append(stages[0])
+        num_last = len(stages) if smallest.placement.num_replicas > 1 else int(not smallest.has_split_backward)
+        later = [stage for stage in stages[:num_last] if stage > 0]
+        following += later
+        hanging += [stage for stage in stages if stage not in later][:1]
+    return _Ends(*(np.array(stages, int) for stages in (first, following, hanging)))
+
+
+class _SpreadStages(NamedTuple):
+    """What is gathered or summed in pieces."""
+
+    num_pieces: int  # of a layer; 1: nothing is
+    stages: np.ndarray
+
+
+@cache
+def _spread(
+    spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...], kinds: tuple[Kind, ...]
+) -> _SpreadStages:
+    """The gathers in pieces of a schedule, of so many microbatches and in any order; the sums if `kinds` make sums."""
+    if spec.smallest.placement.num_chunks == 1:  # there is nothing to do between two chunks
+        return _SpreadStages(1, np.array([], int))
+    orders = _orders(spec, num_microbatches, tuple(number > 0 for number in layers), kinds)
+    num, places = (spread_sums if kinds is SUMMING_KINDS else spread_gathers)(orders, layers)
+    return _SpreadStages(num, np.array([stage for of_device in places for stage in of_device], int))
+
+
+@cache  # partitions and numbers of layers differ more often
+def _orders(
+    spec: ScheduleSpec, num_microbatches: int, has_layers: tuple[bool, ...], kinds: tuple[Kind, ...]
+) -> list[Order]:
+    return orders_of(spec.build(num_microbatches), has_layers, *kinds)
 
 
 class _Behind(NamedTuple):
@@ -211,7 +262,7 @@ class _Behind(NamedTuple):
 
 def _behind(setting: Setting, num_slots: int, *, of_sums: bool = False) -> _Behind:
     """What travels in a step of so many microbatches: from some number on each further one adds as much."""
-    spec = replace(setting.schedule_spec, order=None, head=None)
+    spec = setting.schedule_spec.plain
     least = spec.smallest.num_microbatches
     few = 2 * math.ceil(max(2 * setting.pipe, max(NUMBERS)) / least) * least
     num = setting.num_microbatches
@@ -273,60 +324,7 @@ def _exposed_of_kept_s(setting: Setting, times: Times, gather_s: float, sum_s: f
     return float((behind.layers @ np.array(longer) + gather_s * behind.alone).max())
 
 
-@cache
-def _spread_sums(spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...]) -> Spread:
-    """The sums in pieces of a schedule."""
-    return spread_sums(orders_of(_short(spec, num_microbatches), layers, *SUMMING_KINDS), layers)
-
-
-def _short(spec: ScheduleSpec, num_microbatches: int) -> Schedule:
-    """The schedule, in any order, of few microbatches: there are as many actions between two chunks as in long ones."""
-    least = spec.smallest.num_microbatches
+def _short(spec: ScheduleSpec, num_microbatches: int) -> int:
+    """A number of few microbatches: there are as many actions between two chunks as in long schedules."""
     few = max(2 * spec.num_devices, max(NUMBERS))
-    return replace(spec, order=None, head=None).build(min(num_microbatches, math.ceil(few / least) * least))
-
-
-def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group, int]], share: float = 1.0) -> float:
-    """Seconds to sum a share of gradients over their copies: scattered with ZeRO-1, else gathered again."""
-    over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * share * number) for group, number in by_copies if number)
-    num_bytes = FLOAT32_BYTES * share * sum(number for _, number in by_copies)
-    # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, apart. Over tensor and
-    # token parts a sum is always whole.
-    return (1 if setting.shard.splits_masters else 2) * over_copies_s + 2 * source.gather_s(
-        places_of(setting).sums, num_bytes
-    )
-
-
-def _layer_sum_s(setting: Setting, source: TimeSource, share: float = 1.0) -> float:
-    """Seconds to sum a share of the gradients of a layer."""
-    return _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting), share)
-
-
-def _layer_gather_s(setting: Setting, source: TimeSource, share: float = 1.0) -> float:
-    """Seconds to gather a share of the compute copies of a layer, those of frozen kernels where every action does."""
-    parameters = layer_parameters(setting.model, with_frozen=setting.shard.splits_weights)
-    by_copies = parameters.by_copies(setting) if setting.shard.splits_masters else []
-    item = share * ITEMSIZE[setting.dtype]
-    return sum(source.gather_s(group, item * number) for group, number in by_copies if number)
-
-
-def _other_copies_s(setting: Setting, source: TimeSource, most: int) -> float:
-    """Seconds to gather the compute copies of embedding and head, and of `most` layers from the other replica."""
-    places = places_of(setting)
-    placement = placement_of(setting)
-    item = ITEMSIZE[setting.dtype]
-    parameters = layer_parameters(setting.model, with_frozen=True)
-    seconds = 0.0
-    if setting.shard.splits_masters:
-        seconds += sum(source.gather_s(group, item * number) for group, number in shared_by_copies(setting))
-    if placement.num_replicas == 2:
-        # A replica's stage is on the mirrored device of `pipe`.
-        is_apart = bool(places.apart[range(setting.pipe), range(setting.pipe)[::-1]].any())
-        own = item * most * parameters.owned_by_device(setting) / 2
-        seconds += source.link(in_node=not is_apart).seconds(own)
-    return seconds
-
-
-def _shared_s(setting: Setting, source: TimeSource) -> float:
-    """Seconds to sum the gradients of embedding and head over their copies, after all actions."""
-    return _sum_s(setting, source, shared_by_copies(setting))
+    return min(num_microbatches, math.ceil(few / spec.least_microbatches) * spec.least_microbatches)

@@ -99,6 +99,11 @@ def traced_layer(setting: Setting, *, recompute: str | None = None) -> TracedLay
         setting: the setting of one step.
         recompute: recompute setting in place of the model's own.
     """
+    return _layer_of_actions(setting.of_actions, recompute)
+
+
+@cache
+def _layer_of_actions(setting: Setting, recompute: str | None) -> TracedLayer:
     model = setting.model if recompute is None else replace(setting.model, recompute=recompute)
     if not isinstance(model, GivenModel):
         model = replace(model, num_layers=2)  # all are alike: one trace tells models of any depth

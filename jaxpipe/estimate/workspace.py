@@ -11,6 +11,7 @@ large step's bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from jaxpipe.estimate.given import given_parts
@@ -168,6 +169,14 @@ def at_work(
         updated_layer: bytes of the UPDATE of a layer.
         met: bytes of shared gradients that travel while a layer's backward computes.
     """
+    kinds = {"has_whole_backwards": has_whole_backwards, "has_split_backward": has_split_backward}
+    return _at_work(setting.of_actions, **kinds, updated_layer=updated_layer, met=met)
+
+
+@cache
+def _at_work(
+    setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int, met: int
+) -> AtWork:
     if setting.recomputed:
         kinds = {"has_whole_backwards": has_whole_backwards, "has_split_backward": has_split_backward}
         works = [at_work(form, **kinds, updated_layer=updated_layer, met=met) for form in setting.forms]

@@ -49,26 +49,34 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_merged(read: Callable[[str], np.ndarray], model: LanguageModel) -> Callable[[str], np.ndarray]:
+@dataclass(frozen=True)
+class _Merged:
+    """A kernel into which its adapters are merged layer by layer, when a layer is asked for."""
+
+    kernel: np.ndarray
+    columns: Columns
+    adapters: Mapping[str, tuple[np.ndarray, np.ndarray]]  # A and B with all layers, by the name of their part
+
+    def __getitem__(self, layer: int) -> np.ndarray:
+        of_layer = {name: (a[layer], b[layer]) for name, (a, b) in self.adapters.items()}
+        # As the stream of weights merges them: both have the same numbers.
+        return np.asarray(jax.jit(merged, static_argnums=1)(self.kernel[layer], self.columns, of_layer))
+
+
+def read_merged(read: Callable[[str], np.ndarray], model: LanguageModel) -> Callable[[str], Any]:
     """`read` of the canonical parameters of a model with adapters, as that of the model into which they are merged."""
+    adapted = adapted_columns(model.config)
 
-    def of_adapters(path: str, layer: int, columns: Columns) -> dict[str, tuple[Any, Any]]:
-        there = [name for name in columns.names if model.config.lora.is_target(name)]  # pyright: ignore
-        a, b = NAMES
-        return {name: (read(f"{path}.{name}.{a}")[layer], read(f"{path}.{name}.{b}")[layer]) for name in there}
-
-    def read_one(path: str) -> np.ndarray:
+    def read_one(path: str) -> Any:
         linear, _, kind = path.rpartition(".")
-        array = read(path)
-        columns = adapted_columns(model.config).get(linear) if kind == "kernel" else None
+        columns = adapted.get(linear) if kind == "kernel" else None
+        array = np.asarray(read(path), np.float32)
         if columns is None:
-            return np.asarray(array, np.float32)
-        # Layer by layer, as the stream of weights merges them: both have the same numbers.
-        return np.stack(
-            [
-                jax.jit(merged, static_argnums=1)(kernel, columns, of_adapters(linear, i, columns))
-                for i, kernel in enumerate(array)
-            ]
+            return array
+        there = [name for name in columns.names if _lora_of(model).is_target(name)]
+        a, b = NAMES
+        return _Merged(
+            array, columns, {name: (read(f"{linear}.{name}.{a}"), read(f"{linear}.{name}.{b}")) for name in there}
         )
 
     return read_one

@@ -216,6 +216,18 @@ def write_ends(config: RunConfig, target: Path, *, is_new: bool) -> list[str]:
     return [GENERATION]
 
 
+def write_companions(config: RunConfig, source: Path, target: Path, *, is_trained: bool) -> list[str]:
+    """Copies the companion files in `source` to `target`, with the tokenizer in force; returns their names."""
+    is_other = is_other_tokenizer(config, source)
+    written = copy_companions(source, target, has_tokenizer=not is_other)
+    if is_other:
+        written += write_tokenizer(config, target)
+    # Of a model that was not trained the export stays equal byte for byte.
+    if is_other or (is_trained and has_tokenizer(config)):
+        written += write_ends(config, target, is_new=is_other)
+    return written
+
+
 def copy_companions(source: Path, target: Path, *, has_tokenizer: bool = True) -> list[str]:
     """Copies the companion files in `source` to `target`, the tokenizer's only if asked; returns their names."""
     names = [name for name in COMPANIONS if has_tokenizer or name not in OF_TOKENIZER]

@@ -194,11 +194,11 @@ class _Gather:
         lost = {}
         for group in groups:
             arrays, lost[group.tensors[0].names[0]] = self._arrays(group)
-            for tensor, array in zip(group.tensors, arrays, strict=True):
-                # One device's copy: all others are freed with the array.
-                numbers = np.asarray(array.addressable_data(0)) if is_on_host else array
-                tensors += [(name, numbers) for name in tensor.new_names]
-                num_bytes += array.nbytes
+            num_bytes += sum(array.nbytes for array in arrays)
+            # One device's copy: all others are freed with the array.
+            tensors += group.named(
+                [np.asarray(array.addressable_data(0)) for array in arrays] if is_on_host else arrays
+            )
         self._check_none_lost(jax.device_get(lost))
         jax.block_until_ready([array for _, array in tensors])
         return Bucket(tensors, num_bytes, time.perf_counter() - start)

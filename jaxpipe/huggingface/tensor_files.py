@@ -56,7 +56,8 @@ class TensorFiles:
         # Text of the index; None for a single file.
         self.index = None if (folder / single).is_file() else _read_index(folder)
         names = [single] if self.index is None else _shards(folder, self.index)
-        self._open = {name: _open(folder / name) for name in names}
+        for name in names:
+            _check_whole(folder / name)
         self.headers = {name: read_header(folder / name) for name in names}  # the header of each file, by its name
         in_file = {name: entries(header) for name, header in self.headers.items()}
         self._check_once(in_file)
@@ -68,15 +69,21 @@ class TensorFiles:
 
     def read(self, name: str) -> np.ndarray:
         """Returns the tensor `name`, float32; ConfigError if the tensor's dtype is not one of a parameter."""
-        code = self.entries[name].code
-        if code not in DTYPES:
+        entry = self.entries[name]
+        file = self._file_of[name]
+        path = self._folder / file
+        if entry.code not in DTYPES:
             raise ConfigError(
-                f"the tensor {name} of {self._folder / self._file_of[name]} has dtype {code}",
+                f"the tensor {name} of {path} has dtype {entry.code}",
                 rule=f"huggingface-dtype: the dtype of a parameter is one of {', '.join(DTYPES)}",
                 repair="convert a model that is not quantized",
             )
         # Every dtype of a parameter is exact in float32; an array that is one already is not copied.
-        return self._open[self._file_of[name]].get_tensor(name).astype(np.float32, copy=False)
+        # Read and not mapped, so that no more than this tensor is in memory.
+        content = np.fromfile(
+            path, np.uint8, entry.end - entry.start, offset=_first_of(self.headers[file]) + entry.start
+        )
+        return content.view(DTYPES[entry.code]).reshape(entry.shape).astype(np.float32, copy=False)
 
     def _check_once(self, in_file: dict[str, dict[str, Entry]]) -> None:
         files_of: dict[str, list[str]] = {}
@@ -185,9 +192,11 @@ def _shards(folder: Path, index: str) -> list[str]:
     return names
 
 
-def _open(path: Path) -> safe_open:
+def _check_whole(path: Path) -> None:
+    """Raises ConfigError unless the file at `path` is one of the format, complete."""
     try:
-        return safe_open(path, framework="numpy")
+        with safe_open(path, framework="numpy"):
+            pass
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}",
@@ -195,6 +204,11 @@ def _open(path: Path) -> safe_open:
             picture=f"it has {path.stat().st_size} bytes",
             repair="download the file again; it may be incomplete, or the pointer of Git LFS",
         ) from error
+
+
+def _first_of(header: str) -> int:
+    """Place of the first byte of numbers in a file with this header."""
+    return 8 + len(header.encode())
 
 
 @dataclass(frozen=True)
@@ -272,7 +286,7 @@ class TensorWriter:
     def __init__(self, path: Path, header: str):
         self._entries = entries(header)
         encoded = header.encode()
-        self._first = 8 + len(encoded)
+        self._first = _first_of(header)
         self._file = path.open("wb")
         self._file.write(struct.pack("<Q", len(encoded)) + encoded)
         # The whole size at once, since tensors are written in any order.

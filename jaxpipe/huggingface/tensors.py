@@ -1,16 +1,17 @@
 """The engine that runs a table both ways: from the tensors of transformers to our parameters, and back.
 
 Goes in: an architecture, our model's config, and the names of tensors. Comes out: canonical parameters, or their
-tensors one after the other. Needs memory for all parameters, 4 bytes each, on the way in, and for one parameter with
-all its layers on the way out. Left to others: files (`tensor_files`, `writing`).
+tensors one after the other. Needs memory for all parameters, 4 bytes each, and one tensor on the way in; and for one
+parameter with all its layers on the way out. Left to others: files (`tensor_files`, `writing`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ class Tensor:
     """A tensor of a transformers model."""
 
     names: tuple[str, ...]  # the names that it may have; a file has one or more of them
-    new_names: tuple[str, ...]  # the names that it gets in a new file
+    written: tuple[str, ...]  # the names that it is written under
     shape: tuple[int, ...]
 
 
@@ -41,14 +42,27 @@ class LayerTensors:
     layer: int | None  # index of the layer; None outside the layers
     tensors: tuple[Tensor, ...]
 
+    def named(self, arrays: Sequence[Any]) -> list[tuple[str, Any]]:
+        """(name, array) under all names, given the array of each tensor."""
+        pairs = zip(self.tensors, arrays, strict=True)
+        return [(name, array) for tensor, array in pairs for name in tensor.written]
+
 
 class TensorMap:
-    """The tensors that hold the parameters of a model of ours, by name and shape; names may lack a prefix."""
+    """The tensors that hold the parameters of a model of ours, by name and shape."""
 
-    def __init__(self, architecture: Architecture, config: Any, *, has_prefix: bool = True):
+    def __init__(self, architecture: Architecture, config: Any, *, in_files: Collection[str] = ()):
+        """Makes the map.
+
+        Args:
+            in_files: names of the tensors in the files that it is for, which may lack a prefix; () for new files.
+        """
         self.architecture = architecture
         self._config = config
-        self._has_prefix = has_prefix
+        self._in_files = in_files
+        prefix = architecture.prefix
+        # Files of a base model leave the prefix out, all or none.
+        self._has_prefix = not (prefix and in_files) or any(name.startswith(prefix) for name in in_files)
         shapes = jax.eval_shape(LanguageModel(config).init, jax.random.key(0))
         leaves = jax.tree_util.tree_leaves_with_path(shapes)
         self.shapes = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves}
@@ -56,13 +70,6 @@ class TensorMap:
         unmapped = self.shapes.keys() - {parameter.path for parameter in architecture.parameters}
         # A fault of the table and not of a file, so no error for users.
         assert not unmapped, f"{architecture.name} has no tensors for {sorted(unmapped)}"
-
-    @classmethod
-    def of_names(cls, architecture: Architecture, config: Any, names: Iterable[str]) -> TensorMap:
-        """Returns the map for files whose tensors have these `names`."""
-        prefix = architecture.prefix
-        # Files of a base model leave the prefix out, all or none.
-        return cls(architecture, config, has_prefix=not prefix or any(name.startswith(prefix) for name in names))
 
     @cached_property
     def groups(self) -> tuple[LayerTensors, ...]:
@@ -74,7 +81,7 @@ class TensorMap:
     def new_tensors(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor in a new file, by name."""
         tensors = (tensor for group in self.groups for tensor in group.tensors)
-        return {name: tensor.shape for tensor in tensors for name in tensor.new_names}
+        return {name: tensor.shape for tensor in tensors for name in tensor.written}
 
     @cached_property
     def token_tables(self) -> frozenset[str]:
@@ -128,21 +135,23 @@ class TensorMap:
             slot[...] = group.parameter.transform.to_ours(tensors, self._config.anatomy)
         return jax.tree.unflatten(self._structure, arrays.values())
 
-    def tensors(self, read: Callable[[str], np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Yields every tensor with its numbers, float32.
+    def tensors(self, read: Callable[[str], Any]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields (name, array) of every tensor, float32, in the order of `groups`.
+
+        Arrays may be views of a parameter with all its layers. One such parameter is in memory, if none is kept.
 
         Args:
-            read: returns the canonical parameter at a path, for example "layers.attention.norm.scale".
+            read: returns the canonical parameter at a path, for example "layers.attention.norm.scale"; one with layers
+                gives that of each by its index.
         """
-        for parameter in self.architecture.parameters:
-            if parameter.path not in self.shapes:
-                continue
-            array = read(parameter.path)
-            for group in self._groups_of(parameter):
-                of_layer = array if group.layer is None else array[group.layer]
-                yield from zip(
-                    group.tensors, parameter.transform.to_theirs(of_layer, self._config.anatomy), strict=True
-                )
+        for path, groups in groupby(self.groups, key=lambda group: group.parameter.path):
+            # By a function of its own, which lets a parameter go before the next one is read.
+            yield from self._tensors_of(read(path), groups)
+
+    def _tensors_of(self, array: Any, groups: Iterable[LayerTensors]) -> Iterator[tuple[str, np.ndarray]]:
+        for group in groups:
+            of_layer = array if group.layer is None else array[group.layer]
+            yield from group.named(group.parameter.transform.to_theirs(of_layer, self._config.anatomy))
 
     def _groups_of(self, parameter: Parameter) -> Iterator[LayerTensors]:
         # Parameters of layers have an axis of layers in front, which no tensor of theirs has.
@@ -162,13 +171,16 @@ class TensorMap:
         is_tied = self._config.tie_embeddings
         same = (name, *parameter.also)
         # transformers writes tied tensors once, under the first name.
-        names, new_names = ((*same, *parameter.also_tied), (name,)) if is_tied else (same, same)
+        of_file, of_new_file = ((*same, *parameter.also_tied), (name,)) if is_tied else (same, same)
         prefix = "" if self._has_prefix else self.architecture.prefix
-        return Tensor(
-            tuple(candidate.format(layer=layer).removeprefix(prefix) for candidate in names),
-            tuple(candidate.format(layer=layer).removeprefix(prefix) for candidate in new_names),
-            shape,
-        )
+
+        def completed(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(candidate.format(layer=layer).removeprefix(prefix) for candidate in names)
+
+        names = completed(of_file)
+        # Tied embeddings stand in files once or twice.
+        there = tuple(candidate for candidate in names if candidate in self._in_files)
+        return Tensor(names, there or completed(of_new_file), shape)
 
     def _is_buffer(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.architecture.buffers)

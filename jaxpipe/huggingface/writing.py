@@ -47,11 +47,11 @@ class ModelFiles:
         """The contents of the files that are text, by name."""
         return {} if self.index is None else {INDEX: self.index}
 
-    def write(self, folder: Path, tensors: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> None:
+    def write(self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Writes all files to `folder`.
 
         Args:
-            tensors: names and numbers of each tensor; names that no header has are skipped.
+            tensors: (name, array) of each tensor of the headers, in any order; none is kept while the next is made.
 
         Raises:
             ConfigError: a number exceeds the range of its dtype.
@@ -62,12 +62,11 @@ class ModelFiles:
                 writer = TensorWriter(folder / file, header)
                 stack.callback(writer.close)
                 places |= {name: (writer, DTYPES[entry.code]) for name, entry in entries(header).items()}
-            for names, numbers in tensors:
-                for name in names:
-                    # A tensor under a name that the source's files lack: tied embeddings, which they have once.
-                    if name in places:
-                        writer, dtype = places[name]
-                        writer.write(name, _cast(numbers, dtype, name=name))
+            for name, numbers in tensors:
+                writer, dtype = places[name]
+                writer.write(name, _cast(numbers, dtype, name=name))
+                # A view of a parameter with all its layers, of which none may stand beside the next.
+                del numbers
         for name, text in self.texts.items():
             (folder / name).write_text(text)
 

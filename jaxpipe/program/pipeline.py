@@ -46,7 +46,7 @@ from jaxpipe.program.staged_params import StagedLayout, layers_of_stages
 from jaxpipe.program.start import initial_carry, table_operands
 from jaxpipe.program.weight_copies import compute_copies
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.passes.rows import forwards_only
+from jaxpipe.schedules.passes.forwards import forwards_only
 from jaxpipe.schedules.schedule import Schedule
 from jaxpipe.sharding import NOTHING_KEPT, KeptChunks, Shard
 

@@ -55,13 +55,7 @@ class ScheduleSpec:
 
     def for_costs(self, costs: Costs) -> ScheduleSpec:
         """The spec whose order is made for `costs`, if the method's is made for times and the options give none."""
-        if self.is_file or not find_method(self.name).is_made_for_times or self.has_times:
-            return self
-        # Only ratios matter, and a forward of 1 is what the other defaults are in.
-        forward, *gradients = costs.mean_split
-        order = split_costs(1.0, *(in_steps(time / forward) for time in gradients))
-        # Equal schedules have one spec, and one entry in caches.
-        return self if order == Costs() else replace(self, order=order)
+        return _for_costs(self, costs)
 
     def with_head(self, costs: Costs, share: float) -> ScheduleSpec:
         """The spec with S and T woven into its rows.
@@ -70,9 +64,9 @@ class ScheduleSpec:
             costs: expected costs of a stage.
             share: matrix products of the head over those of all layers: S over F of a device's only stage.
         """
-        return replace(self, head=costs.with_head(share * self.placement.num_chunks))
+        return replace(self, head=_costs_with_head(costs, share * self.placement.num_chunks))
 
-    @property
+    @cached_property
     def is_file(self) -> bool:
         """Whether it is read from a schedule's file."""
         return is_file_name(self.name)
@@ -100,8 +94,12 @@ class ScheduleSpec:
     @property
     def smallest(self) -> Schedule:
         """The schedule of as few microbatches as possible, in any order: it has the placement of all others."""
-        plain = replace(self, order=None, head=None)
-        return plain.build(1 if self.is_file else find_method(self.name).least_microbatches(self.num_devices))
+        return self.plain.build(self.plain.least_microbatches)
+
+    @property
+    def plain(self) -> ScheduleSpec:
+        """The spec of the schedule in any order, without S and T: one value for all that differ in times alone."""
+        return _plain(self.name, self.num_devices, self.options)
 
     @property
     def placement(self) -> Placement:
@@ -109,9 +107,35 @@ class ScheduleSpec:
         return self.smallest.placement
 
     @cached_property
+    def least_microbatches(self) -> int:
+        """The fewest microbatches of a schedule; 1 for a file, which has a number of its own."""
+        return 1 if self.is_file else find_method(self.name).least_microbatches(self.num_devices)
+
+    @cached_property
     def period(self) -> int | None:
         """The period of the rows, in microbatches; None if unknown, as that of a file."""
         return None if self.is_file else find_method(self.name).period_of(self.num_devices, self.build_options)
+
+
+@cache
+def _costs_with_head(costs: Costs, forwards: float) -> Costs:
+    return costs.with_head(forwards)
+
+
+@cache
+def _plain(name: str, num_devices: int, options: str) -> ScheduleSpec:
+    return ScheduleSpec(name, num_devices, options)
+
+
+@cache
+def _for_costs(spec: ScheduleSpec, costs: Costs) -> ScheduleSpec:
+    if spec.is_file or not find_method(spec.name).is_made_for_times or spec.has_times:
+        return spec
+    # Only ratios matter, and a forward of 1 is what the other defaults are in.
+    forward, *gradients = costs.mean_split
+    order = split_costs(1.0, *(in_steps(time / forward) for time in gradients))
+    # Equal schedules have one spec, and one entry in caches.
+    return spec if order == Costs() else replace(spec, order=order)
 
 
 @cache

@@ -15,6 +15,7 @@ from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.plan.bounds import least_with_room_s
 from jaxpipe.estimate.setting import Group, places_of
 from jaxpipe.estimate.step import _seconds
+from jaxpipe.estimate.step_collectives import step_collectives
 from jaxpipe.estimate.times import ring_s
 from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules import Costs, simulate
@@ -158,6 +159,21 @@ def test_steps_that_do_not_wait_take_as_long_as_the_busiest_device():
     assert estimate(zb_h2, Given(), does_not).pipeline_s < estimate(zb_h2, Given(), waits).pipeline_s
     plain = gpt_setting(pipe=4, num_microbatches=12)
     assert estimate(plain, Given(), does_not).pipeline_s == estimate(plain, Given(), waits).pipeline_s
+
+
+def test_pieces_hide_what_a_whole_layer_does_not():
+    """A layer's sum takes 1.5 times its backward: pieces of a device's later chunk hide, its first chunk does not."""
+    chunks = {"schedule": "interleaved_1f1b", "options": "num_chunks=2"}
+    setting = gpt_setting(**chunks, pipe=2, num_microbatches=8, data=2, topology="a100-80g:1x8")
+    times = Given().times(setting)
+    sum_s = 1.5 * times.layer_backward_s
+    near = Link(0.0, 4 * layer_parameters(setting.model).total / 2 / sum_s)  # a half goes over the link
+    collectives = step_collectives(setting, Given(near=near), times)
+    assert collectives.layer_sum_s == pytest.approx(sum_s)
+    layers = setting.layers_per_stage
+    # For a message of stage 1 another device waits, so its sums follow; one layer is left of what hangs.
+    whole_s = layers[0] * (sum_s - times.layer_backward_s)
+    assert collectives.closing.tolist() == pytest.approx([whole_s + sum_s, layers[1] * sum_s, 0.0, sum_s])
 
 
 def test_sums_of_gradients_in_rounds_hide_behind_the_actions_of_others():

@@ -1,6 +1,8 @@
 """Runs whose weights are streamed, and one of two processes that stream them.
 
-python streamed_runs.py PORT PROCESS RUN BUCKET_BYTES
+python streamed_runs.py PORT PROCESS RUN BUCKET_BYTES SAID
+
+What it has to say it writes to the file SAID: Gloo's threads write to the standard output, several into one line.
 """
 
 import hashlib
@@ -104,7 +106,7 @@ def told(buckets: Iterable[Bucket]) -> str:
 
 
 def main() -> None:
-    port, process, run, bucket_bytes = sys.argv[1:]
+    port, process, run, bucket_bytes, file = sys.argv[1:]
     is_first = process == "0"
     with ProcessGroup(f"localhost:{port}", 2, int(process), lost_after_s=FIRST_WAIT_S):
         params, pipeline, config = staged(Path(run))
@@ -114,14 +116,14 @@ def main() -> None:
             to = "host" if is_first else "device"
             return stream(params, pipeline, config.replaced(fields), bucket_bytes=int(bucket_bytes), to=to)
 
-        print(digest(new()))
+        said = [digest(new())]
         left = new()
         next(left)
         if is_first:
-            print(told(left))
-            print(told(new(LAST_WAIT_S)))
+            said += [told(left), told(new(LAST_WAIT_S))]
         else:
             left.close()
+        Path(file).write_text("\n".join(said))
 
 
 if __name__ == "__main__":

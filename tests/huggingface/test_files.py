@@ -3,12 +3,16 @@
 import errno
 import json
 import os
+import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from their_models import LLAMA
 
+from jaxpipe import files
+from jaxpipe.checkpoints.params import SavedParams
 from jaxpipe.convert import export_model, import_model
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs
@@ -44,6 +48,35 @@ def write_shards(folder, first, second, weight_map):
         save_file(arrays, folder / name, metadata={"format": "pt"})
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
+
+
+def test_an_import_holds_all_parameters_once_and_an_export_one_of_them(tmp_path, monkeypatch):
+    sizes = {"hidden_size": 384, "intermediate_size": 1024}
+    arrays = tensors(**sizes)
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    folder = write(tmp_path / "hf", arrays, **sizes)
+    # Python makes room for the largest text before it reads a small one.
+    monkeypatch.setattr(files, "MOST_WHOLE_BYTES", 2**16)
+    tracemalloc.start()
+    try:
+        import_model(str(folder), str(tmp_path / "run"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < peak < 1.3 * num_bytes
+    read, given, alive = SavedParams.read, [], []
+
+    def watched(self, path):
+        alive.append([earlier for earlier, array in given if array() is not None])
+        # A copy owns its numbers, so that all views keep it alive.
+        array = read(self, path).copy()
+        given.append((path, weakref.ref(array)))
+        return array
+
+    monkeypatch.setattr(SavedParams, "read", watched)
+    export_model(str(tmp_path / "run"), str(tmp_path / "back"))
+    assert len(alive) > 5
+    assert alive == [[]] * len(alive)
 
 
 def refused(folder, tmp_path, rule: str, *words: str) -> str:

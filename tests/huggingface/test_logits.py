@@ -6,12 +6,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from their_models import MODELS, family_of, load, logits_of, microbatch, read_model, their_logits
+from their_models import MODELS, family_of, load, logits_of, microbatch, new_model, read_model, their_logits
 
 from jaxpipe.mesh import TensorAxis, make_mesh
 from jaxpipe.models import LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.schedules import build
+from jaxpipe.schedules import REGISTRY, build
 from jaxpipe.training import log_probs
 
 # float32 rounds to 6e-8; logits of a few units, through sums of some hundred terms, to a few 1e-6.
@@ -51,31 +51,53 @@ def test_logits_of_padded_texts_are_those_of_transformers(transformers, saved, n
     assert_same_logits(transformers, saved(name), name, batch=3, seq=18, is_padded=True)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("name", "schedule"), [("llama3", "1f1b"), ("gpt2", "zb_h1")])
-def test_log_probs_through_a_schedule_are_those_of_transformers(transformers, saved, name, schedule):
-    """Two rows of one document, two of two, which transformers reads one by one; prompts are masked."""
-    plain, params = read_model(saved(name))
-    num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
-    schedule = build(schedule, num_devices=2, num_microbatches=4)
-    mesh = make_mesh(data=1, pipe=2, tensor=2)
-    model = StageFunctions.of(LanguageModel(plain.config, TensorAxis.of(tensor=2)))
-    pipeline = Pipeline(schedule, mesh, model, num_layers=num_layers)
-    tokens = microbatch(family_of(name), batch=4, seq=18, seed=3)["tokens"]
+# Every method with `tensor` 1 and 2; each family meets half of the methods.
+FAMILIES = ["llama3", "gpt2", "qwen3", "mixtral"]
+SWEEP = [
+    (FAMILIES[(index + place) % 4], schedule, axes)
+    for index, schedule in enumerate(REGISTRY)
+    for place, axes in enumerate([{}, {"tensor": 2}])
+]
+OF_CI = [
+    ("llama3", "1f1b", {"tensor": 2}),
+    ("gpt2", "zb_h1", {"tensor": 2}),
+    ("qwen3", "bitpipe", {"data": 2}),
+    ("mixtral", "zb_v", {"expert": 2}),
+]
+CASES = OF_CI + [case for case in SWEEP if case not in OF_CI]
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "axes"),
+    [pytest.param(*case, marks=pytest.mark.ci if case in OF_CI else pytest.mark.slow) for case in CASES],
+    ids=lambda part: "-".join(f"{axis}{size}" for axis, size in part.items()) if isinstance(part, dict) else part,
+)
+def test_log_probs_through_a_schedule_are_those_of_transformers(transformers, tmp_path, name, schedule, axes):
+    """Every second row has two documents, which transformers reads one by one; half of the rows have masked prompts."""
+    num_devices = 4 if schedule == "bpipe" else 2
+    table = build(schedule, num_devices=num_devices, num_microbatches=4)
+    kind, fields = MODELS[name]
+    layers = {"n_layer" if "n_layer" in fields else "num_hidden_layers": table.num_stages + 1}
+    more = {"num_local_experts": 4} if name == "mixtral" else {}
+    theirs = new_model(transformers, kind, fields | layers | more)
+    theirs.save_pretrained(tmp_path)
+    plain, params = read_model(tmp_path)
+    sizes = {"data": 1, "expert": 1, "tensor": 1} | axes
+    model = StageFunctions.of(LanguageModel(plain.config, TensorAxis.of(**sizes)))
+    pipeline = Pipeline(table, make_mesh(pipe=num_devices, **sizes), model, num_layers=table.num_stages + 1)
+    num_rows = 4 * sizes["data"] * sizes["expert"]
+    tokens = microbatch(family_of(name), batch=num_rows, seq=18, seed=3)["tokens"]
     documents = np.zeros(tokens.shape, np.int32)
-    documents[2:, 7:] = 1
-    is_answer = np.arange(18) % 7 > 2
-    found = log_probs(
-        pipeline, pipeline.to_stages(params), tokens, documents=documents, is_answer=np.tile(is_answer, (4, 1))
-    )
-    theirs = load(transformers, saved(name), MODELS[name][0])
-    for row in range(4):
-        for start, stop in ((0, 18),) if row < 2 else ((0, 7), (7, 18)):
+    documents[1::2, 7:] = 1
+    is_answer = np.ones(tokens.shape, bool)
+    is_answer[num_rows // 2 :] = np.arange(18) % 7 > 2
+    found = log_probs(pipeline, pipeline.to_stages(params), tokens, documents=documents, is_answer=is_answer)
+    for row in range(num_rows):
+        for start, stop in ((0, 7), (7, 18)) if row % 2 else ((0, 18),):
             document = tokens[row : row + 1, start:stop]
             of_all = jax.nn.log_softmax(their_logits(theirs, {"tokens": document})["masked_lm"][0, :-1])
-            wanted = (
-                np.concatenate([[0.0], of_all[np.arange(stop - start - 1), document[0, 1:]]]) * is_answer[start:stop]
-            )
+            of_tokens = np.concatenate([[0.0], of_all[np.arange(stop - start - 1), document[0, 1:]]])
+            wanted = of_tokens * is_answer[row, start:stop]
             assert np.abs(found.log_probs[row, start:stop] - wanted).max() < TOLERANCE
             assert wanted.min() < -1
 

@@ -166,23 +166,25 @@ def test_two_processes_get_what_one_gets_and_one_that_leaves_is_named(tmp_path):
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(HERE.parents[1])}
+    files = tmp_path / "first", tmp_path / "second"
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "streamed_runs.py"), port, str(index), str(run), str(BUCKET_BYTES)],
+            [sys.executable, HERE / "streamed_runs.py", port, str(index), run, str(BUCKET_BYTES), said],
             env={**os.environ, **flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
+        for index, said in enumerate(files)
     ]
     try:
         outputs = [process.communicate(timeout=200) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    first, second = ([line for line in said.splitlines() if "[Gloo]" not in line] for said, _ in outputs)
-    assert (first[0], second[0]) == (wanted, wanted), outputs[0][1][-2000:]
+    assert [process.returncode for process in processes] == [0, 0], [errors[-2000:] for _, errors in outputs]
+    first, second = (file.read_text().splitlines() for file in files)
+    assert (first[0], second[0]) == (wanted, wanted)
     assert second[1:] == []
     assert "process 1 of 2 does not begin part 2" in first[1]
     assert "it left before the last part" in first[1]

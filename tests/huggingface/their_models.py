@@ -174,7 +174,7 @@ def read_model(folder: Path) -> tuple[LanguageModel, Any]:
     config = model_config(configs.read_config(theirs, where=str(folder)))
     files = TensorFiles(folder)
     architecture = configs.architecture_of(theirs, where=str(folder))
-    tensors = TensorMap.of_names(architecture, config, files.entries)
+    tensors = TensorMap(architecture, config, in_files=files.entries)
     tensors.check(files.entries, where=str(folder))
     return LanguageModel(config), tensors.read(files, where=str(folder))
 

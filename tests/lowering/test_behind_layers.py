@@ -12,7 +12,7 @@ from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS, CopyPieces
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.sums_over_data import Left
 from jaxpipe.schedules import REGISTRY, Kind, build
-from jaxpipe.schedules.passes.rows import forwards_only
+from jaxpipe.schedules.passes.forwards import forwards_only
 from jaxpipe.sharding import KeptChunks, Shard
 
 

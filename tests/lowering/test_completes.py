@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.schedules import Kind, Placement, Schedule, build, check, parse_action
-from jaxpipe.schedules.passes.rows import forwards_only
+from jaxpipe.schedules.passes.forwards import forwards_only
 
 
 def marked(table: RoundTable) -> list[tuple[int, Kind, int, int]]:

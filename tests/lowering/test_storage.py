@@ -12,7 +12,7 @@ from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 from jaxpipe.lowering import Pages, RoundTable, lower
 from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Kind, Schedule, balance, build, split_backward
-from jaxpipe.schedules.passes.rows import forwards_only
+from jaxpipe.schedules.passes.forwards import forwards_only
 
 
 def uneven_layers(schedule: Schedule) -> tuple[int, ...]:

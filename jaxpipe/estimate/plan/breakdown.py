@@ -13,10 +13,11 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Link, Setting, Times, TimeSource
 from jaxpipe.estimate.memory import fits, memory
-from jaxpipe.estimate.plan.ranking import settings_of
+from jaxpipe.estimate.plan.describe import describe_schedule, describe_setting
+from jaxpipe.estimate.plan.frontier import settings_of
 from jaxpipe.estimate.plan.rows import Row, largest_kind
 from jaxpipe.estimate.plan.sharing import sharing_more
-from jaxpipe.estimate.plan.space import describe_schedule, describe_setting, legal_variants
+from jaxpipe.estimate.plan.space import legal_variants
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Group
 from jaxpipe.estimate.step import Estimate, estimate
@@ -181,7 +182,7 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
     for recompute in ("none", "full"):
         model = replace(setting.model, recompute=recompute)
         # The best row's list of recomputed layers is of its own stages.
-        group = replace(setting, model=model, recomputed=None, shard=least)
+        group = replace(setting, model=model, recomputed=None, shard=least, keep_bytes=0, keep_sums_bytes=0)
         try:
             times = action_times(group, source)
         except ConfigError:  # measured with the recomputation of the best row alone

@@ -15,10 +15,11 @@ from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, TimeSource
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.breakdown import exposed_s
-from jaxpipe.estimate.plan.ranking import settings_of
+from jaxpipe.estimate.plan.describe import describe_schedule
+from jaxpipe.estimate.plan.frontier import settings_of
 from jaxpipe.estimate.plan.rows import Row
 from jaxpipe.estimate.plan.sharing import MOST_EXPOSED
-from jaxpipe.estimate.plan.space import ALONE, Variant, describe_schedule, even_split, has_delays, legal_variants
+from jaxpipe.estimate.plan.space import ALONE, Variant, even_split, has_delays, legal_variants
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.sharding import Shard

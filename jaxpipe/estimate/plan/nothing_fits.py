@@ -13,8 +13,9 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.bounds import may_fit
+from jaxpipe.estimate.plan.describe import describe_setting
 from jaxpipe.estimate.plan.rows import Plan
-from jaxpipe.estimate.plan.space import describe_setting, on_nodes
+from jaxpipe.estimate.plan.space import on_nodes
 from jaxpipe.units import GIB, gib
 
 # The kinds of `Bytes` by the names that users know.

@@ -10,54 +10,32 @@ Fewer GPUs are searched too, as far as they are faster than all: 11 GPUs share a
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import count, islice
+from dataclasses import replace
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
-from jaxpipe.estimate.costs import costs_of
+from jaxpipe.estimate import Bytes, Setting, TimeSource
 from jaxpipe.estimate.memory import fits, memory
-from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import (
     least_by_few_s,
     least_bytes,
-    least_s,
-    least_with_room_s,
     may_fit,
     pages_before_weaving,
     pages_in_rows,
     pages_of_one_microbatch,
 )
 from jaxpipe.estimate.plan.collector import without_collector
-from jaxpipe.estimate.plan.least_work import least_backward_s, least_gpu_s, least_of_any_s
-from jaxpipe.estimate.plan.recomputed import counted_recomputations, least_recomputed_s
+from jaxpipe.estimate.plan.frontier import ROUNDING, BoundedSetting, Frontier, rounded_down
+from jaxpipe.estimate.plan.least_work import least_gpu_s
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
-from jaxpipe.estimate.plan.sharing import may_gain_by_sharing, sharing_more, with_parameters_of
-from jaxpipe.estimate.plan.space import (
-    Space,
-    Variant,
-    can_split_head,
-    even_split,
-    has_delays,
-    legal_placement,
-    legal_variants,
-    orders_of,
-    smallest_meshes,
-    with_fewer,
-)
+from jaxpipe.estimate.plan.sharing import sharing_more, with_parameters_of
+from jaxpipe.estimate.plan.space import Space, smallest_meshes, with_fewer
 from jaxpipe.estimate.setting import placement_of
-from jaxpipe.estimate.step import Estimate, estimate
-from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
+from jaxpipe.estimate.step import estimate
 
-_STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 _MOST_COUNTED = 64  # settings of which all bytes are counted where nothing fits
-_ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 # Bytes of steps are predicted within 5 % of those compiled (docs/measured.md: 0.963 to 1.047 in 81 cells of 82, of the
 # planner's own rows 0.947 to 0.992), so a step that needs this much more must fit too.
 MEMORY_MARGIN = 0.05
@@ -118,7 +96,7 @@ def search(
     Raises:
         ConfigError: `source` has times for none of them.
     """
-    frontier = _Frontier(space, source)
+    frontier = Frontier(space, source, margin=margin)
     seen = set()
     fitting: set[int] = set()  # candidates with a setting that fits: the first one is the fastest
     rows: dict[object, Row] = {}  # by their digits
@@ -130,7 +108,7 @@ def search(
             break
         if item.is_recomputed:
             if item.candidate not in fitting:
-                frontier.push_counted(item, margin=margin)
+                frontier.push_counted(item)
             continue
         if frontier.push_back(item):
             continue
@@ -151,19 +129,22 @@ def search(
                     rows[row.digits] = replace(same, equal=(*same.equal, item.setting))
                 elif len(rows) < top:
                     rows[row.digits] = row
-                    last_s = row.step_s * (1.0 + _ROUNDING)
+                    last_s = row.step_s * (1.0 + ROUNDING)
                 fitting.add(item.candidate)
                 continue
             if fits(item.setting, held):
                 tight.setdefault(item.candidate, row)
         setting = item.setting
-        frontier.push_recomputed(item, margin=margin)
+        if setting.keep_bytes or setting.keep_sums_bytes:
+            frontier.push_fewer_kept(item, held)
+            continue
+        frontier.push_recomputed(item)
         # Of the rest a stronger `shard` changes nothing, so one that does not fit by its parameters is passed over.
         for stronger in () if item.is_shared_more else sharing_more(item.setting):
             setting = stronger
             held = with_parameters_of(stronger, held)
             if fits(setting, held, margin=margin):
-                frontier.push(frontier.shared(item.candidate, setting))
+                frontier.push_shared(item.candidate, setting, held)
                 break
         if item.candidate not in least or held.total < least[item.candidate][1].total:
             least[item.candidate] = setting, held
@@ -185,147 +166,13 @@ def search(
     )
 
 
-def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
-    """The settings of a candidate: one for each partition and order of the mesh, and for each place of the head."""
-    scheduled = replace(
-        group,
-        schedule_name=variant.name,
-        options=variant.options,
-        costs=costs_of(times),
-        error_feedback=group.error_feedback and has_delays(variant, group.pipe),
-    )
-    even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
-    places = [(layers, False) for layers in dict.fromkeys((even, _balanced_by_time(group, variant, times)))]
-    if times.statistics_s is not None and can_split_head(group, variant):
-        places.append((_balanced(group.model.num_layers, variant, group.pipe, 0.0, 0.0), True))
-    for layers_per_stage, vocab_over_pipe in places:
-        for order in orders_of(group):
-            yield replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A group of candidates, with the bound over all schedules."""
-
-    setting: Setting
-    times: Times
-    least_s: float
-
-
-@dataclass(frozen=True)
-class _BoundedSetting:
-    """A setting of a candidate, with its estimated step once that is known."""
-
-    candidate: int
-    setting: Setting
-    times: Times
-    bound_s: float
-    estimate: Estimate | None = None
-    is_in_room: bool = False  # whether the bound is of its pages too
-    is_of_rows: bool = False  # whether the bound is of its rows of few microbatches too
-    is_recomputed: bool = False  # whether layers of each stage have yet to be chosen that are computed again
-    is_shared_more: bool = False  # whether the frontier has it with a stronger `shard` too
-
-    @property
-    def least_s(self) -> float:
-        return self.bound_s if self.estimate is None else self.estimate.step_s
-
-
-def _with_rows(item: _BoundedSetting, source: TimeSource) -> _BoundedSetting:
+def _with_rows(item: BoundedSetting, source: TimeSource) -> BoundedSetting:
     """The item with its estimate; with a higher bound alone if rows that are there have one: others need a search."""
     if not item.is_of_rows:
-        bound_s = _rounded_down(least_by_few_s(item.setting, source))
+        bound_s = rounded_down(least_by_few_s(item.setting, source))
         if bound_s > item.bound_s:
             return replace(item, bound_s=bound_s, is_in_room=True, is_of_rows=True)
     return replace(item, estimate=estimate(item.setting, source))
-
-
-class _Frontier:
-    """Best-first frontier ordered by lower bound; groups are expanded when they reach the front."""
-
-    def __init__(self, space: Space, source: TimeSource):
-        self.num_not_measured = 0
-        self._source = source
-        self._numbers = count()
-        self._candidates = count()
-        self._heap: list[tuple[float, int, _Group | _BoundedSetting]] = []
-        mismatches: list[ConfigError] = []
-        for group in space.groups:
-            try:
-                times = action_times(group, source)
-            except ConfigError as error:
-                self.num_not_measured += len(legal_variants(group))
-                mismatches.append(error)
-                continue
-            self.push(_Group(group, times, _rounded_down(least_of_any_s(group, times))))
-        if mismatches and not self._heap:
-            raise min(mismatches, key=lambda error: len(str(error)))  # of the group that is most like what was measured
-
-    def push(self, item: _Group | _BoundedSetting) -> None:
-        """Adds an item; of equal bounds the first added comes first."""
-        heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
-
-    def push_back(self, item: _BoundedSetting) -> bool:
-        """Whether an item is put back, since its pages take longer than its bound says: no schedule has to be built."""
-        if item.is_in_room or item.estimate:
-            return False
-        bound_s = _rounded_down(least_with_room_s(item.setting, item.times))
-        if bound_s <= item.bound_s:
-            return False
-        self.push(replace(item, bound_s=bound_s, is_in_room=True, is_shared_more=True))
-        # There is more room with more shared, and then its pages need not wait.
-        for stronger in islice(() if item.is_shared_more else sharing_more(item.setting), 1):
-            self.push(self.shared(item.candidate, stronger))
-        return True
-
-    def shared(self, candidate: int, setting: Setting) -> _BoundedSetting:
-        """An item of `setting`, which shares more, with an order for times that are longer by what travels."""
-        times = action_times(setting, self._source)
-        collectives = step_collectives(setting, self._source, times)
-        return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
-
-    def push_recomputed(self, item: _BoundedSetting, *, margin: float) -> None:
-        """Adds what may fit of a setting that does not, if some layers of each stage are computed again."""
-        step_s = least_recomputed_s(item.setting, self._source, margin=margin)
-        if step_s < math.inf:
-            self.push(replace(item, estimate=None, bound_s=_rounded_down(step_s), is_recomputed=True))
-
-    def push_counted(self, item: _BoundedSetting, *, margin: float) -> None:
-        """Adds the settings for which an item of `push_recomputed` stands: now their bytes are counted."""
-        for setting in counted_recomputations(item.setting, self._source, margin=margin):
-            step = estimate(setting, self._source)
-            self.push(replace(item, setting=setting, estimate=step, is_recomputed=False))
-
-    def pop(self, below_s: float) -> _BoundedSetting | None:
-        """The setting of the lowest bound; None if there is none of a bound below `below_s`."""
-        while self._heap and self._heap[0][0] < below_s:
-            _, _, item = heapq.heappop(self._heap)
-            if isinstance(item, _BoundedSetting):
-                return item
-            for setting in self._settings(item.setting, item.times):
-                self.push(setting)
-        return None
-
-    def _settings(self, group: Setting, times: Times) -> Iterator[_BoundedSetting]:
-        for variant in legal_variants(group):
-            candidate = next(self._candidates)
-            for setting in settings_of(group, variant, times):
-                # Where the head is split, the update of embedding and head is too.
-                own = action_times(setting, self._source) if setting.vocab_over_pipe else times
-                collectives = step_collectives(setting, self._source, own)
-                item = _bounded(candidate, setting, own, collectives)
-                may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
-                yield replace(item, is_shared_more=may_gain)
-                for stronger in sharing_more(setting) if may_gain else ():
-                    yield replace(self.shared(candidate, stronger), is_shared_more=True)
-
-
-def _bounded(candidate: int, setting: Setting, times: Times, collectives: StepCollectives) -> _BoundedSetting:
-    return _BoundedSetting(candidate, setting, times, _rounded_down(least_s(setting, times, collectives)))
-
-
-def _rounded_down(seconds: float) -> float:
-    return seconds * (1.0 - _ROUNDING)
 
 
 def _too_many_bytes(setting: Setting) -> Bytes | None:
@@ -335,16 +182,3 @@ def _too_many_bytes(setting: Setting) -> Bytes | None:
         if not fits(setting, least):
             return least
     return None
-
-
-def _balanced_by_time(group: Setting, variant: Variant, times: Times) -> tuple[int, ...]:
-    layer_s = times.layer_forward_s + least_backward_s(times)
-    ends = (times.embed_forward_s + times.embed_backward_s, times.head_s)
-    first, last = (round(_STEPS * end_s / layer_s) / _STEPS for end_s in ends)
-    return _balanced(group.model.num_layers, variant, group.pipe, first, last)
-
-
-@cache
-def _balanced(num_layers: int, variant: Variant, pipe: int, first: float, last: float) -> tuple[int, ...]:
-    held = [[stage for _, stage in chunks] for chunks in legal_placement(variant, pipe).stages_of]
-    return balanced_partition([1.0] * num_layers, held, first=first, last=last)

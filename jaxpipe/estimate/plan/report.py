@@ -9,10 +9,11 @@ from typing import Any
 from jaxpipe.cluster.axes import AXES, ROWS
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.estimate import Bytes, Setting
+from jaxpipe.estimate.parameters import num_kept_of, num_kept_sums_of
 from jaxpipe.estimate.plan.breakdown import Baseline, Breakdown, best_against_second
+from jaxpipe.estimate.plan.describe import describe_layers, describe_schedule, describe_setting, describe_shard
 from jaxpipe.estimate.plan.exposure import Remedy
 from jaxpipe.estimate.plan.rows import Plan, Row, largest_kind
-from jaxpipe.estimate.plan.space import describe_layers, describe_schedule, describe_setting
 from jaxpipe.sharding import Shard
 from jaxpipe.units import gib
 
@@ -189,7 +190,7 @@ def _cells(rank: str, row: Row, parts: Breakdown) -> tuple[str, ...]:
         f"{setting.num_microbatches} of {setting.microbatch_size}",
         setting.recompute,
         setting.order,
-        setting.shard.value,
+        describe_shard(setting),
         f"{estimate.step_s:.3f}",
         f"{estimate.samples_per_s:.2f}",
         f"{estimate.mfu:.1%}",
@@ -299,6 +300,8 @@ def _setting(setting: Setting) -> dict[str, Any]:
         **setting.axes,
         "order": setting.order,
         "shard": setting.shard.value,
+        "kept_gathered": num_kept_of(setting),
+        "kept_sums": num_kept_sums_of(setting),
         "recompute": setting.recompute,
         "vocab_over_pipe": setting.vocab_over_pipe,
     }

@@ -6,15 +6,24 @@ Goes in: a setting. Comes out: the same with a stronger `shard`, and its bytes. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxpipe.estimate import Bytes, Setting
-from jaxpipe.estimate.parameters import parameter_bytes
+from jaxpipe.estimate.memory import fits
+from jaxpipe.estimate.parameters import (
+    gathered_chunk_bytes,
+    num_kept_of,
+    num_kept_sums_of,
+    parameter_bytes,
+    summed_chunk_bytes,
+)
 from jaxpipe.estimate.plan.space import Variant, has_delays
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step_collectives import StepCollectives, longest_closing_s
 from jaxpipe.sharding import Shard
+from jaxpipe.units import MIB
 
 MOST_EXPOSED = 0.02  # fraction of a step that gathers and sums may lengthen it by before something is done about it
 
@@ -27,6 +36,55 @@ def sharing_more(setting: Setting) -> Iterator[Setting]:
         num_parts = setting.num_master_parts * (1 if shard.splits_gradients else setting.pipe)
         if num_parts > 1 and not (shard.splits_gradients and has_delays(variant, setting.pipe)):
             yield replace(setting, shard=shard)
+
+
+def keeping(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting]:
+    """`setting` with as many gathered chunks kept as have room, beside each number of whole sums.
+
+    Args:
+        setting: a setting that keeps nothing.
+        held: bytes that it takes at least.
+        margin: fraction of its bytes by which a step may need more than predicted and must fit all the same.
+    """
+    num_chunks = len(placement_of(setting).stages_of[0])
+    # 0 bytes: nothing travels.
+    most_gathered, most_sums = (num_chunks * bool(of(setting)) for of in (gathered_chunk_bytes, summed_chunk_bytes))
+    least = -1
+    for num_sums in reversed(range(most_sums + 1)):
+        # With more sums and as many chunks a step is no longer.
+        choices = (_keeps(setting, num, num_sums) for num in range(most_gathered, least, -1) if num + num_sums)
+        if kept := _first_that_fits(choices, held, margin):
+            least = num_kept_of(kept)
+            yield kept
+
+
+def keeping_fewer(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting]:
+    """A setting that keeps chunks and takes `held` bytes, with fewer gathered ones, and with fewer sums."""
+    num = num_kept_of(setting)
+    num_sums = num_kept_sums_of(setting)
+    for choices in (
+        (_keeps(setting, fewer, num_sums) for fewer in reversed(range(num)) if fewer + num_sums),
+        (_keeps(setting, num, fewer) for fewer in reversed(range(num_sums)) if fewer + num),
+    ):
+        if kept := _first_that_fits(choices, held, margin):
+            yield kept
+
+
+def _keeps(setting: Setting, num: int, num_sums: int) -> Setting:
+    return replace(
+        setting,
+        keep_bytes=_as_written(num * gathered_chunk_bytes(setting)),
+        keep_sums_bytes=_as_written(num_sums * summed_chunk_bytes(setting)),
+    )
+
+
+def _as_written(num_bytes: int) -> int:
+    """As many bytes or a few more, as a config can tell them: in thousandths of a MiB."""
+    return int(math.ceil(1000 * num_bytes / MIB) / 1000 * MIB)
+
+
+def _first_that_fits(choices: Iterator[Setting], held: Bytes, margin: float) -> Setting | None:
+    return next((kept for kept in choices if fits(kept, with_parameters_of(kept, held), margin=margin)), None)
 
 
 def may_gain_by_sharing(setting: Setting, collectives: StepCollectives, step_s: float) -> bool:

@@ -7,15 +7,14 @@ others: whether they fit, and the time of a step (`search`).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
-from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, ROWS, MeshSizes, describe_mesh
+from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, ROWS, MeshSizes
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
@@ -30,7 +29,6 @@ from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.passes.vocabulary import is_timed
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
-from jaxpipe.sharding import Shard
 
 ALONE = "1f1b"  # on one device all schedules are the same
 MOST_DEVICES = 32  # most devices for an order that depends on times: its search takes seconds beyond
@@ -262,7 +260,7 @@ def _base(config: RunConfig, topology: Topology, given: GivenModel | None) -> Se
     check_given(plain) if given else check(plain)
     base = setting_of(plain, topology, given and replace(given, recompute="none"))
     # Checked without, since the plain schedule has a flush; candidates without one take it again.
-    return replace(base, error_feedback=config.optimizer.error_feedback)
+    return replace(base, error_feedback=config.optimizer.error_feedback, keep_bytes=0, keep_sums_bytes=0)
 
 
 def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
@@ -290,30 +288,3 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Counts that differ by one at most, the longer stages first."""
     least, longer = divmod(num_layers, num_stages)
     return (least + 1,) * longer + (least,) * (num_stages - longer)
-
-
-def describe_schedule(setting: Setting) -> str:
-    """The schedule and its options; on one device there is no pipeline."""
-    if setting.pipe == 1:
-        return "no pipeline"
-    split = ["vocab_over_pipe"] if setting.vocab_over_pipe else []
-    return " ".join([setting.schedule_name, *filter(None, setting.options.split(",")), *split])
-
-
-def describe_layers(layers_per_stage: Sequence[int]) -> str:
-    """Layers per stage, with equal neighbours counted.
-
-    Example:
-        >>> describe_layers((4, 4, 5, 5, 5, 3))
-        '2x4 3x5 1x3'
-    """
-    return " ".join(f"{len(list(equal))}x{layers}" for layers, equal in itertools.groupby(layers_per_stage))
-
-
-def describe_setting(setting: Setting) -> str:
-    """All choices of a plan's row, except the partition."""
-    return (
-        f"{describe_schedule(setting)}, {describe_mesh(setting.axes)}, "
-        f"{setting.num_microbatches} microbatches of {setting.microbatch_size}, recompute {setting.recompute}"
-        + (f", shard {setting.shard}" if setting.shard is not Shard.OPTIMIZER else "")
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class GradientShards(Channel):
         return shapes.table.has_backward and has_parts
 
     @classmethod
-    def initial_state(cls, shapes: StepShapes, empty: Any) -> Unsummed:
+    def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Unsummed:
         """Nothing is left; zeros, as a sum of nothing must be finite."""
         leaves = zip(
             *map(jax.tree.leaves, (shapes.trained_copies["layers"], shapes.trained_parts["layers"])), strict=True

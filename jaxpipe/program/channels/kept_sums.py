@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
@@ -122,7 +123,7 @@ class KeptSums(Channel):
         return GradientShards.is_needed(shapes)
 
     @classmethod
-    def initial_state(cls, shapes: StepShapes, empty: Any) -> list[jax.Array]:
+    def initial_state(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> list[jax.Array]:
         """Sums of nothing."""
         transfer = shapes.table.transfers[SLOTS]
         assert isinstance(transfer, KeptSumsTransfer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,7 @@ class SumsOverData(Channel):
         return any(part.is_summed_once for part in jax.tree.leaves(shapes.trained_parts["layers"]))
 
     @classmethod
-    def initial(cls, shapes: StepShapes, empty: Any) -> Layers:
+    def initial(cls, shapes: StepShapes, empty: Callable[..., jax.Array]) -> Layers:
         """No layers."""
         return Layers(jnp.int32(IDLE), jnp.int32(0))
 

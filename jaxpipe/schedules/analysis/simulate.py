@@ -102,16 +102,25 @@ class Clock:
         place[self._sorted] = np.arange(len(actions))
         previous = place[previous]
         message = place[needs.message[self._sorted]]
-        self._all_of = place[needs.all_of[self._sorted]]
         # All devices take part in such a wait; it takes the time of a collective, not of a message.
         self._meets = needs.all_of.max(axis=1, initial=-1) >= 0
+        # Places of the few that wait so, and of what each waits for.
+        self._meeting = np.flatnonzero(self._meets[self._sorted])
+        self._all_of = place[needs.all_of[self._sorted[self._meeting]]]
         self._behind = previous[self._sorted]
         self._sent_by = message
         # The first action of each level: where the level changes; `prepend` makes level 0 one of them.
         bounds = [*np.flatnonzero(np.diff(level[self._sorted], prepend=-1)), len(actions)]
+        meets = itertools.starmap(slice, itertools.pairwise(np.searchsorted(self._meeting, bounds)))
         self._levels = [
-            (slice(first, last), self._behind[first:last], message[first:last], self._all_of[first:last])
-            for first, last in itertools.pairwise(bounds)
+            (
+                slice(first, last),
+                self._behind[first:last],
+                message[first:last],
+                self._meeting[meeting] - first,
+                self._all_of[meeting],
+            )
+            for (first, last), meeting in zip(itertools.pairwise(bounds), meets, strict=True)
         ]
         load = needs.load[self._sorted]
         self._readers = np.flatnonzero(load >= 0)  # places of actions that read a LOAD's activations
@@ -171,10 +180,10 @@ class Clock:
         end = np.zeros(len(duration) + 1)
         # Without closing times a device is free when its action ends: one array serves both.
         free = end if closing is None else end.copy()
-        for level, previous, message, all_of in self._levels:
+        for level, previous, message, meeting, all_of in self._levels:
             ready = end.take(message)
-            if all_of.shape[1]:
-                np.maximum(ready, end[all_of].max(axis=1), out=ready)
+            if len(meeting):
+                ready[meeting] = np.maximum(ready[meeting], end[all_of].max(axis=1))
             # Before the maximum with `arrivals` and `free`: only the message travels.
             ready += travel[level]
             if arrivals is not None:
@@ -185,8 +194,8 @@ class Clock:
                 np.add(end[level], closing[level], out=free[level])
         # The starts, by the same operations for all actions at once.
         sent = end[self._sent_by]
-        if self._all_of.shape[1]:
-            sent = np.maximum(sent, end[self._all_of].max(axis=1))
+        if len(self._meeting):
+            sent[self._meeting] = np.maximum(sent[self._meeting], end[self._all_of].max(axis=1))
         # Not end minus duration: that would round otherwise than the sums above.
         start = np.maximum(sent + travel, free[self._behind])
         return (start if arrivals is None else np.maximum(start, arrivals)), end[:-1], free

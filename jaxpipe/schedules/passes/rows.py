@@ -1,11 +1,11 @@
-"""Small rewrites of rows: drop padding microbatches, keep forwards only, add SYNC.
+"""Small rewrites of rows: drop padding microbatches, add SYNC.
 
 A method that builds whole groups of microbatches builds for the next multiple and drops the padding: a row without
 some microbatches is as legal as before, since an action waits for another microbatch only by its place in the row, and
 the remaining actions keep their order. A short last group instead is not always legal: the interleaved schedule of
 eight devices and twelve microbatches deadlocks.
 
-Goes in: rows, or a schedule. Comes out: the same with fewer or more actions. How gradients are summed at a SYNC is left
+Goes in: rows. Comes out: the same with fewer or more actions. How gradients are summed at a SYNC is left
 to the program.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxpipe.schedules.placement import Placement
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, HEAD_KINDS, Action, Kind, Rows, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Rows
 
 
 def next_multiple(count: int, of: int) -> int:
@@ -59,13 +59,6 @@ def drop_padding(rows: Iterable[Iterable[Action]], *, num_microbatches: int) -> 
         tuple(action._replace(microbatch=number[action.microbatch]) for action in row if action.microbatch in number)
         for row in whole
     )
-
-
-def forwards_only(schedule: Schedule) -> Schedule:
-    """Returns `schedule` with only its F actions, and S and T if it has any, for evaluation."""
-    kept = {Kind.F} | HEAD_KINDS
-    rows = tuple(tuple(action for action in row if action.kind in kept) for row in schedule.rows)
-    return Schedule(f"{schedule.name} forwards", schedule.placement, schedule.num_microbatches, rows)
 
 
 def with_sync(rows: Rows, placement: Placement, *, eager: bool) -> Rows:

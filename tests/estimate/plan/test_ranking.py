@@ -19,6 +19,7 @@ from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, estimate, fits, memory, setting_of
 from jaxpipe.estimate.costs import costs_of
+from jaxpipe.estimate.plan import frontier as of_frontier
 from jaxpipe.estimate.plan import ranking as of_search
 from jaxpipe.estimate.plan import recomputed
 from jaxpipe.estimate.plan.bounds import (
@@ -30,15 +31,15 @@ from jaxpipe.estimate.plan.bounds import (
     pages_of_one_microbatch,
 )
 from jaxpipe.estimate.plan.config_file import config_of
+from jaxpipe.estimate.plan.frontier import settings_of
 from jaxpipe.estimate.plan.least_work import least_of_any_s
 from jaxpipe.estimate.plan.ranking import (
     MEMORY_MARGIN,
     Plan,
     search,
     search_with_fewer,
-    settings_of,
 )
-from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, may_gain_by_sharing, sharing_more
+from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, keeping, may_gain_by_sharing, sharing_more
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
 from jaxpipe.estimate.recompute import recomputations
 from jaxpipe.estimate.step_collectives import action_times, step_collectives
@@ -79,7 +80,9 @@ def best_steps(every_setting):
     steps = {}
     for group, _, variant, setting in every_setting:
         shared = [each for each in (setting, *sharing_more(setting)) if fits(each, margin=MEMORY_MARGIN)]
-        for each in shared if may_gain(setting) else shared[:1]:
+        shared = shared if may_gain(setting) else shared[:1]
+        kept = (kept for each in shared for kept in keeping(each, memory(each), margin=MEMORY_MARGIN))
+        for each in (*shared, *kept):
             step_s = estimate(replace(each, costs=costs_of(action_times(each, SOURCE))), SOURCE).step_s
             steps[group, variant] = min(step_s, steps.get((group, variant), step_s))
     return sorted(steps.values())
@@ -88,7 +91,7 @@ def best_steps(every_setting):
 @pytest.mark.ci
 def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     rows = search(space, SOURCE, top=20).rows
-    monkeypatch.setattr(of_search, "can_split_head", lambda group, variant: False)
+    monkeypatch.setattr(of_frontier, "can_split_head", lambda group, variant: False)
     without = search(space, SOURCE, top=20).rows
     assert any(row.setting.vocab_over_pipe for row in rows)
     steps, steps_without = ([row.step_s for row in each] for each in (rows, without))
@@ -211,7 +214,8 @@ def test_what_fits_only_with_shared_weights_is_planned(monkeypatch):
     space = space_of(small_config(deep), parse_topology("a100-80g:1x4"))
     space = replace(space, groups=tuple(group for group in space.groups if (group.pipe, group.tensor) == (1, 1)))
     assert [row.setting.shard for row in search(space, SOURCE, top=1).rows] == ["weights"]
-    monkeypatch.setattr(of_search, "sharing_more", lambda setting: iter(()))
+    for module in (of_search, of_frontier):
+        monkeypatch.setattr(module, "sharing_more", lambda setting: iter(()))
     assert search(space, SOURCE, top=1).rows == ()
 
 
@@ -226,7 +230,7 @@ def test_no_step_is_estimated_of_what_stores_too_much(monkeypatch, space):
 @pytest.mark.ci
 def test_where_1f1b_does_not_fit_the_first_stages_alone_compute_again(monkeypatch):
     """With layers by stage that make up for it; and no faster choice of them is missed."""
-    monkeypatch.setattr(of_search, "legal_variants", lambda group: (Variant("1f1b", ""),))
+    monkeypatch.setattr(of_frontier, "legal_variants", lambda group: (Variant("1f1b", ""),))
     config = read_config_file(str(CONFIGS / "gpt3_96b.py"))
     space = space_of(config, parse_topology("a100-80g:4x8"))
     sizes = 1, 8, 4, 32  # of 4 sequences
@@ -267,7 +271,7 @@ def test_no_list_on_any_stages_is_faster(monkeypatch, num_layers, seq_len):
         config.model.update(num_layers=num_layers)
         config.data.update(seq_len=seq_len, batch_size=8)
 
-    monkeypatch.setattr(of_search, "legal_variants", lambda group: (Variant("1f1b", ""),))
+    monkeypatch.setattr(of_frontier, "legal_variants", lambda group: (Variant("1f1b", ""),))
     space = space_of(small_config(change), parse_topology("a100-80g:1x4"))
     num_with_lists = 0
     for group in space.groups:
