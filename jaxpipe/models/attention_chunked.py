@@ -64,21 +64,21 @@ def attended_blocks(seq: int, visible: Visible) -> list[tuple[int, int]]:
         >>> attended_blocks(300, Visible())
         [(128, 128), (128, 256), (44, 300)]
     """
-    if _goes_by_tiles(seq // visible.context.size, visible):
+    if goes_by_tiles(seq // visible.context.size, visible.context.size):
         size, pairs = attention_tiles.pairs(seq, visible)
         return [(size, size)] * pairs.query.shape[-1]
     return [(block.num_queries, block.end_key - block.first_key) for block in blocks(seq, visible)]
 
 
-def _goes_by_tiles(num_queries: int, visible: Visible) -> bool:
-    """Whether a device of so many queries attends by tiles."""
-    return visible.context.size > 1 or num_queries > MOST_IN_ROW
+def goes_by_tiles(num_queries: int, num_devices: int) -> bool:
+    """Whether a device of so many queries, one of those that split a sequence, attends by tiles."""
+    return num_devices > 1 or num_queries > MOST_IN_ROW
 
 
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    if _goes_by_tiles(query.shape[1], visible):
+    if goes_by_tiles(query.shape[1], visible.context.size):
         output, log_sum = (
             checkpoint_name(x, KEPT) for x in attention_tiles.forward(query, key, value, visible, dropout)
         )
@@ -128,7 +128,7 @@ def _attended(
 
 def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, output, log_sum, visible, dropout = residuals
-    if _goes_by_tiles(query.shape[1], visible):
+    if goes_by_tiles(query.shape[1], visible.context.size):
         gradients = attention_tiles.backward(query, key, value, output, log_sum, visible, dropout, d_output)
         return *gradients, None, None
     num_kv_heads = key.shape[2]

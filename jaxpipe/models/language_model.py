@@ -106,6 +106,8 @@ class LanguageModel:
     def own(self, microbatch: Microbatch) -> Microbatch:
         """The microbatch with the arrays of a number a token cut to the tokens that embedding and head have here."""
         context = self.tensor.context
+        if context.size == 1:
+            return microbatch
         shape = microbatch["tokens"].shape
         return {name: context.own(x, 1) if x.shape == shape else x for name, x in microbatch.items()}
 

@@ -177,7 +177,7 @@ def write(path, measurement):
 PIPE_4 = ("--config=configs/bench_cpu.py", "--config.mesh.pipe=4")
 WRONG = {
     "no cluster": (("--mock=a", "--stage=1"), "--mock=1x4"),
-    "another mesh": (("--mock=2x3", "--stage=1"), "1 x 4 x 1 x 1 = 4, not 2 x 3 = 6"),
+    "another mesh": (("--mock=2x3", "--stage=1"), "1 x 4 x 1 x 1 x 1 = 4, not 2 x 3 = 6"),
     "no stage": (("--mock=2x2",), "--mock without --stage"),
     "a stage too far": (("--mock=2x2", "--stage=4"), "0 .. 3"),
     "a stage before": (("--mock=2x2", "--stage=-1"), "0 .. 3"),
