@@ -237,7 +237,7 @@ def test_no_more_than_before(what):
 def test_what_is_there_is_counted():
     """A pattern that finds nothing counts nothing."""
     assert "jaxpipe/cluster/axes.py" in COUNTS["files that name expert"][0]()
-    assert "jaxpipe/mesh/collectives.py" in COUNTS["files that name tensor"][0]()
+    assert "jaxpipe/mesh/sharing.py" in COUNTS["files that name tensor"][0]()
     assert "jaxpipe/config/base.py" in COUNTS["files that name ConfigDict"][0]()
 
 

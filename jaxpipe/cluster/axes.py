@@ -15,13 +15,16 @@ from typing import Any
 # What a layer's collective moves; `estimate.communication` has its bytes.
 STREAM = "stream"
 EXPERT_ROWS = "rows of experts"
+KEYS = "keys"
 
 
 @dataclass(frozen=True)
 class Collectives:
     """Numbers of the collectives over an axis, of one layer or of embedding and head, for one microbatch."""
 
-    moves: str = STREAM  # what one of them brings to a device: `STREAM`, the gathered stream, or `EXPERT_ROWS`
+    # What one of them brings to a device: `STREAM`, the gathered stream, `EXPERT_ROWS`, or `KEYS`, which are as many as
+    # values.
+    moves: str = STREAM
     forward: int = 0
     backward: int = 0  # of B in one part
     input_gradient: int = 0
@@ -50,6 +53,9 @@ class MeshAxis:
     splits_stages: bool = False  # whether its devices are those of the schedule. One axis is.
     splits_kernels: bool = False  # whether the model splits kernels, heads and vocabulary over it
     splits_tokens: bool = False  # whether the stream between layers is split over it, along the sequence
+    # Whether its devices have other tokens of the same sequences, in the stream and in all products of a layer. Arrays
+    # of a number a token are whole on each of them.
+    splits_sequences: bool = False
     splits_experts: bool = False  # whether the model splits the experts of a layer over it
     # Whether its devices share one layer and so stand in one node. Such axes come after that of the stages.
     in_node: bool = False
@@ -88,6 +94,17 @@ class MeshSizes:
         splits_stages=True,
         elsewhere="pp pipeline pipeline_parallel pipeline_model_parallel_size pipeline_parallel_degree"
         " ici_pipeline_parallelism pipeline_parallel_size num_stages",
+    )
+    context: int = _row(
+        "devices that split each sequence",
+        splits_sequences=True,
+        splits_masters=True,
+        in_node=True,
+        for_some_models=True,
+        equally="tokens, in two chunks of a sequence",
+        # Keys and values are gathered (`jaxpipe.models.attention_tiles`), in backward again; then gradients are summed.
+        collectives=Collectives(KEYS, forward=2, backward=4, input_gradient=4, again=2),
+        elsewhere="cp context_parallel context_parallel_size context_parallel_degree ici_context_parallelism",
     )
     expert: int = _row(
         "devices among which the experts of a layer are split; they split microbatches, as data does",
@@ -159,6 +176,11 @@ class MeshSizes:
         return self.along(TOKEN_AXES)
 
     @cached_property
+    def num_sequence_parts(self) -> int:
+        """Parts that each sequence is split into, for all products of a layer."""
+        return self.along(SEQUENCE_AXES)
+
+    @cached_property
     def num_expert_parts(self) -> int:
         """Parts that the experts of a layer are split into."""
         return self.along(EXPERT_AXES)
@@ -183,6 +205,8 @@ MASTER_AXES = _names("splits_masters")
 KERNEL_AXES = _names("splits_kernels")
 TOKEN_AXES = _names("splits_tokens")
 EXPERT_AXES = _names("splits_experts")
+SEQUENCE_AXES = _names("splits_sequences")
+LOSS_AXES = (*BATCH_AXES, *SEQUENCE_AXES)  # whose devices have losses of their own, which are summed
 PARAMETER_AXES = tuple(row.name for row in ROWS if row.splits_kernels or row.splits_experts)  # as a model's specs name
 MASTERS_OF_EXPERTS = tuple(name for name in MASTER_AXES if name not in EXPERT_AXES)
 SUM_AXES = tuple(name for name in BATCH_AXES if name not in MASTER_AXES)  # whose devices have equal masters

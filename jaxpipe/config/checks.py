@@ -16,7 +16,7 @@ from jaxpipe.cluster.axes import ROWS
 from jaxpipe.config.base import RunConfig, base_config, legal_of
 from jaxpipe.config.costs import check_costs
 from jaxpipe.config.data import check_blend, check_masked_sequence, check_prepared_tokenizer, check_vocabulary
-from jaxpipe.config.divisibility import check_batch, check_divides
+from jaxpipe.config.divisibility import check_batch, check_divides, check_sequences
 from jaxpipe.config.legal import TOGETHER, check_together
 from jaxpipe.config.model import (
     check_attention_kernel,
@@ -179,6 +179,7 @@ _RELATIONS: tuple[Check, ...] = (
     *_OF_MODEL,
     check_attention_kernel,
     *(partial(check_divides, row=row) for row in ROWS),
+    check_sequences,
     *_OF_GIVEN,
 )
 # A round is its checks, or finds them in the config.

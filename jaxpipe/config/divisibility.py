@@ -7,11 +7,24 @@ value.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from jaxpipe.cluster.axes import BATCH_AXES, KERNEL_AXES, REST_AXIS, STAGE_AXIS, MeshAxis, written
+from jaxpipe.cluster.axes import (
+    BATCH_AXES,
+    KERNEL_AXES,
+    REST_AXIS,
+    SEQUENCE_AXES,
+    STAGE_AXIS,
+    TOKEN_AXES,
+    MeshAxis,
+    MeshSizes,
+    written,
+)
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.model import model_config, vocab_pipe
 from jaxpipe.errors import ConfigError
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.sequence_parts import check_sequence_parts
 
 TABLE_ROWS = "rows of the token table"
 
@@ -86,6 +99,36 @@ def _check_vocab_over_pipe(config: RunConfig, size: int) -> None:
             rule="vocab-over-pipe: every device has equally many rows of the token table",
             picture=f"{TABLE_ROWS}: {size} = {num_parts} x {size // num_parts} + {size % num_parts}",
             repair=f"set model.vocab_multiple={math.lcm(config.model.vocab_multiple, num_parts)}",
+        )
+
+
+def sequence_multiple(mesh: MeshSizes) -> int:
+    """What the length of a sequence is a multiple of.
+
+    Example:
+        >>> sequence_multiple(MeshSizes(context=2)), sequence_multiple(MeshSizes(context=2, tensor=4))
+        (4, 8)
+    """
+    # Two chunks a device; and axes of tokens split those of a device.
+    chunks = 2 * mesh.num_sequence_parts if mesh.num_sequence_parts > 1 else 1
+    return math.lcm(chunks, mesh.num_sequence_parts * mesh.num_token_parts)
+
+
+def check_sequences(config: RunConfig) -> None:
+    """Raises ConfigError unless the model splits sequences as the mesh says, into equally long chunks."""
+    if config.mesh.num_sequence_parts == 1:
+        return
+    sizes: dict[str, Any] = config.mesh.axes
+    check_sequence_parts(model_config(config), TensorAxis.of(**sizes))
+    seq_len = config.data.seq_len
+    multiple = sequence_multiple(config.mesh)
+    if seq_len % multiple:
+        parts = written(config.mesh.axes, (*SEQUENCE_AXES, *TOKEN_AXES), prefix="mesh.")
+        raise ConfigError(
+            f"data.seq_len={seq_len} does not divide into two chunks a device of {parts}",
+            rule="context-divides: a sequence is cut into two equally long chunks a device, an early and a late one",
+            picture=f"{seq_len} = {multiple} x {seq_len // multiple} + {seq_len % multiple}",
+            repair=f"set data.seq_len={max(1, round(seq_len / multiple)) * multiple}, the nearest legal value",
         )
 
 

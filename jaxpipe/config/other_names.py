@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from jaxpipe.cluster.axes import BATCH_AXES, ROWS
 
-CLOSE = 0.7  # of difflib: "hiden" is close to "hidden", "context" is not to "tensor"
+CLOSE = 0.7  # of difflib: "hiden" is close to "hidden", "slice" is not to "tensor"
 
 # Ours, or how ours make it -> others' names, without their sections.
 HERE: dict[str, str] = {
@@ -103,10 +103,8 @@ HERE: dict[str, str] = {
 
 # Why it is not here, and what is instead -> others' names.
 NOT_HERE: dict[str, str] = {
-    "no sequence is split over devices for attention; mesh.tensor splits it outside attention, and"
-    " model.attention='chunked' keeps no scores": (
-        "context cp context_parallel context_parallel_size context_parallel_degree ring_attention ulysses"
-        " ici_context_parallelism ici_context_autoregressive_parallelism"
+    "attention over mesh.context gathers keys and values, and passes nothing on in a ring": (
+        "ring_attention ulysses ici_context_autoregressive_parallelism"
     ),
     "mesh.tensor always splits the sequence outside attention and feed forward": (
         "sequence sequence_parallel sp ici_sequence_parallelism"
@@ -152,7 +150,7 @@ def closest_field(field: str, known: Iterable[str]) -> str:
     A section in common makes no two names alike.
 
     Example:
-        >>> closest_field("model.hiden", ["model.hidden"]), closest_field("mesh.context", ["mesh.tensor"])
+        >>> closest_field("model.hiden", ["model.hidden"]), closest_field("mesh.slice", ["mesh.tensor"])
         (" Did you mean 'model.hidden'?", '')
     """
     section, _, name = field.rpartition(".")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxpipe.cluster.axes import EXPERT_ROWS, ROWS, STAGE_AXIS, STREAM, Collectives
+from jaxpipe.cluster.axes import EXPERT_ROWS, KEYS, ROWS, STAGE_AXIS, STREAM, Collectives
 from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.setting import Group, Setting, places_of
-from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting
+from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting, layer_sizes
 
 
 def collectives_s(
@@ -20,7 +20,11 @@ def collectives_s(
         gather_s: that of the source of times. An all-to-all takes as long as a gather of as many bytes.
     """
     # A gather brings the whole stream; a message carries a device's part of it.
-    num_bytes = {STREAM: message_bytes(setting) * setting.num_token_parts, EXPERT_ROWS: dispatch_bytes(setting)}
+    num_bytes = {
+        STREAM: message_bytes(setting) * setting.num_token_parts,
+        EXPERT_ROWS: dispatch_bytes(setting),
+        KEYS: key_bytes(setting),
+    }
     groups = places_of(setting).along
     over = {row.name: row.collectives for row in ROWS if row.collectives}
     seconds = {name: gather_s(groups[name], num_bytes[of.moves]) for name, of in over.items()}
@@ -29,7 +33,7 @@ def collectives_s(
 
 def statistics_bytes(setting: Setting) -> float:
     """Bytes of what all devices of a split head know of the logits of a microbatch: three numbers a token and part."""
-    tokens = setting.microbatch_size * (setting.num_predicted or setting.seq_len)
+    tokens = setting.microbatch_size * (setting.num_predicted or setting.local_tokens)
     # Every device gets the statistics of all parts, three numbers of each.
     return 3 * FLOAT32_BYTES * tokens * setting.pipe
 
@@ -51,8 +55,15 @@ def message_bytes(setting: Setting) -> float:
     """Bytes of one message between stages: a device's part of the stream of a microbatch."""
     if setting.is_given:
         return given_parts(setting).message_bytes
-    tokens = setting.microbatch_size * setting.seq_len
+    tokens = setting.microbatch_size * setting.local_tokens
     return tokens * setting.anatomy.hidden * ITEMSIZE[setting.dtype] / setting.num_token_parts
+
+
+def key_bytes(setting: Setting) -> float:
+    """Bytes of the keys of whole sequences that attention gathers for a microbatch; 0 where a device has all."""
+    if setting.num_sequence_parts == 1:
+        return 0.0
+    return layer_sizes(setting).keys * setting.num_sequence_parts * ITEMSIZE[setting.dtype]
 
 
 def dispatch_bytes(setting: Setting) -> float:
@@ -62,5 +73,5 @@ def dispatch_bytes(setting: Setting) -> float:
     """
     if setting.num_expert_parts == 1:
         return 0.0
-    rows = dispatch_of_setting(setting).moved_rows(setting.microbatch_size, setting.seq_len)
+    rows = dispatch_of_setting(setting).moved_rows(setting.microbatch_size, setting.local_tokens)
     return rows * setting.anatomy.hidden * ITEMSIZE[setting.dtype]

@@ -170,6 +170,11 @@ class Setting(MeshSizes):
         """Sequences of one microbatch on one device."""
         return self.batch_size // (self.num_batch_parts * self.num_microbatches)
 
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of a sequence on one device, before `tensor` splits the stream between layers."""
+        return self.seq_len // self.num_sequence_parts
+
     @cached_property
     def assignment(self) -> Assignment:
         """Assignment of GPUs to places in the mesh."""

@@ -26,7 +26,7 @@ class LayerSizes:
         queries: "batch seq local_head head_dim", and the attended values.
         keys: elements of the local key-value heads; the same for the values.
         width: "batch seq local_width", between the matmuls of the feed forward; of experts, "tile row local_width".
-        scores: "batch local_head seq seq".
+        scores: "batch local_head seq seq", of this device's queries.
         rows: "batch local_head seq", of queries.
     """
 
@@ -42,7 +42,7 @@ def layer_sizes(setting: Setting) -> LayerSizes:
     """Sizes of the arrays of `setting`."""
     anatomy = setting.anatomy
     num_parts = setting.num_kernel_parts
-    num_tokens = setting.microbatch_size * setting.seq_len
+    num_tokens = setting.microbatch_size * setting.local_tokens
     # A device has whole heads, so that the number of heads is divided first.
     rows = num_tokens * (anatomy.num_heads // num_parts)
     return LayerSizes(
@@ -58,10 +58,10 @@ def layer_sizes(setting: Setting) -> LayerSizes:
 def feed_forward_rows(setting: Setting) -> int:
     """Rows that a layer's feed forward computes for a microbatch: its tokens, or the rows of its experts' tiles."""
     anatomy = setting.anatomy
-    num_tokens = setting.microbatch_size * setting.seq_len
+    num_tokens = setting.microbatch_size * setting.local_tokens
     if anatomy.num_experts == 1:
         return num_tokens
-    return math.prod(dispatch_of_setting(setting).shape(setting.microbatch_size, setting.seq_len))
+    return math.prod(dispatch_of_setting(setting).shape(setting.microbatch_size, setting.local_tokens))
 
 
 def dispatch_of_setting(setting: Setting) -> Dispatch:

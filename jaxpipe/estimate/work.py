@@ -15,9 +15,10 @@ from jaxpipe.estimate.parameters import are_ends_trained
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import layer_sizes
+from jaxpipe.mesh import ContextAxis
 from jaxpipe.models.attention import mean_keys
 from jaxpipe.models.attention_blocks import Visible
-from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.attention_chunked import attended_blocks as chunked_blocks
 from jaxpipe.models.cross_entropy import chunks_of
 
 
@@ -72,7 +73,7 @@ def _with_backward(setting: Setting, matmuls: tuple[Matmul, ...]) -> tuple[Matmu
 
 def predicted_tokens(setting: Setting) -> int:
     """The number of tokens that a microbatch predicts, on one copy of the pipeline."""
-    return setting.microbatch_size * (setting.num_predicted or setting.seq_len)
+    return setting.microbatch_size * (setting.num_predicted or setting.local_tokens)
 
 
 def local_rows(setting: Setting) -> int:
@@ -83,13 +84,16 @@ def local_rows(setting: Setting) -> int:
 def seen_scores(setting: Setting) -> int:
     """The number of scores that a device computes in the forward of one microbatch, for its heads and blocks."""
     anatomy = setting.anatomy
-    cut = attended_blocks(setting.model.attention, setting.seq_len, causal=anatomy.causal, window=anatomy.window)
-    return layer_sizes(setting).rows // setting.seq_len * sum(queries * keys for queries, keys in cut)
+    sees = {"causal": anatomy.causal, "window": anatomy.window, "num_parts": setting.num_sequence_parts}
+    cut = attended_blocks(setting.model.attention, setting.seq_len, **sees)
+    return layer_sizes(setting).rows // setting.local_tokens * sum(queries * keys for queries, keys in cut)
 
 
 @cache
-def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int | None) -> tuple[tuple[int, int], ...]:
-    """Sizes (queries, keys) of the blocks in which a head attends.
+def attended_blocks(
+    attention: str, seq_len: int, *, causal: bool, window: int | None, num_parts: int = 1
+) -> tuple[tuple[int, int], ...]:
+    """Sizes (queries, keys) of the blocks in which a head attends on one of `num_parts` devices that split a sequence.
 
     The fused kernels work on small tiles and skip keys that no query sees: they compute as many keys as a query sees on
     average.
@@ -103,8 +107,7 @@ def attended_blocks(attention: str, seq_len: int, *, causal: bool, window: int |
     if attention == "xla":
         return ((seq_len, seq_len),)
     if attention == "chunked":
-        visible = Visible(causal, window, None)
-        return tuple((b.num_queries, b.end_key - b.first_key) for b in blocks(seq_len, visible))
+        return tuple(chunked_blocks(seq_len, Visible(causal, window, context=ContextAxis(num_parts))))
     return ((seq_len, mean_keys(seq_len, causal=causal, window=window)),)
 
 

@@ -20,8 +20,9 @@ from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import local_rows, predicted_tokens
+from jaxpipe.mesh import ContextAxis
 from jaxpipe.models.attention_blocks import Visible
-from jaxpipe.models.attention_chunked import blocks
+from jaxpipe.models.attention_chunked import attended_blocks, goes_by_tiles
 from jaxpipe.models.cross_entropy import chunks_of
 from jaxpipe.units import MIB
 
@@ -130,13 +131,26 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     model = setting.model
     itemsize = ITEMSIZE[setting.dtype]
     # `rows` counts queries, one a token.
-    num_rows = layer_sizes(setting).rows // setting.seq_len  # sequences x heads
+    num_rows = layer_sizes(setting).rows // setting.local_tokens  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
-    cut = blocks(setting.seq_len, Visible(setting.anatomy.causal, setting.anatomy.window))
-    most_scores = max(block.num_queries * (block.end_key - block.first_key) for block in cut)
+    seen = setting.anatomy.causal, setting.anatomy.window
+    cut = attended_blocks(setting.seq_len, Visible(*seen, context=ContextAxis(setting.num_sequence_parts)))
+    most_scores = max(queries * keys for queries, keys in cut)
     # Twice: probabilities and their gradients.
-    return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores
+    return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores + _sums_of_tiles(setting)
+
+
+def _sums_of_tiles(setting: Setting) -> int:
+    """Bytes of whole rows that backward by tiles holds; 0 where it goes by blocks of queries."""
+    if not goes_by_tiles(setting.local_tokens, setting.num_sequence_parts):
+        return 0
+    of = layer_sizes(setting)
+    keys = of.keys * setting.num_sequence_parts
+    # Float32 sums of the gradients of queries, keys and values; queries, the output's gradient, keys and values in the
+    # order that tiles are cut from; the gradients in the order of the layer.
+    item = ITEMSIZE[setting.dtype]
+    return FLOAT32_BYTES * (of.queries + 2 * keys) + item * (3 * of.queries + 4 * keys)
 
 
 def _computed_again(setting: Setting) -> int:

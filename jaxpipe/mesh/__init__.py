@@ -1,7 +1,8 @@
 """The mesh with the axes of `jaxpipe.cluster.axes`: devices, collectives, and random numbers independent of it."""
 
 from jaxpipe.cluster.axes import AXES, BATCH_AXES
-from jaxpipe.mesh.collectives import MEASURED, TensorAxis, added, only_on_the_first, with_losses
+from jaxpipe.mesh.collectives import MEASURED, added, only_on_the_first, with_losses
+from jaxpipe.mesh.context import ContextAxis
 from jaxpipe.mesh.devices import (
     Devices,
     choose_devices,
@@ -15,12 +16,14 @@ from jaxpipe.mesh.devices import (
 )
 from jaxpipe.mesh.on_devices import PyTree, on_devices
 from jaxpipe.mesh.randomness import Randomness, key_of
+from jaxpipe.mesh.sharing import TensorAxis
 from jaxpipe.mesh.trained import is_masked, trained, with_trained
 
 __all__ = [
     "AXES",
     "BATCH_AXES",
     "MEASURED",
+    "ContextAxis",
     "Devices",
     "PyTree",
     "Randomness",

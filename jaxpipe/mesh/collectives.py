@@ -6,9 +6,8 @@ added in the same order everywhere and give the same digits, at the price of mor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpipe.cluster.axes import BATCH_AXES, MeshSizes
 from jaxpipe.mesh.trained import is_masked
 
 
@@ -117,53 +115,6 @@ class Axis:
     def max(self, x: jax.Array) -> jax.Array:
         """The largest of all devices' `x`."""
         return x if self.size == 1 else lax.pmax(x, self.name)
-
-
-@dataclass(frozen=True)
-class TensorAxis(Axis):
-    """The devices that share each layer, and the others that have parts of the same microbatches.
-
-    Attributes:
-        batch: the axes over which each microbatch is split.
-        num_pipe: devices of `pipe` over which the vocabulary is split as well; 1: it is not.
-    """
-
-    name: str = field(default="tensor", init=False)
-    batch: tuple[Axis, ...] = ()
-    num_pipe: int = 1
-
-    @classmethod
-    def of(cls, *, deterministic: bool = False, num_pipe: int = 1, **sizes: int) -> TensorAxis:
-        """The axis in a mesh of these sizes, as in `MeshSizes`."""
-        mesh = MeshSizes(**sizes)
-        batch = tuple(Axis(name, mesh.axes[name], deterministic) for name in BATCH_AXES)
-        return cls(mesh.tensor, deterministic, batch, num_pipe)
-
-    @property
-    def expert(self) -> Axis:
-        """The devices among which a layer's experts are split."""
-        # A mesh of one device has no such axis; size 1 makes its collectives identities.
-        return next((axis for axis in self.batch if axis.name == "expert"), Axis("expert"))
-
-    @property
-    def num_sharing(self) -> int:
-        """Devices that share a microbatch in one stage."""
-        return math.prod(axis.size for axis in (*self.batch, self))
-
-    @property
-    def num_vocab_parts(self) -> int:
-        """Devices that have rows of the vocabulary."""
-        return self.size * self.num_pipe
-
-    def vocab_index(self) -> jax.Array | int:
-        """The index of this device among those that have rows of the vocabulary."""
-        return self.index() if self.num_pipe == 1 else self.index() * self.num_pipe + lax.axis_index("pipe")
-
-    def sum_over_batch(self, x: jax.Array) -> jax.Array:
-        """The sum of `x` over all devices that share a microbatch in one stage; no gradient passes through it."""
-        # Axes of one device would only lengthen the program.
-        axes = [axis.name for axis in (*self.batch, self) if axis.size > 1]
-        return sum_over(x, axes, deterministic=self.deterministic)
 
 
 def _scope(axis: Axis) -> Any:

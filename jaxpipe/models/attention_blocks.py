@@ -18,9 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxpipe.mesh import ContextAxis
 from jaxpipe.mesh.randomness import Randomness
 from jaxpipe.models.dropout import Offset, Site, keep, keep_mask, value_of
 
+_ONE_DEVICE = ContextAxis()
 KEPT = "kept by attention"  # name of the arrays that backward needs besides queries, keys and values
 
 
@@ -38,7 +40,19 @@ class QueryBlock(NamedTuple):
         return self.end_query - self.first_query
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["padding_mask", "positions"], meta_fields=["causal", "window"])
+class Tile(NamedTuple):
+    """Where the scores of a tile stand among all, of positions that are known when the program runs."""
+
+    first_query: jax.Array
+    first_key: jax.Array
+    num_queries: int
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["padding_mask", "positions"],
+    meta_fields=["causal", "window", "context"],
+)
 @dataclass(frozen=True)
 class Visible:
     """The keys that a query sees; as a pytree its leaves are the arrays, the rest is static."""
@@ -50,6 +64,8 @@ class Visible:
     # Int32 "batch seq", the position of each token in its document. A row is documents back to back, and a query sees
     # the keys of its own document; None: a row is one document.
     positions: jax.Array | None = None
+    # The devices that split a sequence; the two arrays are of whole sequences on each of them.
+    context: ContextAxis = _ONE_DEVICE
 
     @property
     def document_starts(self) -> jax.Array:
@@ -157,7 +173,7 @@ def visible_scores(
     return visible.mask_scores(product.astype(jnp.float32) * query.shape[-1] ** -0.5, block)
 
 
-def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock, seq: int) -> jax.Array:
+def drop(x: jax.Array, dropout: AttentionDropout | None, *, block: QueryBlock | Tile, seq: int) -> jax.Array:
     """Probabilities of a block, or their gradients, with dropout: "batch kv_head (group query) key".
 
     Source: dropout of probabilities as in Megatron-LM's `CoreAttention`.
@@ -190,9 +206,10 @@ def block_gradients(
     *,
     output_dot: jax.Array | None,
     dropout: AttentionDropout | None,
-    block: QueryBlock,
+    block: QueryBlock | Tile,
     seq: int,
     product_dtype: DTypeLike,
+    query_dtype: DTypeLike | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients for the queries, keys and values of a block, all as matrices.
 
@@ -201,9 +218,10 @@ def block_gradients(
         output_dot: "batch kv_head (group query)", float32: the dot of the block's output with its gradient,
             or None to compute it from the probabilities.
         product_dtype: dtype of the gradients of probabilities, keys and values.
+        query_dtype: dtype of the gradients of queries; None: that of the queries.
 
     Returns:
-        Gradients for queries in their dtype, for keys and values in `product_dtype`.
+        Gradients for queries in `query_dtype`, for keys and values in `product_dtype`.
     """
     # As forward multiplied them, mask and dtype included.
     dropped = drop(probabilities, dropout, block=block, seq=seq).astype(value.dtype)
@@ -217,6 +235,6 @@ def block_gradients(
     mean = (p * d_probabilities).sum(axis=-1) if output_dot is None else output_dot
     # The two matmuls below read it, so it takes the dtype in which tensor cores multiply.
     d_scores = (query.shape[-1] ** -0.5 * p * (d_probabilities - mean[..., None])).astype(query.dtype)
-    d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key)
+    d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key, preferred_element_type=query_dtype)
     d_key = jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, preferred_element_type=product_dtype)
     return d_query, d_key, d_value

@@ -1,8 +1,9 @@
 """Attention by blocks of queries: its saved arrays grow with the sequence, not with its square.
 
-A block of queries has whole rows of scores, only of the keys that it may see: the softmax needs no
-running maximum, and causal attention needs only about half of the matmuls. Where rows are documents back to back, a
-block begins with the first key of its documents, rounded to one of a few places. Plain XLA, for every platform.
+Long rows, and those that `context` splits, go by tiles (`attention_tiles`). In others a block of queries has whole rows
+of scores, only of the keys that it may see: the softmax needs no running maximum, and causal attention needs only about
+half of the matmuls. Where rows are documents back to back, a block begins with the first key of its documents, rounded
+to one of a few places. Plain XLA, for every platform.
 Source: Dao et al., FlashAttention, NeurIPS 2022, section 3.1, for the saved arrays and their use in backward.
 """
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxpipe.models import attention_tiles
 from jaxpipe.models.attention_blocks import (
     KEPT,
     AttentionDropout,
@@ -30,6 +32,7 @@ from jaxpipe.models.attention_blocks import (
 
 MAX_BLOCKS = 8  # More could save at most another sixteenth of the matmuls, for a larger program.
 BLOCK_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
+MOST_IN_ROW = 8192  # tokens; a block of a longer row would have 64 MiB of scores a head and more
 KEY_BLOCKS = (1, 2, 3, 5)  # of documents; there is a program for each number, so they are few
 
 
@@ -54,9 +57,32 @@ def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
     ]
 
 
+def attended_blocks(seq: int, visible: Visible) -> list[tuple[int, int]]:
+    """Sizes (queries, keys) of what a device attends at once, whatever the documents.
+
+    Example:
+        >>> attended_blocks(300, Visible())
+        [(128, 128), (128, 256), (44, 300)]
+    """
+    if goes_by_tiles(seq // visible.context.size, visible.context.size):
+        size, pairs = attention_tiles.pairs(seq, visible)
+        return [(size, size)] * pairs.query.shape[-1]
+    return [(block.num_queries, block.end_key - block.first_key) for block in blocks(seq, visible)]
+
+
+def goes_by_tiles(num_queries: int, num_devices: int) -> bool:
+    """Whether a device of so many queries, one of those that split a sequence, attends by tiles."""
+    return num_devices > 1 or num_queries > MOST_IN_ROW
+
+
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
+    if goes_by_tiles(query.shape[1], visible.context.size):
+        output, log_sum = (
+            checkpoint_name(x, KEPT) for x in attention_tiles.forward(query, key, value, visible, dropout)
+        )
+        return output, (query, key, value, output, log_sum, visible, dropout)
     num_kv_heads = key.shape[2]
     seq = query.shape[1]
     keys = to_matrices(key, num_kv_heads)
@@ -102,6 +128,9 @@ def _attended(
 
 def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     query, key, value, output, log_sum, visible, dropout = residuals
+    if goes_by_tiles(query.shape[1], visible.context.size):
+        gradients = attention_tiles.backward(query, key, value, output, log_sum, visible, dropout, d_output)
+        return *gradients, None, None
     num_kv_heads = key.shape[2]
     seq = query.shape[1]
     keys = to_matrices(key, num_kv_heads)

@@ -88,7 +88,8 @@ class SelfAttention(nnx.Module):
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         (columns,) = from_stream(x, self.norm, (self.query_key_value,), self.tensor)
         seen = self.anatomy.causal, self.anatomy.window
-        visible = Visible(*seen, token_arrays.get("padding_mask"), token_arrays.get("positions"))
+        of_sequences = token_arrays.get("padding_mask"), token_arrays.get("positions")
+        visible = Visible(*seen, *of_sequences, self.tensor.context)
         dropout = self._dropout(random)
         query, key, value = self._to_heads(columns)
         if hasattr(self, "query_norm"):
@@ -216,11 +217,8 @@ class Block(nnx.Module):
         x = x + addition
         return x + with_losses(self.feed_forward(x))[0], cache
 
-    # The offset is a function for the same reason as the first head of `_dropout`.
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
-        return drop(
-            y, random, rate=self.dropout_rate, site=site, first_position=lambda: self.tensor.index() * y.shape[1]
-        )
+        return drop(y, random, rate=self.dropout_rate, site=site, positions=self.tensor.positions)
 
 
 def _merge_heads(attended: jax.Array) -> jax.Array:

@@ -132,18 +132,20 @@ def dropout(
     return _drop(x, random, rows, rate=rate, site=site, first_column=first_column)
 
 
-def drop(x: jax.Array, random: Randomness | None, *, rate: float, site: int, first_position: Offset) -> jax.Array:
+def drop(
+    x: jax.Array, random: Randomness | None, *, rate: float, site: int, positions: Callable[[int], jax.Array]
+) -> jax.Array:
     """Returns `x` with elements dropped at random and the others divided by 1 - `rate`; `x` itself without `random`.
 
     Args:
         x: "batch seq hidden", this device's part.
-        first_position: the global position of `x[:, 0]`; positions are less than 2**20.
+        positions: (number of tokens) -> their positions in the sequence, "seq", less than 2**20. A vjp would save an
+            array, but calls the function again in backward.
     """
 
     def rows(random: Randomness) -> jax.Array:
         sequence = random.first_sequence + jnp.arange(x.shape[0])
-        position = value_of(first_position) + jnp.arange(x.shape[1])
-        return sequence[:, None] * _MAX_POSITIONS + position
+        return sequence[:, None] * _MAX_POSITIONS + positions(x.shape[1])
 
     return _drop(x, random, rows, rate=rate, site=site)
 

@@ -75,16 +75,18 @@ class Embedding(nnx.Module):
 
     def with_own_rows(self, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream from the rows of this device's positions, "batch local_seq hidden"."""
-        first_position = self.tensor.index() * x.shape[1]
         if hasattr(self, "position") and "positions" in microbatch:
             x = x + take(self.position[...], self.tensor.part(microbatch["positions"], 1))
+        elif hasattr(self, "position") and self.tensor.context.size > 1:
+            x = add(x, take(self.position[...], self.tensor.positions(x.shape[1])))
         elif hasattr(self, "position"):
+            first_position = self.tensor.index() * x.shape[1]
             x = add(x, lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1]))
         if hasattr(self, "token_type"):
             # One row is of all types: a table of one has no second segment.
             row = jnp.minimum(self.tensor.part(microbatch["token_types"], 1), self.token_type.shape[0] - 1)
             x = x + take(self.token_type[...], row)
-        return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, first_position=first_position)
+        return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, positions=self.tensor.positions)
 
     def add_at_rows(self, total: jax.Array, microbatch: Microbatch, gradient: jax.Array) -> jax.Array:
         """The running sum `total` of the table's gradient, with the gradient of `rows` added in place."""

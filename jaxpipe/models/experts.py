@@ -206,7 +206,8 @@ class Experts(nnx.Module):
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
         chosen = routing.choose(logits, lax.stop_gradient(bias))
         if token_arrays and "is_token" in token_arrays:
-            chosen = jnp.where(tensor.part(token_arrays["is_token"], 1)[..., None] != 0, chosen, routing.num_experts)
+            is_token = tensor.part(tensor.context.own(token_arrays["is_token"], 1), 1)
+            chosen = jnp.where(is_token[..., None] != 0, chosen, routing.num_experts)
         # The name makes a recomputed layer save the choice: rounded otherwise, a second choice could be another.
         chosen = checkpoint_name(chosen, CHOSEN)
         count = jnp.bincount(chosen.reshape(-1), length=routing.num_experts).astype(jnp.float32)

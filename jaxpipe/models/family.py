@@ -25,6 +25,7 @@ class ModelConfig(Protocol):
     """Config of one model of a family, a frozen dataclass: its anatomy, its choices, and the modules that it builds."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    # A ClassVar `splits_sequences = True` says that blocks attend over `TensorAxis.context`, as `SelfAttention` does.
 
     @property
     def num_layers(self) -> int:

@@ -152,6 +152,8 @@ class GPTConfig(LayerNormSizes):
         ConfigError: the sizes and choices do not fit together.
     """
 
+    splits_sequences: ClassVar[bool] = True
+
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32."""
         return num_valid(batch["targets"])

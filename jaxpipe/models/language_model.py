@@ -27,6 +27,7 @@ from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
+from jaxpipe.models.sequence_parts import check_sequence_parts, refuse_values
 from jaxpipe.models.token_loss import CROSS_ENTROPY, CrossEntropy, TokenLoss
 from jaxpipe.models.token_values import TokenValues, token_values
 
@@ -93,9 +94,26 @@ class LanguageModel:
         """Whether each parameter is trained, as `specs`; None: all are."""
         return trained_of(self.specs) if getattr(self.config, "lora", None) else None
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the model cannot split sequences as `tensor` says."""
+        check_sequence_parts(self.config, self.tensor, of_tokens=isinstance(self.loss, CrossEntropy))
+
+    @property
+    def num_sequence_parts(self) -> int:
+        """Devices that split each sequence."""
+        return self.tensor.context.size
+
+    def own(self, microbatch: Microbatch) -> Microbatch:
+        """The microbatch with the arrays of a number a token cut to the tokens that embedding and head have here."""
+        context = self.tensor.context
+        if context.size == 1:
+            return microbatch
+        shape = microbatch["tokens"].shape
+        return {name: context.own(x, 1) if x.shape == shape else x for name, x in microbatch.items()}
+
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
-        return self._module("embedding", shared["embedding"])(microbatch, random)
+        return self._module("embedding", shared["embedding"])(self.own(microbatch), random)
 
     def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> Any:
         """Residual stream "batch local_seq hidden" after one layer; with experts also sums of its losses, by name.
@@ -119,12 +137,14 @@ class LanguageModel:
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
+        microbatch = self.own(microbatch)
         head = self._module("head", shared["head"])
         features, others = head.features(x, microbatch)
         return head.losses(self.loss.sum(features, microbatch, self._vocabulary(shared)), others)
 
     def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
-        """The values of the targets."""
+        """The values of the targets, on one device along `context`."""
+        refuse_values(self.tensor)
         features, _ = self._features(microbatch)(shared["head"], x)
         return token_values(features, microbatch["targets"], self._vocabulary(shared))
 
@@ -137,6 +157,7 @@ class LanguageModel:
             dx: the gradient of its result.
             sums: float32, like `shared`.
         """
+        microbatch = self.own(microbatch)
 
         def with_rows(params: Params, rows: jax.Array) -> jax.Array:
             return self._module("embedding", params).with_rows(rows, microbatch, random)
@@ -158,6 +179,7 @@ class LanguageModel:
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
+        microbatch = self.own(microbatch)
         head = self._module("head", shared["head"])
         (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
         words_scale, others_scale = self._scales(head, microbatch, others, scale)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -70,6 +70,8 @@ class LlamaConfig:
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
+
+    splits_sequences: ClassVar[bool] = True
 
     num_layers: int
     hidden: int
@@ -172,7 +174,11 @@ class LlamaConfig:
             attend=(attend_normed_of if self.query_key_norm else attend_of)(self.attention, self.recompute),
             # A function and not a module, since queries and keys each get a norm of their own.
             head_norm=partial(RMSNorm, head_size, epsilon=self.norm_epsilon) if self.query_key_norm else None,
-            rotate=partial(rotate, frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling)),
+            rotate=partial(
+                rotate,
+                frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling),
+                context=tensor.context,
+            ),
             output_deviation=output_deviation(self.hidden, self.num_layers),
             lora=self.lora,
             tensor=tensor,

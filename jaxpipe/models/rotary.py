@@ -16,6 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.errors import ConfigError
+from jaxpipe.mesh import ContextAxis
+
+_ONE_DEVICE = ContextAxis()
 
 ROTARY_SCALINGS = ("llama3", "linear")
 _FACTOR = "rope_scaling_factor"
@@ -66,25 +69,37 @@ def _scaled(frequency: float, scaling: RotaryScaling) -> float:
     return frequency * (part_kept + (1 - part_kept) / scaling.factor)
 
 
-def rotate(x: jax.Array, positions: jax.Array | None = None, *, frequencies: tuple[float, ...]) -> jax.Array:
+def rotate(
+    x: jax.Array,
+    positions: jax.Array | None = None,
+    *,
+    frequencies: tuple[float, ...],
+    context: ContextAxis = _ONE_DEVICE,
+) -> jax.Array:
     """Returns `x` with plane i, of elements i and i + head_dim / 2, turned by position * frequencies[i].
 
     Args:
         x: "batch seq head head_dim", queries or keys.
         positions: int32 "batch seq"; None: 0, 1, ... in every sequence.
         frequencies: one for each plane, in radians per position.
+        context: the devices that split a sequence, of which `x` has one's tokens.
 
     Returns:
         Shape and dtype of `x`; computed in float32.
     """
-    return _rotate(x, positions, frequencies)
+    return _rotate(x, positions, frequencies, context)
 
 
 # Its own jit, so that the table of frequencies is a constant inside; a layer that is recomputed would save it.
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-@partial(jax.jit, static_argnums=2)
-def _rotate(x: jax.Array, positions: jax.Array | None, frequencies: tuple[float, ...]) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(jax.jit, static_argnums=(2, 3))
+def _rotate(
+    x: jax.Array, positions: jax.Array | None, frequencies: tuple[float, ...], context: ContextAxis
+) -> jax.Array:
     # Float32, since bfloat16 has no integer between 256 and 258, and angles grow with the position.
+    if positions is None and context.size > 1:
+        # Not an argument, which backward would keep for each layer.
+        positions = context.positions(x.shape[1] * context.size)
     position = jnp.arange(x.shape[1], dtype=jnp.float32) if positions is None else positions.astype(jnp.float32)
     angle = position[..., None, None] * jnp.array(frequencies, jnp.float32)
     cos = jnp.cos(angle)
@@ -96,10 +111,10 @@ def _rotate(x: jax.Array, positions: jax.Array | None, frequencies: tuple[float,
 
 # The transpose of a rotation is the rotation by the negative angle.
 _rotate.defvjp(
-    lambda x, positions, frequencies: (_rotate(x, positions, frequencies), positions),
+    lambda x, positions, frequencies, context: (_rotate(x, positions, frequencies, context), positions),
     # None: positions are integers.
-    lambda frequencies, positions, gradient: (
-        _rotate(gradient, positions, tuple(-frequency for frequency in frequencies)),
+    lambda frequencies, context, positions, gradient: (
+        _rotate(gradient, positions, tuple(-frequency for frequency in frequencies), context),
         None,
     ),
 )

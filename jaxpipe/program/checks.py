@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpipe.cluster.axes import KERNEL_AXES
+from jaxpipe.cluster.axes import KERNEL_AXES, SEQUENCE_AXES
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import AXES
 from jaxpipe.program.contract import StageFunctions
@@ -98,6 +99,16 @@ def _check_mesh(schedule: Schedule, mesh: jax.sharding.Mesh, functions: StageFun
             f"schedule {schedule.name!r} has num_devices={schedule.num_devices}, the mesh has pipe={num_pipe}.",
             rule="pipe-devices: the schedule's devices are the mesh's `pipe` axis",
             repair=f"build the schedule with num_devices={num_pipe}, or a mesh with pipe={schedule.num_devices}",
+        )
+    num_parts = math.prod(mesh.shape[axis] for axis in SEQUENCE_AXES)
+    if num_parts != functions.num_sequence_parts:
+        axes = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in SEQUENCE_AXES)
+        raise CompileError(
+            f"the mesh has {axes}, and the functions split a sequence over {functions.num_sequence_parts} devices.",
+            rule="sequence-parts: functions for an axis that splits sequences attend to keys of all its devices;"
+            " others would add the same gradient once for each of them",
+            repair=f"make the functions for this mesh, for example StageFunctions.of(LanguageModel(config, "
+            f"TensorAxis.of({', '.join(f'{axis}={mesh.shape[axis]}' for axis in SEQUENCE_AXES)}))), or use 1 device",
         )
     for axis in KERNEL_AXES:
         if mesh.shape[axis] > 1 and functions.specs is None:

@@ -84,6 +84,8 @@ class StageFunctions:
         is_trained: {"shared", "layers"}, as `specs`: False for each parameter that is frozen, as a kernel beside its
             adapters. It has no gradient, and `optax.MaskedNode()` stands in its place among gradients and sums. None:
             all are trained.
+        num_sequence_parts: devices over which the functions split each sequence, along axes that split sequences. Each
+            has all of the microbatch's arrays, and returns `x` and losses of its own tokens.
         over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
         layer_again: the same as `layer`, whose backward computes again what its forward does not save, as that of
             `jax.checkpoint` does; for the layers that `Pipeline(recomputed=...)` counts.
@@ -108,6 +110,7 @@ class StageFunctions:
     head_values: Callable[[PyTree, Any, PyTree], PyTree] | None = None
     specs: PyTree | None = None
     is_trained: PyTree | None = None
+    num_sequence_parts: int = 1
     over_pipe: SplitEnds | None = None
     layer_again: Callable[[PyTree, Any, PyTree, Randomness | None], Any] | None = None
 
@@ -129,6 +132,7 @@ class StageFunctions:
             head_values=getattr(model, "head_values", None),
             specs=model.specs,
             is_trained=getattr(model, "is_trained", None),
+            num_sequence_parts=getattr(model, "num_sequence_parts", 1),
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
             layer_again=getattr(model, "layer_again", None),
         )

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.cluster.axes import BATCH_AXES
+from jaxpipe.cluster.axes import LOSS_AXES
 from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.in_place import after
@@ -110,7 +110,7 @@ def sums_over_devices(
     loss, shared = jax.tree.map(
         lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), (loss, grads["shared"])
     )
-    loss = jax.tree.map(lambda leaf: sum_over(leaf, (*BATCH_AXES, "pipe"), deterministic=deterministic), loss)
+    loss = jax.tree.map(lambda leaf: sum_over(leaf, (*LOSS_AXES, "pipe"), deterministic=deterministic), loss)
     if not jax.tree.leaves(grads):
         return loss, grads
     with jax.named_scope("ends_over_data"):

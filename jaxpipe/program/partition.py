@@ -22,7 +22,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.cluster.axes import BATCH_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
+from jaxpipe.cluster.axes import LOSS_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import PyTree, is_masked
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
@@ -266,7 +266,7 @@ def _part(
     holders = MASTER_AXES if stacked else (*MASTER_AXES, "pipe")
     copies = tuple(axis for axis in holders if mesh.shape[axis] > 1 and axis not in split)
     # Devices with other sequences or tokens have other terms of the gradient, unless exchanges of the layer bring them.
-    terms = (axis for axis in mesh.shape if axis in BATCH_AXES or axis in TOKEN_AXES)
+    terms = (axis for axis in mesh.shape if axis in LOSS_AXES or axis in TOKEN_AXES)
     partial = tuple(axis for axis in terms if mesh.shape[axis] > 1 and axis not in split and axis not in copies)
     num_copies = math.prod(mesh.shape[axis] for axis in copies)
     # An empty one is not: no collective cuts a dim of size zero.

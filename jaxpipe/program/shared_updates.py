@@ -31,8 +31,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.cluster.axes import LOSS_AXES
 from jaxpipe.lowering.transfers.shared_sums import Meeting
-from jaxpipe.mesh import BATCH_AXES, PyTree
+from jaxpipe.mesh import PyTree
 from jaxpipe.mesh.collectives import sum_over
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device_sums import sum_of_parts
@@ -188,7 +189,7 @@ class SharedUpdates:
         num_of_layers = len(jax.tree.leaves(squares["layers"]))  # "layers" come before "shared"
         is_finite = jnp.isfinite(totals[num_of_layers:].sum())
         # Of the batch that ends; the newest one's sums go on.
-        losses = jax.tree.map(lambda leaf: total(leaf[OLDER], (*BATCH_AXES, "pipe")), losses)
+        losses = jax.tree.map(lambda leaf: total(leaf[OLDER], (*LOSS_AXES, "pipe")), losses)
         num_left_out = total(num_left_out, ("pipe",)) + (~is_finite).astype(jnp.int32)
         return Measured(losses, totals, num_left_out), is_finite
 

@@ -37,7 +37,7 @@ def test_mistakes(written, message):
 def test_a_mesh_larger_than_the_cluster():
     topology = parse_topology("h200:2x8")
     topology.check_holds(data=2, pipe=4, tensor=2)
-    with pytest.raises(ConfigError, match=r"2 x 4 x 1 x 4 = 32 > 2 x 8 = 16(?s:.*)topology=h200:4x8"):
+    with pytest.raises(ConfigError, match=r"2 x 4 x 1 x 1 x 4 = 32 > 2 x 8 = 16(?s:.*)topology=h200:4x8"):
         topology.check_holds(data=2, pipe=4, tensor=4)
 
 

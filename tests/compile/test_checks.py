@@ -35,7 +35,7 @@ def test_a_mesh_is_as_large_as_the_topology():
 def test_a_mesh_of_another_size_is_refused_with_what_would_fit(topology, repair):
     message = refused(topology, pipe=4, tensor=2)
     assert "rule compile-devices" in message
-    assert "1 x 4 x 1 x 2 = 8" in message
+    assert "1 x 4 x 1 x 1 x 2 = 8" in message
     assert repair in message
 
 

@@ -12,7 +12,7 @@ from jaxpipe import mesh
 from jaxpipe.mesh import AXES, TensorAxis, make_mesh
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
-SHAPE = (2, 2, 1, 2)  # data, pipe, expert, tensor
+SHAPE = (2, 2, 1, 1, 2)  # data, pipe, context, expert, tensor
 EVERY_DEVICE = P(*AXES)
 # One array of 8 x 4 for each device; whole numbers, so that every order of adding gives the same.
 TERMS = np.random.default_rng(0).integers(-100, 100, (*SHAPE, 8, 4)).astype(np.float32)
@@ -23,7 +23,7 @@ def on_devices(function, terms, *, devices=None):
     """`function` of each device's array, for every device of a 2 x 2 x 2 mesh."""
 
     def own(x):
-        return function(x[0, 0, 0, 0])[None, None, None, None]
+        return function(x.reshape(x.shape[len(AXES) :]))[(None,) * len(AXES)]
 
     mesh = make_mesh(data=2, pipe=2, tensor=2, devices=devices)
     mapped = jax.shard_map(own, mesh=mesh, in_specs=EVERY_DEVICE, out_specs=EVERY_DEVICE, check_vma=False)
@@ -144,7 +144,7 @@ def test_a_tensor_axis_gathers_and_sums_and_each_is_the_transpose_of_the_other(d
 def test_a_tensor_axis_sums_and_finds_the_largest():
     tensor = TensorAxis(2)
     np.testing.assert_array_equal(on_devices(tensor.sum, TERMS), total(("tensor",)))
-    largest = np.broadcast_to(TERMS.max(3, keepdims=True), TERMS.shape)
+    largest = np.broadcast_to(TERMS.max(AXES.index("tensor"), keepdims=True), TERMS.shape)
     np.testing.assert_array_equal(on_devices(tensor.max, TERMS), largest)
     index = on_devices(lambda x: jnp.float32(tensor.index()) + 0 * x, TERMS)
     np.testing.assert_array_equal(index[..., 0, 0], np.broadcast_to([0, 1], SHAPE))

@@ -87,7 +87,7 @@ def test_a_bit_depends_on_its_row_and_column_alone():
 
 def test_kept_elements_are_scaled_and_the_gradient_has_the_same_mask():
     x = jax.random.normal(jax.random.key(0), (3, 8, 64)) + 10
-    apply = jax.jit(partial(drop, random=_random(), rate=RATE, site=Site.EMBEDDING, first_position=0))
+    apply = jax.jit(partial(drop, random=_random(), rate=RATE, site=Site.EMBEDDING, positions=jnp.arange))
     y, backward = jax.vjp(apply, x)
     kept = np.asarray(y != 0)
     assert 0.8 < kept.mean() < 0.97
@@ -97,34 +97,36 @@ def test_kept_elements_are_scaled_and_the_gradient_has_the_same_mask():
 
 def test_a_part_drops_what_the_whole_drops_there():
     x = jnp.ones((4, 12, 32))
-    apply = jax.jit(partial(drop, rate=RATE, site=2), static_argnames="first_position")
-    traced = jax.jit(partial(drop, rate=RATE, site=2))
-    whole = apply(x, _random(), first_position=0)
+
+    @jax.jit
+    def apply(x, random, first_position):
+        return drop(x, random, rate=RATE, site=2, positions=lambda num: first_position + jnp.arange(num))
+
+    whole = apply(x, _random(), 0)
     part = whole[2:, 5:]
-    np.testing.assert_array_equal(apply(x[2:, 5:], _random(2), first_position=5), part)
-    np.testing.assert_array_equal(traced(x[2:, 5:], _random(2), first_position=jnp.int32(5)), part)
-    assert not np.array_equal(apply(x[2:, 5:], _random(), first_position=5), part)
-    assert not np.array_equal(apply(x[2:, 5:], _random(2), first_position=0), part)
+    np.testing.assert_array_equal(apply(x[2:, 5:], _random(2), 5), part)
+    assert not np.array_equal(apply(x[2:, 5:], _random(), 5), part)
+    assert not np.array_equal(apply(x[2:, 5:], _random(2), 0), part)
     # Every sequence and position has a mask of its own.
     assert len({row.tobytes() for row in np.asarray(whole).reshape(48, 32)}) > 40
 
 
 def test_no_random_or_rate_0_drops_nothing():
     x = jnp.ones((1, 2, 3))
-    assert drop(x, None, rate=RATE, site=0, first_position=0) is x
-    assert drop(x, _random(), rate=0.0, site=0, first_position=0) is x
+    assert drop(x, None, rate=RATE, site=0, positions=jnp.arange) is x
+    assert drop(x, _random(), rate=0.0, site=0, positions=jnp.arange) is x
 
 
 def test_low_precision_scales_by_the_nearest_number():
     x = jnp.full((2, 4, 64), 3, jnp.bfloat16)
-    y = jax.jit(partial(drop, rate=RATE, site=0, first_position=0))(x, _random())
+    y = jax.jit(partial(drop, rate=RATE, site=0, positions=jnp.arange))(x, _random())
     assert y.dtype == jnp.bfloat16
     assert set(np.unique(y.astype(jnp.float32))) == {0.0, float(jnp.bfloat16(3 / 0.9))}
 
 
 def test_backward_is_given_raw_arguments_and_saves_nothing():
     def apply(weight, x, random):
-        return drop(weight * x, random, rate=RATE, site=0, first_position=3)
+        return drop(weight * x, random, rate=RATE, site=0, positions=lambda num: 3 + jnp.arange(num))
 
     _, vjp = jax.vjp(apply, jnp.float32(2), jnp.ones((2, 4, 8)), _random())
     assert _saved_arrays(vjp) == []
@@ -139,12 +141,16 @@ def test_a_position_made_by_a_function_is_not_saved():
         def first_position():
             return jax.lax.axis_index("tensor") * x.shape[1]
 
-        offset = first_position if made else first_position()
-        y, vjp = jax.vjp(lambda x, random: drop(x, random, rate=RATE, site=0, first_position=offset), x, random)
+        before = first_position()
+
+        def positions(num):
+            return (first_position() if made else before) + jnp.arange(num)
+
+        y, vjp = jax.vjp(lambda x, random: drop(x, random, rate=RATE, site=0, positions=positions), x, random)
         num_saved[made] = len(_saved_arrays(vjp))
         return y, vjp(jnp.ones_like(y))[0]
 
-    whole = jax.jit(partial(drop, rate=RATE, site=0, first_position=0))(x, _random())
+    whole = jax.jit(partial(drop, rate=RATE, site=0, positions=jnp.arange))(x, _random())
     for made in (True, False):
         split = P(None, "tensor")
         step = jax.shard_map(

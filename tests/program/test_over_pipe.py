@@ -39,6 +39,7 @@ class Case(NamedTuple):
     deterministic: bool = False
     expert: int = 1
     blocking: bool = False
+    context: int = 1
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -52,6 +53,7 @@ CASES = tiers(
         Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
+        Case("1f1b", "gpt", 2, 3, 2, tied=True, dropout=0.3, context=2),
     ],
     slow=[
         Case("bitpipe", "gpt", 2, 5, 4, tied=True),
@@ -107,6 +109,7 @@ def config_of_case(case: Case) -> Any:
     choices: dict[str, Any] = {"tie_embeddings": case.tied}
     choices |= {"vocab_multiple": case.vocab_multiple} if case.vocab_multiple else {}
     choices |= {"num_experts": 4} if case.expert > 1 else {}
+    choices |= {"attention": "chunked"} if case.context > 1 else {}
     return config_of(case.family, num_layers=case.num_layers, dropout=case.dropout, **choices)
 
 
@@ -120,11 +123,12 @@ def pipeline_of_case(case: Case) -> Pipeline:
             data=case.data,
             expert=case.expert,
             tensor=case.tensor,
+            context=case.context,
         ),
     )
     return Pipeline(
         schedule,
-        make_mesh(data=case.data, expert=case.expert, pipe=case.pipe, tensor=case.tensor),
+        make_mesh(data=case.data, expert=case.expert, pipe=case.pipe, tensor=case.tensor, context=case.context),
         StageFunctions.of(model),
         num_layers=case.num_layers,
         shard=case.shard,

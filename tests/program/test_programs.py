@@ -144,7 +144,7 @@ def test_bytes_of_a_link_are_those_of_the_compiled_permutes(spec):
     """Each permute carries its operand in every round of its type, on the first index of data and tensor."""
     found = program(spec)
     table, mesh = found.pipeline.table, found.pipeline.mesh
-    ids = {device.id: position for position, device in enumerate(mesh.devices[0, :, 0, 0])}
+    ids = {device.id: position for position, device in enumerate(mesh.devices[0, :, 0, 0, 0])}
     sent = np.zeros((mesh.shape["pipe"],) * 2, dtype=int)
     for computation in computations(found.text)[0].values():
         for instruction in computation.instructions:

@@ -79,7 +79,8 @@ def test_a_field_of_no_family_names_the_closest_of_both(command):
     ("argument", "words"),
     [
         ("--config.mesh.fsdp=2", "here it is mesh.shard, 'none', 'optimizer', 'gradients' or 'weights'"),
-        ("--config.mesh.context=2", "it is not here: no sequence is split over devices for attention"),
+        ("--config.mesh.cp=2", "here it is mesh.context"),
+        ("--config.mesh.ulysses=2", "it is not here: attention over mesh.context gathers keys and values"),
         ("--config.optimizer.ema_decay=0.9", "here it is optimizer.average_decay"),
         ("--config.train.gradient_accumulation_steps=4", "here it is pipeline.num_microbatches"),
         ("--config.tensor_model_parallel_size=4", "here it is mesh.tensor"),
@@ -87,7 +88,7 @@ def test_a_field_of_no_family_names_the_closest_of_both(command):
         ("--config.checkpoint.async=true", "it is not here: files are written in the background always"),
         ("--micro-batch-size=4", "no flag --micro-batch-size: here it is data.batch_size / (mesh.data x"),
         ("--global_batch_size", "no flag --global_batch_size: here it is data.batch_size"),
-        ("--config.mesh.contxt=2", "no config field 'mesh.contxt', in --config.mesh.contxt=2.\n"),
+        ("--config.mesh.slice=2", "no config field 'mesh.slice', in --config.mesh.slice=2.\n"),
         ("--config.class.lambda=2", "no config field 'class.lambda', in --config.class.lambda=2.\n"),
     ],
 )
@@ -100,7 +101,7 @@ def test_what_others_call_a_field_is_said_and_nothing_far_is_guessed(command, ar
 @pytest.mark.parametrize(
     ("field", "words", "is_guessed"),
     [
-        ("mesh.context_parallel_size", "it is not here: no sequence is split over devices for attention", False),
+        ("mesh.context_parallel_size", "here it is mesh.context", False),
         ("optimizer.ema_deca", 'Key "ema_deca" does not exist', False),
         ("model.hiden", 'Did you mean "hidden" instead of "hiden"?', True),
     ],

@@ -7,21 +7,20 @@ others: whether they fit, and the time of a step (`search`).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 from jaxpipe.cluster.assignment import ORDERS, assign, divisors
-from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, REST_AXIS, ROWS, MeshAxis, MeshSizes
+from jaxpipe.cluster.axes import AXES, BATCH_AXES, NODE_AXES, ROWS, MeshSizes
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
-from jaxpipe.config.divisibility import sizes_to_divide
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
+from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes, node_sizes
 from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.models.given import GivenModel
 from jaxpipe.schedules import REGISTRY
@@ -111,10 +110,6 @@ def _is_timed(variant: Variant, pipe: int) -> bool:
     return is_timed(ScheduleSpec(variant.name, pipe, variant.options).build(num_microbatches))
 
 
-Mesh = dict[str, int]  # sizes by axis
-Legal = Mapping[str, Sequence[int]]  # axis in a node -> sizes that divide the model
-
-
 @dataclass(frozen=True)
 class Space:
     """The candidates of a plan.
@@ -172,7 +167,7 @@ def space_of(config: RunConfig, topology: Topology, given: GivenModel | None = N
     config = RunConfig.of(config)
     base = _base(config, topology, given)
     # The functions of a given model are those of one mesh, in which no devices share a layer.
-    legal = {row.name: (1,) if given else _legal_sizes(config, row, topology) for row in ROWS if row.in_node}
+    legal = {row.name: (1,) if given else legal_sizes(config, row, topology) for row in ROWS if row.in_node}
     # Some axes divide the batch, the others a layer; and every stage has a layer.
     most_sharing = math.prod(max(legal[axis]) for axis in NODE_AXES if axis not in BATCH_AXES)
     most = base.batch_size * base.model.num_layers * most_sharing
@@ -210,7 +205,7 @@ def smallest_meshes(space: Space) -> Iterator[Setting]:
 
     The nodes may have fewer GPUs than there are.
     """
-    for sharing in _sharing(space.legal):
+    for sharing in node_sizes(space.legal):
         num_gpus = math.prod(sharing.values())
         if num_gpus <= space.topology.gpus_per_node:
             node = replace(space.base, topology=replace(space.topology, num_nodes=1, gpus_per_node=num_gpus))
@@ -268,13 +263,6 @@ def _base(config: RunConfig, topology: Topology, given: GivenModel | None) -> Se
     return replace(base, error_feedback=config.optimizer.error_feedback, keep_bytes=0, keep_sums_bytes=0)
 
 
-def _legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
-    """The sizes of an axis that divide the model and have room in a node."""
-    # gcd of nothing is 0.
-    common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
-    return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
-
-
 def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
     """The settings of all legal meshes of so many GPUs, in all microbatches and recomputations."""
     return tuple(
@@ -285,29 +273,10 @@ def _groups(base: Setting, legal: Legal, num_gpus: int) -> tuple[Setting, ...]:
             layers_per_stage=even_split(base.model.num_layers, mesh["pipe"]),
             model=replace(base.model, recompute=recompute),
         )
-        for mesh in _meshes(base, legal, num_gpus)
+        for mesh in meshes(base, legal, num_gpus)
         for num_microbatches in divisors(base.batch_size // MeshSizes(**mesh).num_batch_parts)
         for recompute in _recomputes(base)
     )
-
-
-def _meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
-    """The legal meshes of so many GPUs: those that share a layer divide a node; `REST_AXIS` takes what is left."""
-    for sharing in _sharing(legal):
-        num_sharing = math.prod(sharing.values())
-        if base.topology.gpus_per_node % num_sharing or num_gpus % num_sharing:
-            continue
-        for pipe in divisors(num_gpus // num_sharing):
-            mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
-            if pipe <= base.model.num_layers and base.batch_size % mesh.num_batch_parts == 0:
-                yield mesh.axes
-
-
-def _sharing(legal: Legal) -> Iterator[Mesh]:
-    """All sizes of the axes in a node together; the outer axis changes fastest."""
-    axes = tuple(reversed(NODE_AXES))
-    for sizes in itertools.product(*(legal[axis] for axis in axes)):
-        yield dict(zip(axes, sizes, strict=True))
 
 
 def _recomputes(base: Setting) -> tuple[str, ...]:

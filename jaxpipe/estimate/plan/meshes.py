@@ -1,0 +1,62 @@
+"""The meshes that a plan tries: the sizes of each axis that are legal for a config, and those that fill the GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxpipe.cluster.assignment import divisors
+from jaxpipe.cluster.axes import AXES, NODE_AXES, REST_AXIS, MeshAxis, MeshSizes
+from jaxpipe.cluster.topology import Topology
+from jaxpipe.config.base import RunConfig
+from jaxpipe.config.divisibility import check_sequences, sequence_multiple, sizes_to_divide
+from jaxpipe.errors import ConfigError
+from jaxpipe.estimate import Setting
+
+Mesh = dict[str, int]  # sizes by axis
+Legal = Mapping[str, Sequence[int]]  # axis in a node -> sizes that divide the model
+
+LONG = 32768  # tokens of the shortest sequences that are split over devices
+
+
+def legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
+    """The sizes of an axis that divide the model and have room in a node."""
+    if row.splits_sequences:
+        return _sequence_parts(config, row, topology)
+    # gcd of nothing is 0.
+    common = math.gcd(*sizes_to_divide(config, row).values()) or 1  # one that divides nothing is not searched
+    return tuple(size for size in divisors(common) if size <= topology.gpus_per_node)
+
+
+def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
+    """The sizes of an axis that splits sequences; 1 alone for short ones, and for a model that splits none."""
+    alone = dict.fromkeys(AXES, 1)
+    try:
+        check_sequences(config.replaced({f"mesh.{axis}": size for axis, size in (alone | {row.name: 2}).items()}))
+    except ConfigError:
+        return (1,)
+    if config.data.seq_len < LONG:
+        return (1,)
+    of_two = divisors(config.data.seq_len // 2)  # two chunks a device
+    return tuple(size for size in of_two if size <= topology.gpus_per_node)
+
+
+def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
+    """The legal meshes of so many GPUs: those that share a layer divide a node; `REST_AXIS` takes what is left."""
+    for sharing in node_sizes(legal):
+        num_sharing = math.prod(sharing.values())
+        if base.topology.gpus_per_node % num_sharing or num_gpus % num_sharing:
+            continue
+        for pipe in divisors(num_gpus // num_sharing):
+            mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
+            divides = base.batch_size % mesh.num_batch_parts == 0 and base.seq_len % sequence_multiple(mesh) == 0
+            if pipe <= base.model.num_layers and divides:
+                yield mesh.axes
+
+
+def node_sizes(legal: Legal) -> Iterator[Mesh]:
+    """All sizes of the axes in a node together; the outer axis changes fastest."""
+    axes = tuple(reversed(NODE_AXES))
+    for sizes in itertools.product(*(legal[axis] for axis in axes)):
+        yield dict(zip(axes, sizes, strict=True))
