@@ -99,7 +99,7 @@ def interpret(table: RoundTable) -> None:
             where = f"round {round_}, device {d}"
             _act(table, round_, d, device, where)
             own = device.message
-            if table.kind[round_, d] not in (IDLE, Kind.W) or not table.has_delays:
+            if table.kind[round_, d] not in (IDLE, Kind.W, Kind.TAKE) or not table.has_delays:
                 device.out = own  # what waits for a later round stays, while its device idles or does a W
             for k, brought in enumerate(arrived):
                 _store(device, inbox.store_arrival[round_, d, k], brought[d], inbox.num_inbox, where)
@@ -146,12 +146,13 @@ def _act(table, round_, d, device, where):
     schedule = table.schedule
     kind, stage, microbatch = Kind(kind), int(table.stage[round_, d]), int(table.microbatch[round_, d])
     replica, held = schedule.placement.stages_of[d][table.chunk[round_, d]]
-    action = Action(kind, stage, microbatch, replica)
-    where = f"{where}: {action}"
+    where = f"{where}: {Action(kind, stage, microbatch, replica)}"
     assert kind in table.kinds[table.round_type[round_]], f"{where} is not of its round's type"
     assert held == stage, f"{where} runs another chunk"
+    in_rounds, kind = kind, {Kind.TAKE: Kind.F, Kind.PAIR: Kind.B}.get(kind, kind)  # the halves of a pair
+    action = Action(kind, stage, microbatch, replica, in_rounds is Kind.TAKE)
     reads = ("x", stage - 1, microbatch) if kind is Kind.F else ("dx", stage, microbatch)
-    if reads[1] >= 0 and kind is not Kind.W:
+    if reads[1] >= 0 and kind not in (Kind.W, Kind.PUT):
         assert device.message == reads, f"{where} reads {device.message}"
     for name, pages in _pools(table).items():
         of_layer = pages.of_layer[round_, d, : table.layers_per_stage[stage]].tolist()
@@ -159,11 +160,15 @@ def _act(table, round_, d, device, where):
     if kind in (Kind.B, Kind.W):
         for layer in range(table.layers_per_stage[stage]):
             device.sums[table.chunk[round_, d], layer].append((stage, layer, microbatch))
-    if kind in (Kind.B, Kind.I):
+    if in_rounds is Kind.TAKE:
+        pass  # its output leaves with its PUT
+    elif kind in (Kind.B, Kind.I):
         device.message = ("dx", stage - 1, microbatch)
-    elif kind is Kind.F and stage == schedule.num_stages - 1:  # the turn-around: head, loss and their backward
+    elif (
+        kind in (Kind.F, Kind.PUT) and stage == schedule.num_stages - 1
+    ):  # the turn-around: head, loss and their backward
         device.message = ("dx", stage, microbatch)
-    elif kind is Kind.F:
+    elif kind in (Kind.F, Kind.PUT):
         device.message = ("x", stage, microbatch)
     device.done.append(action)
     if table.completes[round_, d]:
