@@ -78,7 +78,7 @@ def slots(schedule: Schedule, num_chunks: int) -> list[int]:
     num_devices, num_stages = schedule.num_devices, schedule.num_stages
     result = []
     for row in schedule.rows:
-        for kind, stage, microbatch, _ in row:
+        for kind, stage, microbatch, *_ in row:
             unit, within = divmod(microbatch, num_devices)
             steps = stage if kind is Kind.F else 2 * num_stages - 1 - stage
             result.append(2 * (within % (num_devices // 2)) + steps + 2 * num_chunks * num_devices * unit)
