@@ -182,7 +182,7 @@ def convolution(params, x, _):
 def dropped(params, x, random):
     """The mask is drawn again for the backward."""
     y = jnp.tanh(x @ params["up"])
-    return x + drop(y[None], random, rate=0.5, site=0, first_position=0)[0] @ params["down"]
+    return x + drop(y[None], random, rate=0.5, site=0, positions=jnp.arange)[0] @ params["down"]
 
 
 def dropped_by_jax(params, x, random):

@@ -23,7 +23,7 @@ def uniform(random: Randomness) -> jax.Array:
 
 
 def dropped(y: jax.Array, random: Randomness) -> jax.Array:
-    return drop(y[None], random, rate=0.5, site=0, first_position=0)[0]
+    return drop(y[None], random, rate=0.5, site=0, positions=jnp.arange)[0]
 
 
 # layer, its parameters, and how many arrays of which shape backward needs besides parameters and random

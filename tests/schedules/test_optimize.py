@@ -72,7 +72,7 @@ def shortest_of_two_devices(num_microbatches: int, costs: Costs, slots: int) -> 
         legal = []
         for order in permutations(actions):
             held, fits, seen = 0, True, set()
-            for kind, _, microbatch, _ in order:
+            for kind, _, microbatch, *_ in order:
                 held += kind is Kind.F
                 fits &= held <= slots and all((before, microbatch) in seen for before in Kind if before in KINDS[kind])
                 held -= kind is Kind.W

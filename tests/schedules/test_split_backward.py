@@ -59,7 +59,8 @@ def rows_of(*rows: str) -> tuple:
 def test_every_schedule_stores_no_more_and_takes_no_longer(name, generated, d):
     for n, times in product((1, d - 1 or 2, 2 * d + 1), TIMES):
         whole = build(name, num_devices=d, num_microbatches=n, **generated)
-        if not has_whole_backwards(whole):
+        # Rows with pairs are split before they are paired.
+        if not has_whole_backwards(whole) or whole.has_pairs:
             continue
         moves = whole.parks_pages
         split = check(split_backward(whole, **({} if moves else options(times))))

@@ -387,7 +387,10 @@ def test_no_number_of_a_config_is_believed_whatever_it_is(number):
     ("values", "words"),
     [
         ({"data__batch_size": 2**20, "data__seq_len": 2**12}, ["data.batch_size x data.seq_len is at most"]),
-        ({"mesh__data": 2**12, "mesh__pipe": 2**12}, ["mesh.data x mesh.pipe x mesh.expert x mesh.tensor is at most"]),
+        (
+            {"mesh__data": 2**12, "mesh__pipe": 2**12},
+            ["mesh.data x mesh.pipe x mesh.context x mesh.expert x mesh.tensor is at most"],
+        ),
         ({"model__num_layers": 10_000, "model__hidden": 2**20}, ["model.num_layers x model.hidden is at most"]),
         ({"model__num_layers": 10**9}, ["model.num_layers is at most 10000"]),
     ],

@@ -19,7 +19,7 @@ def ids(schedule: str, *, gpus_per_node: int, order: str = "auto") -> np.ndarray
     config.mesh.update(data=2, pipe=4, order=order, platform="cpu")
     check(config)
     _, pipeline = build_pipeline(resolve(config), jax.devices(), gpus_per_node=gpus_per_node)
-    return np.vectorize(lambda device: device.id)(pipeline.mesh.devices)[..., 0, 0]
+    return np.vectorize(lambda device: device.id)(pipeline.mesh.devices).reshape(2, 4)
 
 
 @pytest.mark.parametrize("schedule", ["bitpipe", "chimera"])
