@@ -9,7 +9,8 @@ Gimelshein, arXiv 1805.02867.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpipe.mesh import ContextAxis
 from jaxpipe.models.attention_blocks import AttentionDropout, Tile, Visible, block_gradients, drop
 
 TILE_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
@@ -63,39 +65,48 @@ def pairs(seq: int, visible: Visible) -> tuple[int, Pairs]:
         >>> size, all_pairs.query[0].tolist(), all_pairs.key[0].tolist()
         (128, [0, 128, 128, 256, 256, 256], [0, 0, 128, 0, 128, 256])
     """
-    context = visible.context
+    return _pairs(seq, visible.causal, visible.window, visible.context)
+
+
+@cache  # a row of a million tokens has half a million pairs, and every way to train is estimated by them
+def _pairs(seq: int, causal: bool, window: int | None, context: ContextAxis) -> tuple[int, Pairs]:
     num_chunks = context.num_chunks
     length = seq // num_chunks
     size = tile_size(seq, num_chunks)
-    ends = range(size, length + size, size)  # of the tiles of a chunk, but of the last
-    tiles = [(min(end, length) - size, max(0, end - length)) for end in ends]  # first token, tokens that are skipped
+    ends = np.arange(size, length + size, size)  # of the tiles of a chunk, but of the last
+    first, skip = np.minimum(ends, length) - size, np.maximum(0, ends - length)  # first token, tokens that are skipped
 
-    def seen(query: int, key: int) -> bool:
-        is_before = query + size > key if visible.causal else True
-        return is_before and (visible.window is None or query - (key + size - 1) < visible.window)
+    def tiles(places: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
+        """[place, position and skip, tile] of all tiles of chunks that stand at `places`."""
+        of_chunks = [
+            (place * length + first, chunk * length + first, skip) for place, chunk in zip(places, chunks, strict=True)
+        ]
+        return np.concatenate(of_chunks, axis=1)
 
+    all_chunks = range(num_chunks)
+    keys = tiles([context.place(chunk) for chunk in all_chunks], all_chunks)
     of_devices = []
     for device in range(context.size):
-        rows = [
-            (
-                place * length + query,
-                chunk * length + query,
-                query_skip,
-                context.place(key_chunk) * length + key,
-                key_chunk * length + key,
-                key_skip,
-            )
-            for place, chunk in enumerate(context.chunks(device))
-            for query, query_skip in tiles
-            for key_chunk in range(num_chunks)
-            for key, key_skip in tiles
-            if seen(chunk * length + query, key_chunk * length + key)
-        ]
-        of_devices.append(rows)
-    most = max(map(len, of_devices))
-    # A pair that is skipped as a whole: the first once more.
-    filled = [rows + [(*rows[0][:-1], size)] * (most - len(rows)) for rows in of_devices]
-    return size, Pairs(*np.array(filled, np.int32).transpose(2, 0, 1))
+        chunks = context.chunks(device)
+        queries = tiles(range(len(chunks)), chunks)
+        ahead = queries[1][:, None] - keys[1]  # of the first key
+        seen = np.full(ahead.shape, True)
+        if causal:
+            seen &= ahead > -size
+        if window is not None:
+            seen &= ahead < window + size - 1
+        query, key = seen.nonzero()
+        of_devices.append(np.concatenate([queries[:, query], keys[:, key]]))
+    most = max(rows.shape[1] for rows in of_devices)
+    filled = np.stack([_filled(rows, most, size) for rows in of_devices], axis=1)
+    return size, Pairs(*filled.astype(np.int32))
+
+
+def _filled(rows: np.ndarray, most: int, size: int) -> np.ndarray:
+    """`most` pairs: those beyond `rows` are the first once more, skipped as a whole."""
+    more = np.repeat(rows[:, :1], most - rows.shape[1], axis=1)
+    more[-1] = size
+    return np.concatenate([rows, more], axis=1)
 
 
 class _Tiles(NamedTuple):
