@@ -74,7 +74,8 @@ def _pairs(seq: int, causal: bool, window: int | None, context: ContextAxis) -> 
     length = seq // num_chunks
     size = tile_size(seq, num_chunks)
     ends = np.arange(size, length + size, size)  # of the tiles of a chunk, but of the last
-    first, skip = np.minimum(ends, length) - size, np.maximum(0, ends - length)  # first token, tokens that are skipped
+    first = np.minimum(ends, length) - size
+    skip = np.maximum(0, ends - length)  # tokens that count in the tile before
 
     def tiles(places: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
         """[place, position and skip, tile] of all tiles of chunks that stand at `places`."""
