@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jaxpipe.cluster import RESERVE_BYTES, parse_topology
+from jaxpipe.cluster import parse_topology
 from jaxpipe.config import RunConfig, read_config_file
 from jaxpipe.estimate import Bytes, Estimate, Roofline, Setting, estimate, fits, memory, recomputations, setting_of
+from jaxpipe.estimate.plan import MEMORY_MARGIN, bytes_within
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BATCH_SIZE = 128
-MARGIN = 0.05  # of its bytes by which a step may take more than predicted, as in a plan
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Cell:
     @property
     def fits(self) -> bool:
         """Whether a device has room for it and the margin."""
-        return fits(self.setting, self.held, margin=MARGIN)
+        return fits(self.setting, self.held, margin=MEMORY_MARGIN)
 
 
 @cache
@@ -134,7 +134,7 @@ def settings(model: Model, microbatch_size: int, remedy: Remedy) -> Iterator[Set
         plain = setting_of(config(model, microbatch_size, each), parse_topology(model.topology))
         yield plain
         if remedy.by_stage:
-            most_bytes = int((plain.topology.hardware.memory_bytes - RESERVE_BYTES) / (1.0 + MARGIN))
+            most_bytes = bytes_within(plain, margin=MEMORY_MARGIN)
             yield from recomputations(plain, "full", most_bytes, source(model))
 
 

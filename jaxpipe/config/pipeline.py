@@ -91,8 +91,9 @@ def check_overlap(config: RunConfig) -> None:
     if not config.pipeline.overlap:
         return
     others = {
-        f"mesh.shard={config.mesh.shard!r}, whose weights and gradients travel behind all layers": config.mesh.shard
-        not in (Shard.NONE, Shard.OPTIMIZER),
+        f"mesh.shard={config.mesh.shard!r}, whose weights and gradients travel behind all layers": Shard(
+            config.mesh.shard
+        ).splits_gradients,
         f"pipeline.vocab_over_pipe={config.pipeline.vocab_over_pipe}": config.pipeline.vocab_over_pipe != "false",
         f"model.recompute={config.model.recompute!r}, by stage": ":" in str(config.model.recompute),
     }

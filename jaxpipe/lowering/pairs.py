@@ -37,7 +37,7 @@ def pairs_in_rounds(schedule: Schedule, shard: Shard = Shard.OPTIMIZER, recomput
     """
     if not schedule.has_pairs:
         return schedule
-    if schedule.delays or schedule.has_head_actions or recomputed or shard not in (Shard.NONE, Shard.OPTIMIZER):
+    if schedule.delays or schedule.has_head_actions or recomputed or shard.splits_gradients:
         return apart(schedule)
     columns = schedule.columns
     first = np.flatnonzero(columns.partner > np.arange(len(columns.partner)))

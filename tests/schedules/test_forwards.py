@@ -44,3 +44,12 @@ def test_a_split_head_meets_in_the_order_of_the_method():
     assert forwards_only(schedule).rows == tuple(
         tuple(action for action in row if action.kind in kept) for row in schedule.rows
     )
+
+
+def test_so_much_longer_are_the_orders_of_methods():
+    """What the module and the changelog say of 8 devices and 16 microbatches."""
+    told = {"gems": (128, 22), "chimera": (28, 22), "bitpipe": (44, 38), "v_half": (68, 46), "v_min": (86, 46)}
+    for name, both in told.items():
+        schedule = build(name, num_devices=8, num_microbatches=16)
+        forms = in_the_order_of_the_method(schedule), forwards_only(schedule)
+        assert tuple(simulate(form).makespan for form in forms) == both

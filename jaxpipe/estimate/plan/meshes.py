@@ -31,12 +31,12 @@ def legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[i
 
 def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
     """The sizes of an axis that splits sequences; 1 alone for short ones, and for a model that splits none."""
+    if config.data.seq_len < LONG:
+        return (1,)
     alone = dict.fromkeys(AXES, 1)
     try:
         check_sequences(config.replaced({f"mesh.{axis}": size for axis, size in (alone | {row.name: 2}).items()}))
     except ConfigError:
-        return (1,)
-    if config.data.seq_len < LONG:
         return (1,)
     of_two = divisors(config.data.seq_len // 2)  # two chunks a device
     return tuple(size for size in of_two if size <= topology.gpus_per_node)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from jaxpipe.schedules.analysis.simulate import simulate
 from jaxpipe.schedules.passes.overlap import apart
-from jaxpipe.schedules.schedule import HEAD_KINDS, Kind, Rows, Schedule
+from jaxpipe.schedules.schedule import HEAD_KINDS, Action, Kind, Rows, Schedule
 
 
 def forwards_only(schedule: Schedule) -> Schedule:
@@ -41,12 +41,11 @@ def _eager(schedule: Schedule) -> Rows:
 
     All F take one tick. A microbatch that is far gone goes first, so that the devices after it do not wait.
     """
-    waiting = [
-        {key: [action for action in row if (action.stage, action.replica) == key][::-1] for key in keys}
-        for row, keys in (
-            (row, sorted({(action.stage, action.replica) for action in row}, reverse=True)) for row in schedule.rows
-        )
-    ]
+    # [device][stage of a replica, the last one first] its F, of which the last is the next.
+    waiting: list[list[list[Action]]] = []
+    for row, held in zip(schedule.rows, schedule.placement.stages_of, strict=True):
+        stages = sorted(((stage, replica) for replica, stage in held), reverse=True)
+        waiting.append([[a for a in reversed(row) if (a.stage, a.replica) == stage] for stage in stages])
     num_left = sum(map(len, schedule.rows))
     ended: set[tuple[int, int]] = set()  # (stage, microbatch)
     rows = [[] for _ in schedule.rows]
@@ -55,8 +54,8 @@ def _eager(schedule: Schedule) -> Rows:
         for row, of_stages in zip(rows, waiting, strict=True):
             ready = (
                 actions
-                for (stage, _), actions in of_stages.items()
-                if actions and (stage == 0 or (stage - 1, actions[-1].microbatch) in ended)
+                for actions in of_stages
+                if actions and (actions[-1].stage == 0 or (actions[-1].stage - 1, actions[-1].microbatch) in ended)
             )
             if actions := next(ready, None):
                 row.append(actions.pop())
