@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,15 @@ from jax import lax
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.guards import shared_guards
-from jaxpipe.mesh import with_losses
+from jaxpipe.mesh import PyTree, with_losses
 from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State, Taken
 from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer, waiting
+from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer
 from jaxpipe.program.in_place import after, cond_in_place, guarded_index
 from jaxpipe.program.layer_form import LayerForm
+from jaxpipe.program.side_by_side import side_by_side
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
 
@@ -114,12 +115,25 @@ def _forms(step: DeviceStep, round_type: int, kind: Kind) -> list[_Form]:
     return [form for form in forms if form.stages_in(table, round_type)]
 
 
+class LayerCall(NamedTuple):
+    """What an action computes for one layer, apart from what it does with that."""
+
+    compute: Callable[..., Any]
+    arguments: tuple[PyTree, ...]
+    then: Callable[[Walk, Any], Walk]  # the walk with what was computed
+
+
 class Half(NamedTuple):
     """An action on the layers of a stage, apart from the walk over them: a pair walks for two."""
 
     walk: Walk  # before the first layer
-    layer: Callable[[LayerForm, jax.Array, Walk], Walk]
+    call: Callable[[LayerForm, jax.Array, Walk], LayerCall]
     end: Callable[[Walk, State], State]  # the state after the last layer
+
+    def layer(self, form: LayerForm, turn: jax.Array, walk: Walk) -> Walk:
+        """The walk after the layer of a turn."""
+        call = self.call(form, turn, walk)
+        return call.then(walk, call.compute(*call.arguments))
 
 
 def forward(step: DeviceStep, row: Row, state: State) -> State:
@@ -136,22 +150,26 @@ def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
     # Devices of other stages skip the embedding at run time, and take what has arrived.
     x = step.at_stage(0, row, lambda _: boundary.embed(step, row, microbatch, state), state.message)
 
-    def layer(form: LayerForm, i: jax.Array, walk: Walk) -> Walk:
+    def call(form: LayerForm, i: jax.Array, walk: Walk) -> LayerCall:
         # The index in the model, not in the stage: a layer's random numbers do not depend on how layers are divided.
         place = step.first_layer[row.chunk] + i
         random = step.random_at(row, place)
-        pools = walk.pools
-        # A table of forwards alone saves nothing, so the layer runs as it is.
         params = step.layer_params(row, form, i, walk, state)
-        if form.vjp is None:
-            results = functions.layer(params, walk.passed, microbatch, random)
-        else:
-            results, residuals = form.vjp.forward(params, walk.passed, microbatch, random)
-            # In a pair the place waits for what reads the page of the backward.
-            pages = row.pages[:, i] if walk.num_done is None else guarded_index(row.pages[:, i], walk.num_done)
-            pools = form.storage.write_residuals(pools, pages, residuals)
-        y, losses = with_losses(results)
-        return walk._replace(passed=y, pools=pools, losses=add_of_layer(walk.losses, place, step.scale.layers, losses))
+
+        def then(walk: Walk, computed: Any) -> Walk:
+            pools = walk.pools
+            if form.vjp:
+                computed, residuals = computed
+                # In a pair the place waits for what reads the page of the backward.
+                pages = row.pages[:, i] if walk.num_done is None else guarded_index(row.pages[:, i], walk.num_done)
+                pools = form.storage.write_residuals(pools, pages, residuals)
+            y, of_layer = with_losses(computed)
+            losses_after = add_of_layer(walk.losses, place, step.scale.layers, of_layer)
+            return walk._replace(passed=y, pools=pools, losses=losses_after)
+
+        # A table of forwards alone saves nothing, so the layer runs as it is.
+        compute = form.vjp.forward if form.vjp else functions.layer
+        return LayerCall(compute, (params, walk.passed, microbatch, random), then)
 
     losses = step.shapes.losses.apart(state.loss)
 
@@ -159,7 +177,7 @@ def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
         of_head, state = boundary.end_forward(step, row, microbatch, walk.passed, losses.head, state)
         return state._replace(pools=walk.pools, loss=Losses(of_head, walk.losses).joined)
 
-    return Half(Walk(x, pools=state.pools, losses=losses.layers), layer, end)
+    return Half(Walk(x, pools=state.pools, losses=losses.layers), call, end)
 
 
 def backward(step: DeviceStep, row: Row, state: State) -> State:
@@ -172,7 +190,7 @@ def backward_half(step: DeviceStep, row: Row, state: State) -> Half:
     """B, apart from its walk."""
     boundary = step.boundary
 
-    def layer(form: LayerForm, turn: jax.Array, walk: Walk) -> Walk:
+    def call(form: LayerForm, turn: jax.Array, walk: Walk) -> LayerCall:
         vjp = form.vjp
         assert vjp
         i, params, given = step.last_first(row, form, turn, walk, state)
@@ -182,15 +200,19 @@ def backward_half(step: DeviceStep, row: Row, state: State) -> Half:
         # A layer with losses returns them beside x, so the gradient of its result is a pair; that of a loss is its
         # factor.
         result = (walk.passed, step.layer_scale) if step.scale.layers else walk.passed
-        d_params, dx = vjp.backward(params, residuals, result, *given)
-        return step.with_gradients(walk._replace(passed=dx), row, i, jax.tree.leaves(d_params))
+
+        def then(walk: Walk, computed: Any) -> Walk:
+            d_params, dx = computed
+            return step.with_gradients(walk._replace(passed=dx), row, i, jax.tree.leaves(d_params))
+
+        return LayerCall(vjp.backward, (params, residuals, result, *given), then)
 
     def end(walk: Walk, state: State) -> State:
         state = state._replace(grads={**state.grads, "layers": walk.sums})
         return boundary.end_backward(step, row, walk.passed, state)
 
     # The sums pass through the loop, where XLA adds in place.
-    return Half(Walk(boundary.output_gradient(step, row, state), state.grads["layers"]), layer, end)
+    return Half(Walk(boundary.output_gradient(step, row, state), state.grads["layers"]), call, end)
 
 
 def take(step: DeviceStep, row: Row, state: State) -> State:
@@ -214,15 +236,25 @@ def pair(step: DeviceStep, row: Row, state: State) -> State:
 
     def turn(i: jax.Array, walks: tuple[Walk, Walk]) -> tuple[Walk, Walk]:
         forth, walk = walks
+        of_forth = ahead.call(form, i, forth)
+        of_back = back.call(form, i, walk._replace(pools=forth.pools))
+        results, computed = both(of_forth, of_back)
+        walk = of_back.then(walk, computed)
         # The page that B reads is read before F writes its own, so that the pool is written in place.
-        with jax.named_scope("pair_backward"):
-            walk = back.layer(form, i, walk._replace(pools=forth.pools))._replace(pools=None)
         num_done = after(state.num_done, (walk.passed, walk.sums))
-        if step.in_turn:  # on CPUs all collectives have an order
-            forth = waiting(forth, num_done)
-        with jax.named_scope("pair_forward"):
-            forth = ahead.layer(form, i, forth._replace(num_done=num_done))._replace(num_done=None)
+        forth = of_forth.then(forth._replace(num_done=num_done), results)._replace(num_done=None)
         return forth, walk
+
+    def both(of_forth: LayerCall, of_back: LayerCall) -> tuple[Any, Any]:
+        vjp = form.vjp
+        assert vjp
+        back, forth = side_by_side(
+            (vjp.backward_phases, jax.tree.leaves(of_back.arguments), "pair_backward"),
+            (vjp.forward_phases, jax.tree.leaves(of_forth.arguments), "pair_forward"),
+            # As in the module of this number: on CPUs all collectives have an order.
+            state.num_done if step.in_turn else None,
+        )
+        return vjp.results_of_forward(forth), vjp.results_of_backward(back)
 
     layers = step.shapes.table.layers_per_stage
     num_each = step.num_layers_of(taken.row), step.num_layers_of(row)

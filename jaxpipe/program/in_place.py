@@ -84,6 +84,11 @@ def after(num_done: jax.Array, values: PyTree) -> jax.Array:
     return num_done
 
 
+def waits(values: Carry, num_done: jax.Array) -> Carry:
+    """Returns `values`, which wait for `num_done`: it is never negative, which XLA cannot know."""
+    return jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), values)
+
+
 def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) -> Carry:
     """Returns `action(carry)`, all of which ends before anything else uses what it returns.
 

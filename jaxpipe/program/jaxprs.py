@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +57,16 @@ def evaluate(
         wanted: variables or literals to return.
         may_add: whether what is wanted may be a `Summand`, where no equation reads it.
     """
-    read_here = {id(v) for equation in equations for v in equation.invars}
-    summands = {v for v in wanted if isinstance(v, core.Var) and id(v) not in read_here} if may_add else set()
+    summands = unread(equations, wanted) if may_add else ()
     for equation in equations:
-        if equation.primitive in ADDED_IN_STACK and summands.issuperset(equation.outvars):
-            store(values, equation, [Summand(equation, read(values, equation.invars))])
-        else:
-            run(values, equation)
+        run(values, equation, summands)
     return read(values, wanted)
+
+
+def unread(equations: Sequence[core.JaxprEqn], wanted: Sequence[Any]) -> set[core.Var]:
+    """The variables among `wanted` that no equation reads."""
+    read_here = {id(v) for equation in equations for v in equation.invars}
+    return {v for v in wanted if isinstance(v, core.Var) and id(v) not in read_here}
 
 
 def traced_as(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.ClosedJaxpr:
@@ -71,8 +74,10 @@ def traced_as(closed: core.ClosedJaxpr, function: Callable[..., Any]) -> core.Cl
     return jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars])
 
 
-def run(values: Values, equation: core.JaxprEqn) -> None:
-    """Runs `equation`; its results are added to `values`."""
+def run(values: Values, equation: core.JaxprEqn, summands: Collection[core.Var] = ()) -> None:
+    """Runs `equation`; its results are added to `values`, those of `summands` as a `Summand` where they can be."""
+    if equation.primitive in ADDED_IN_STACK and set(equation.outvars) <= set(summands):
+        return store(values, equation, [Summand(equation, read(values, equation.invars))])
     params = equation.primitive.get_bind_params(equation.params)
     operands = read(values, equation.invars)
     if equation.primitive in READ_IN_STACK:
@@ -81,8 +86,9 @@ def run(values: Values, equation: core.JaxprEqn) -> None:
         if isinstance(value, InStack):
             operands[place] = stack_of(value.leaf)
             operands[-1] += first_of(value.leaf, value.chunk, value.layer)
-    # The settings under which the equation was traced, such as XLA's metadata of a scope.
-    with equation.ctx.manager:
+    # The settings under which the equation was traced, and its scopes, by which readers of HLO know collectives.
+    scope = str(equation.source_info.name_stack)
+    with equation.ctx.manager, jax.named_scope(scope) if scope else nullcontext():
         results = equation.primitive.bind(*operands, **params)
     store(values, equation, results if equation.primitive.multiple_results else [results])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import optax
 
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.jaxprs import called, in_stacks, without_calls
+from jaxpipe.program.side_by_side import Phases
 from jaxpipe.program.wide_products import with_wide_products
 
 
@@ -47,7 +49,10 @@ class LayerVjp:
 
     def forward(self, params: PyTree, x: jax.Array, *given: PyTree) -> tuple[PyTree, list[jax.Array]]:
         """The result of the layer, and its residuals, which backward needs besides `params` and `given`."""
-        results = called(self.traced, jax.tree.leaves((params, x, given)))
+        return self.results_of_forward(called(self.traced, jax.tree.leaves((params, x, given))))
+
+    def results_of_forward(self, results: list[Any]) -> tuple[PyTree, list[jax.Array]]:
+        """The result of the layer, and its residuals, from what `traced` returns."""
         structure = jax.tree.structure(self.y)
         # The traced results are y, the arrays of the vjp object, and what of it is no array.
         y = results[: structure.num_leaves]
@@ -65,8 +70,7 @@ class LayerVjp:
             dy: the gradient of the layer's result, with its structure.
         """
         if self.wide is not None:
-            *d_params, dx = called(self.wide, jax.tree.leaves((params, residuals, dy, given)))
-            return self._like_params(d_params), dx
+            return self.results_of_backward(called(self.wide, jax.tree.leaves((params, residuals, dy, given))))
         leaves, structure = _residuals(self.vjp)
         of_params = jax.tree.leaves(params)
         saved = iter(residuals)
@@ -83,6 +87,26 @@ class LayerVjp:
         # Zeros for float0, the dtype of gradients of integers, with which nothing can be computed.
         float0 = jax.dtypes.float0
         return self._like_params([jnp.zeros(d.shape) if d.dtype == float0 else d for d in d_params]), dx
+
+    def results_of_backward(self, results: list[Any]) -> tuple[PyTree, jax.Array]:
+        """Gradients of `params` and of the input, from what `backward_jaxpr` returns."""
+        *d_params, dx = results
+        return self._like_params(d_params), dx
+
+    @cached_property
+    def forward_phases(self) -> Phases:
+        """The phases of `forward`, which takes the leaves of (params, x, given)."""
+        closed = without_calls(self.traced)
+        place = len(jax.tree.leaves(self.params))
+        return Phases.of(closed, closed.jaxpr.invars[place : place + 1], waited=closed.jaxpr.outvars)
+
+    @cached_property
+    def backward_phases(self) -> Phases:
+        """The phases of `backward`, which takes the leaves of (params, residuals, dy, given)."""
+        closed = without_calls(self.backward_jaxpr)
+        place = len(jax.tree.leaves(self.params)) + len(self.residuals)
+        of_result = closed.jaxpr.invars[place : place + jax.tree.structure(self.y).num_leaves]
+        return Phases.of(closed, of_result, waited=closed.jaxpr.outvars[-1:])
 
     def _like_params(self, d_params: Sequence[jax.Array]) -> PyTree:
         gradients = iter(d_params)
