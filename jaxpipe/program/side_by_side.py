@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ class Phases:
         >>> shapes = jnp.ones((2, 4)), jnp.ones((4, 4))
         >>> closed = jax.make_jaxpr(layer, axis_env=[("tensor", 2)])(*shapes)
         >>> phases = Phases.of(closed, closed.jaxpr.invars[:1], waited=closed.jaxpr.outvars[1:]).phases
-        >>> [[e.primitive.name for e in phase if is_product(e) or exchanges(e)] for phase in phases]
+        >>> [[e.primitive.name for e in phase if e.primitive.name in ("all_gather", "dot_general")] for phase in phases]
         [['all_gather', 'all_gather'], ['dot_general'], [], ['dot_general']]
     """
 
@@ -98,18 +99,24 @@ def side_by_side(one: Side, other: Side, num_done: jax.Array | None = None) -> t
         num_done: on platforms without barriers what orders collectives: a number that is never negative.
     """
     runs = _Run(*one), _Run(*other)
-    most = max(run.num_products for run in runs)
+    most = max(side.num_products for side in runs)
     for side in runs:
         side.part(most)
     # Nothing is beside the first collectives of the one that begins, so they should be few; and those of the other that
     # come last have what nobody waits for beside them.
-    first, second = sorted(runs, key=lambda side: side.first_bytes)
+    first, second = sorted(runs, key=lambda side: _num_bytes(side.phases[0]))
     # Two more than the phases of either: the second is one behind, and what nobody waits for may come after the last.
     for step in range(2 * most + 3):
-        if num_done is None and step:
-            _tie((first, step), (second, step - 1))
-        num_done = first.advance(step, num_done)
-        num_done = second.advance(step - 1, num_done)
+        here = (first, first.phase(step)), (second, second.phase(step - 1))
+        (exchanging, collectives), (multiplying, products) = here if step % 2 == 0 else here[::-1]
+        # Each collective that waits for others has its own share of the products.
+        waves = _waves(collectives)
+        shares = _shares(products, [_num_bytes(wave) for wave in waves])
+        for wave, share in zip(waves, shares, strict=True):
+            if num_done is None:
+                _tie(runs)
+            num_done = exchanging.run(wave, num_done)
+            num_done = multiplying.run(share, num_done)
     return runs[0].results, runs[1].results
 
 
@@ -124,14 +131,9 @@ class _Run:
         self.values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
         self._jaxpr = jaxpr
         self._made = set(phases.handed)  # what waits for other steps, apart from parameters and what is saved
+        self._done: set[int] = set()  # ids of equations
         self._summands = unread(jaxpr.eqns, jaxpr.outvars)
         self._scope = scope
-
-    @property
-    def first_bytes(self) -> int:
-        """Bytes of what the first collectives bring."""
-        made = [v.aval for e in self.phases[0] if _exchanges(e) for v in e.outvars]
-        return sum(aval.size * aval.dtype.itemsize for aval in made)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def results(self) -> list[Any]:
@@ -140,41 +142,43 @@ class _Run:
 
     def part(self, num_products: int) -> None:
         """Parts phases of products, the largest first, until there are so many."""
+        self.phases += [[] for _ in range(2 * self.num_products + 1 - len(self.phases))]
         while self.num_products < num_products:
-            place = max(range(1, max(2 * self.num_products, 2), 2), key=self._work_of)
-            self.phases += [[] for _ in range(place + 1 - len(self.phases))]
-            self.phases[place : place + 1] = _parted(self.phases[place])
+            place = max(range(1, len(self.phases), 2), key=lambda place: _work(self.phases[place]), default=0)
+            first, second = _shares(self.phases[place], [1, 1])
+            self.phases[place : place + 1] = [first, [], second]
             self.num_products += 1
 
-    def _work_of(self, place: int) -> int:
-        return sum(map(_work, self.phases[place])) if place < len(self.phases) else 0
+    def phase(self, place: int) -> Phase:
+        """The equations of a phase; none if there is no such phase."""
+        return self.phases[place] if 0 <= place < len(self.phases) else []
 
-    def waiting(self, place: int) -> list[core.Var]:
-        """What has been made and is read from the phase on."""
+    @property
+    def waiting(self) -> list[core.Var]:
+        """What has been made, and is read by what has not been run."""
+        ahead = [e for e in self._jaxpr.eqns if id(e) not in self._done]
         # A dict keeps the order, which must be the same in all processes.
-        later = dict.fromkeys(v for phase in self.phases[place:] for e in phase for v in e.invars if _is_array(v))
-        return [v for v in later if v in self._made]
+        return [v for v in dict.fromkeys(v for e in ahead for v in e.invars if _is_array(v)) if v in self._made]
 
-    def advance(self, place: int, num_done: jax.Array | None) -> jax.Array | None:
-        """Runs a phase, if there is one; returns what orders the collectives behind it."""
-        if not 0 <= place < len(self.phases):
-            return num_done
+    def run(self, equations: Phase, num_done: jax.Array | None) -> jax.Array | None:
+        """Runs equations; returns what orders the collectives behind them."""
         with jax.named_scope(self._scope):
-            for equation in self.phases[place]:
-                in_turn = num_done is not None and _exchanges_inside(equation)
-                if in_turn:
+            for equation in equations:
+                if num_done is None or not _exchanges_inside(equation):
+                    run(self.values, equation, self._summands)
+                else:
                     arrays = [v for v in equation.invars if _is_array(v)]
                     self.values.update(zip(arrays, waits(read(self.values, arrays), num_done), strict=True))
-                run(self.values, equation, self._summands)
-                if in_turn:
+                    run(self.values, equation, self._summands)
                     num_done = after(num_done, read(self.values, equation.outvars))
                 self._made.update(equation.outvars)
+                self._done.add(id(equation))
         return num_done
 
 
-def _tie(*sides: tuple[_Run, int]) -> None:
+def _tie(sides: Sequence[_Run]) -> None:
     """All that either side has made is there before either goes on."""
-    waiting = [(side, v) for side, place in sides for v in side.waiting(max(place, 0))]
+    waiting = [(side, v) for side in sides for v in side.waiting]
     tied = lax.optimization_barrier([side.values[v] for side, v in waiting])
     for (side, v), value in zip(waiting, tied, strict=True):
         side.values[v] = value
@@ -210,39 +214,66 @@ def _places(equations: Sequence[core.JaxprEqn], is_waited: Sequence[bool]) -> li
         made_in.update(dict.fromkeys(equation.outvars, place))
         first.append(place)
     read_in: dict[Any, int] = {}
-    places = []
+    places: list[int] = []
     for equation, place in zip(reversed(equations), reversed(first), strict=True):
-        last = min((read_in[v] for v in equation.outvars if v in read_in), default=place)
+        last = min([read_in[v] for v in equation.outvars if v in read_in] or [place])
         if _exchanges(equation):
             last -= last % 2
         elif is_product(equation):
             last -= 1 - last % 2
-        places.append(max(place, last))
-        for v in equation.invars:
-            if isinstance(v, core.Var):
-                read_in[v] = min(places[-1], read_in.get(v, places[-1]))
+        place = max(place, last)
+        read_in.update({v: min(place, read_in.get(v, place)) for v in equation.invars if isinstance(v, core.Var)})
+        places.append(place)
     return places[::-1]
 
 
-def _parted(phase: Phase) -> list[Phase]:
-    """The phase in two of about the same work, and nothing to exchange between them."""
-    works = np.cumsum([_work(equation) for equation in phase])
-    place = int(np.searchsorted(works, works[-1] / 2)) + 1 if phase else 0
-    return [phase[:place], [], phase[place:]]
+def _waves(phase: Phase) -> list[Phase]:
+    """The equations of a phase of collectives, by how many of these each waits for; one part at least."""
+    num_before: dict[Any, int] = {}
+    waves: list[Phase] = [[]]
+    for equation in phase:
+        place = max((num_before.get(v, 0) for v in equation.invars if isinstance(v, core.Var)), default=0)
+        exchanges = _exchanges(equation)
+        # What is elementwise behind the last ones is with them.
+        if exchanges and place == len(waves):
+            waves.append([])
+        waves[min(place, len(waves) - 1)].append(equation)
+        num_before.update(dict.fromkeys(equation.outvars, place + exchanges))
+    return waves
 
 
-def _work(equation: core.JaxprEqn) -> int:
-    """Multiplications of an equation, roughly."""
+def _shares(phase: Phase, weights: Sequence[int]) -> list[Phase]:
+    """The equations of a phase of products in as many parts, whose work is as the weights."""
+    works = np.cumsum([_work([equation]) for equation in phase])
+    wanted = np.cumsum(weights)[:-1] / max(sum(weights), 1)
+    # Each part ends with the product that makes it full.
+    ends = np.searchsorted(works, wanted * works[-1]) + 1 if phase else np.zeros(len(wanted), int)
+    places = [0, *np.minimum(ends, len(phase)).tolist(), len(phase)]
+    return [phase[start:end] for start, end in pairwise(places)]
+
+
+def _work(phase: Phase) -> int:
+    """Multiplications of equations, roughly."""
+    return sum(map(_work_of, phase))
+
+
+def _work_of(equation: core.JaxprEqn) -> int:
     inside = [e for jaxpr in core.jaxprs_in_params(equation.params) for e in jaxpr.eqns]
     if inside:
-        return equation.params.get("length", 1) * sum(map(_work, inside))
+        return equation.params.get("length", 1) * _work(inside)
     if not is_product(equation):
         return 0
-    shapes = [v.aval.shape for v in (equation.invars[0], equation.outvars[0])]  # pyright: ignore[reportAttributeAccessIssue]
+    operand, product = (v.aval.shape for v in (equation.invars[0], equation.outvars[0]))  # pyright: ignore
     if equation.primitive.name != "dot_general":
-        return shapes[0][-1] * math.prod(shapes[1])
+        return operand[-1] * math.prod(product)
     (contracted, _), _ = equation.params["dimension_numbers"]
-    return math.prod([shapes[0][dim] for dim in contracted]) * math.prod(shapes[1])
+    return math.prod(operand[dim] for dim in contracted) * math.prod(product)
+
+
+def _num_bytes(phase: Phase) -> int:
+    """Bytes of what collectives bring."""
+    made: list[Any] = [v.aval for e in phase if _exchanges(e) for v in e.outvars]
+    return sum(aval.size * aval.dtype.itemsize for aval in made)
 
 
 def _exchanges(equation: core.JaxprEqn) -> bool:
