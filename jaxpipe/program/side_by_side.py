@@ -109,14 +109,19 @@ def side_by_side(one: Side, other: Side, num_done: jax.Array | None = None) -> t
     for step in range(2 * most + 3):
         here = (first, first.phase(step)), (second, second.phase(step - 1))
         (exchanging, collectives), (multiplying, products) = here if step % 2 == 0 else here[::-1]
-        # Each collective that waits for others has its own share of the products.
+        # Those that wait for others have products of their own beside them.
         waves = _waves(collectives)
-        shares = _shares(products, [_num_bytes(wave) for wave in waves])
-        for wave, share in zip(waves, shares, strict=True):
+        for wave, share in zip(waves, _shares(products, [_num_bytes(wave) for wave in waves]), strict=True):
+            # Nothing else is between the ties: XLA begins collectives late, and ends them before what reads them.
+            before, at_once, behind = _around_collectives(wave)
+            exchanging.run(before, None)
             if num_done is None:
                 _tie(runs)
-            num_done = exchanging.run(wave, num_done)
+            num_done = exchanging.run(at_once, num_done)
             num_done = multiplying.run(share, num_done)
+            if num_done is None:
+                _tie(runs)
+            exchanging.run(behind, None)
     return runs[0].results, runs[1].results
 
 
@@ -167,7 +172,7 @@ class _Run:
                 if num_done is None or not _exchanges_inside(equation):
                     run(self.values, equation, self._summands)
                 else:
-                    arrays = [v for v in equation.invars if _is_array(v)]
+                    arrays: list[Any] = [v for v in equation.invars if _is_array(v)]
                     self.values.update(zip(arrays, waits(read(self.values, arrays), num_done), strict=True))
                     run(self.values, equation, self._summands)
                     num_done = after(num_done, read(self.values, equation.outvars))
@@ -228,18 +233,41 @@ def _places(equations: Sequence[core.JaxprEqn], is_waited: Sequence[bool]) -> li
 
 
 def _waves(phase: Phase) -> list[Phase]:
-    """The equations of a phase of collectives, by how many of these each waits for; one part at least."""
-    num_before: dict[Any, int] = {}
-    waves: list[Phase] = [[]]
+    """The equations of a phase of collectives in parts that follow each other, each with collectives of one kind.
+
+    XLA joins those of a part, and two of other kinds would share what is beside them.
+    """
+    num_behind: dict[Any, int] = {}
+    ranks: list[tuple[int, str]] = []  # of collectives: how many of the phase wait for them, one after the other
+    for equation in reversed(phase):
+        behind = max((num_behind.get(v, 0) for v in equation.outvars), default=0)
+        if _exchanges(equation):
+            ranks.append((-behind, equation.primitive.name))
+        behind += _exchanges(equation)
+        num_behind.update({v: max(behind, num_behind.get(v, 0)) for v in equation.invars if isinstance(v, core.Var)})
+    order = sorted(set(ranks))
+    waves: list[Phase] = [[] for _ in order or [()]]
+    made_in: dict[Any, int] = {}
     for equation in phase:
-        place = max((num_before.get(v, 0) for v in equation.invars if isinstance(v, core.Var)), default=0)
-        exchanges = _exchanges(equation)
-        # What is elementwise behind the last ones is with them.
-        if exchanges and place == len(waves):
-            waves.append([])
-        waves[min(place, len(waves) - 1)].append(equation)
-        num_before.update(dict.fromkeys(equation.outvars, place + exchanges))
+        place = max((made_in.get(v, 0) for v in equation.invars if isinstance(v, core.Var)), default=0)
+        if _exchanges(equation):
+            place = order.index(ranks.pop())
+        waves[place].append(equation)
+        made_in.update(dict.fromkeys(equation.outvars, place))
     return waves
+
+
+def _around_collectives(wave: Phase) -> tuple[Phase, Phase, Phase]:
+    """What is before the collectives of a wave, which do not need each other; these; and what waits for them."""
+    made: set[Any] = set()
+    before: Phase = []
+    at_once: Phase = []
+    behind: Phase = []
+    for equation in wave:
+        is_behind = not made.isdisjoint(v for v in equation.invars if isinstance(v, core.Var))
+        (at_once if _exchanges(equation) else behind if is_behind else before).append(equation)
+        made.update(equation.outvars if _exchanges(equation) or is_behind else ())
+    return before, at_once, behind
 
 
 def _shares(phase: Phase, weights: Sequence[int]) -> list[Phase]:
