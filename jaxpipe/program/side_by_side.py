@@ -245,7 +245,8 @@ def _waves(phase: Phase) -> list[Phase]:
             ranks.append((-behind, equation.primitive.name))
         behind += _exchanges(equation)
         num_behind.update({v: max(behind, num_behind.get(v, 0)) for v in equation.invars if isinstance(v, core.Var)})
-    order = sorted(set(ranks))
+    # What others wait for first: sums before gathers of what is read again.
+    order = sorted(set(ranks), key=lambda rank: (rank[0], rank[1].startswith("all_gather")))
     waves: list[Phase] = [[] for _ in order or [()]]
     made_in: dict[Any, int] = {}
     for equation in phase:
