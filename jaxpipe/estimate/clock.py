@@ -31,6 +31,8 @@ class Seconds:
         message_bytes: bytes of one message.
         slot_bytes: [stages] bytes of all activations of a microbatch, which move to the paired device and back.
         exchange_bytes: [stages] bytes that each of two holders sends in a SYNC.
+        hidden: [stages] by how much a pair of two such stages is shorter than its halves; of two stages the less;
+            None: by nothing.
     """
 
     of_kind: np.ndarray
@@ -40,6 +42,7 @@ class Seconds:
     message_bytes: float
     slot_bytes: np.ndarray
     exchange_bytes: np.ndarray
+    hidden: np.ndarray | None = None
 
     @cached_property
     def message(self) -> np.ndarray:
@@ -74,6 +77,10 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     columns = clock.schedule.columns
     num_devices = clock.schedule.num_devices
     duration = seconds.of_kind[columns.kind, columns.stage]
+    if clock.schedule.has_pairs and seconds.hidden is not None:
+        hidden = np.minimum(seconds.hidden[columns.stage], seconds.hidden[columns.stage[columns.partner]])
+        both = np.maximum(duration + duration[columns.partner], np.finfo(float).tiny)
+        duration = np.where(columns.partner >= 0, duration * (1.0 - hidden / both), duration)
     # Before transfers get their durations: they run beside compute and are no work of the device.
     work_s = float(np.bincount(columns.device, duration, minlength=num_devices).max(initial=0.0))
     duration[clock.transfers] = clock.transfer_times(

@@ -179,7 +179,8 @@ def setting_of(config: ConfigDict | RunConfig, topology: Topology, given: GivenM
 def costs_of(times: Times) -> Costs:
     """Costs of stages of layers that take `times`, in fifths of a forward."""
     of_split = (times.layer_input_gradient_s, times.layer_weight_gradient_s)
-    return rounded_costs(Costs(times.layer_forward_s, times.layer_backward_s, *of_split))
+    costs = rounded_costs(Costs(times.layer_forward_s, times.layer_backward_s, *of_split))
+    return replace(costs, pair=round(times.pair, 1)) if times.layer_hidden_s else costs
 
 
 def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pipe: bool = False) -> Costs:

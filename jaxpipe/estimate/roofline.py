@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
-from jaxpipe.cluster.axes import Collectives
+from jaxpipe.cluster.axes import STREAM, Collectives
 from jaxpipe.cluster.hardware import Hardware
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.buffers import TracedPart
@@ -200,21 +200,25 @@ class Roofline:
         repeated_s = sent_s(lambda over: has_w * (over.input_gradient + over.weight_gradient - over.backward))
         copied_s = self.memory_s(moved.deferred) if self.halves_copy else 0.0
         apart = 1.0 + (self.halves_fraction if self.halves_copy else 0.0)
+        layer_backward_s = input_gradient_s + weight_gradient_s - repeated_s
+        layer_forward_s = part_s(
+            matmuls.forward, moved.forward, drawn.forward, lambda over: over.forward, "layer_forward"
+        )
+        # Of a pair the collectives of both travel behind the products of both, but for the first of a layer over
+        # `tensor`, as `jaxpipe.program.side_by_side` says: what is longer decides.
+        exchanged_s = sent_s(lambda over: over.forward + over.backward + is_again * over.again)
+        alone_s = sent_s(lambda over: min(over.forward, 1) * (over.moves == STREAM))
+        computed_s = layer_forward_s + layer_backward_s - exchanged_s
         times = Times(
-            layer_forward_s=part_s(
-                matmuls.forward,
-                moved.forward,
-                drawn.forward,
-                lambda over: over.forward,
-                "layer_forward",
-            ),
-            layer_backward_s=input_gradient_s + weight_gradient_s - repeated_s,
+            layer_forward_s=layer_forward_s,
+            layer_backward_s=layer_backward_s,
             layer_input_gradient_s=apart * (input_gradient_s + copied_s),
             layer_weight_gradient_s=apart * (weight_gradient_s + copied_s),
             embed_forward_s=part_s((), moved.embed_forward, drawn.embed, lambda over: over.embed, "embed_forward"),
             embed_backward_s=part_s((), moved.embed_backward, drawn.embed, lambda over: over.embed, "embed_backward"),
             head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, "head"),
             update_s=0.0,
+            layer_hidden_s=min(exchanged_s - alone_s, computed_s),
         )
         if setting.is_given:  # whose head is one function
             return times

@@ -57,7 +57,7 @@ class Setting(MeshSizes):
         tells_padding: whether a batch tells routers of experts what is padding.
         error_feedback: whether the optimizer keeps the gradient before.
         keeps_average: whether it keeps an average of the weights.
-        overlap: whether forwards and backwards are paired; a pair takes as long as both.
+        overlap: whether forwards and backwards are paired, as far as that makes the step no longer.
         vocab_over_pipe: whether embedding and head are split over `pipe`, with S and T of every microbatch on all.
         recomputed: the layers of each stage that backward computes again, beside those that do as `model` says; None:
             all layers do.
@@ -142,7 +142,7 @@ class Setting(MeshSizes):
         """
         batch_size = self.microbatch_size * self.num_batch_parts
         alike = {"schedule_name": "", "options": "", "costs": None, "layers_per_stage": (), "shard": Shard.NONE}
-        kept = {"keep_bytes": 0, "keep_sums_bytes": 0}
+        kept = {"keep_bytes": 0, "keep_sums_bytes": 0, "overlap": False}
         return replace(self, num_microbatches=1, batch_size=batch_size, **alike, **kept)
 
     @property

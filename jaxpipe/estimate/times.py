@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ class Times:
         update_s: once a step, on every device: compute copies, gradient norm, optimizer; without sums over devices.
         statistics_s, gradients_s: S and T of a head that is split over `pipe`, with the collectives over `pipe` that
             stand before them and after; None where nothing has timed them.
+        layer_hidden_s: by how much F and B of one layer each are shorter as a pair: what hides behind the other one.
     """
 
     layer_forward_s: float
@@ -42,6 +43,18 @@ class Times:
     update_s: float
     statistics_s: float | None = None
     gradients_s: float | None = None
+    layer_hidden_s: float = 0.0
+
+    @property
+    def pair(self) -> float:
+        """Time of a pair of layers, over that of its halves one after the other: `Costs.pair`."""
+        return 1.0 - self.layer_hidden_s / (self.layer_forward_s + self.layer_backward_s)
+
+    @property
+    def all_paired(self) -> Times:
+        """Lower bounds: times of layers as if every action were half of a pair."""
+        names = ("forward", "backward", "input_gradient", "weight_gradient")
+        return replace(self, **{f"layer_{name}_s": self.pair * getattr(self, f"layer_{name}_s") for name in names})
 
 
 def stage_seconds(

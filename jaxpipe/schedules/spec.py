@@ -70,8 +70,11 @@ class ScheduleSpec:
         return replace(self, head=_costs_with_head(costs, share * self.placement.num_chunks))
 
     def with_pairs(self, costs: Costs) -> ScheduleSpec:
-        """The spec whose forwards and backwards are paired; a method that has pairs of its own is asked for these."""
-        return replace(self, pairs=costs)
+        """The spec whose forwards and backwards are paired; a method that has pairs of its own is asked for these.
+
+        At any `costs.pair` the same are paired, so that a run with other estimates has the rows that it had.
+        """
+        return replace(self, pairs=replace(costs, pair=1.0))
 
     @cached_property
     def is_file(self) -> bool:

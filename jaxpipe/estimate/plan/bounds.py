@@ -47,6 +47,7 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     Returns:
         Seconds.
     """
+    times = times.all_paired if setting.overlap else times
     placement = placement_of(setting)
     variant = Variant(setting.schedule_name, setting.options)
     is_split = splits_backwards(variant, setting.pipe)
@@ -99,6 +100,7 @@ def least_with_room_s(setting: Setting, times: Times) -> float:
     if setting.schedule_spec.smallest.parks_pages:
         return 0.0
     room = setting.topology.hardware.memory_bytes - RESERVE_BYTES - least_bytes(setting, placement, pages=0).total
+    times = times.all_paired if setting.overlap else times
     num_pages = room // max(traced_layer(setting).page_bytes, 1)
     if num_pages < 1:
         return 0.0

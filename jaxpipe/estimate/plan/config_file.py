@@ -32,6 +32,7 @@ def config_of(config: RunConfig, setting: Setting) -> RunConfig:
             "model.recompute": setting.recompute,
             "pipeline.schedule": setting.schedule_name,
             "pipeline.options": setting.options,
+            "pipeline.overlap": setting.overlap,
             "pipeline.costs": written_costs(setting.costs) if setting.costs else AUTO,
             "pipeline.num_microbatches": setting.num_microbatches,
             "pipeline.layers_per_stage": AUTO if is_even else ",".join(map(str, setting.layers_per_stage)),

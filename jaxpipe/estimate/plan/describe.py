@@ -15,8 +15,9 @@ def describe_schedule(setting: Setting) -> str:
     """The schedule and its options; on one device there is no pipeline."""
     if setting.pipe == 1:
         return "no pipeline"
-    split = ["vocab_over_pipe"] if setting.vocab_over_pipe else []
-    return " ".join([setting.schedule_name, *filter(None, setting.options.split(",")), *split])
+    passes = {"vocab_over_pipe": setting.vocab_over_pipe, "overlap": setting.overlap}
+    shown = [name for name, is_made in passes.items() if is_made]
+    return " ".join([setting.schedule_name, *filter(None, setting.options.split(",")), *shown])
 
 
 def describe_layers(layers_per_stage: Sequence[int]) -> str:

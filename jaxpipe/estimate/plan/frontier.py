@@ -36,6 +36,9 @@ from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
+# The rows that have room for pairs: with a forward more ahead, as `jaxpipe.schedules.passes.overlap` says.
+WITH_PAIRS, ROOM_FOR_PAIRS = "interleaved_1f1b", "extra_warm_up=true"
+LEAST_HIDDEN = 0.02  # of the time of a layer's forward and backward, for which pairs are tried
 ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 
 
@@ -54,7 +57,18 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
         places.append((_balanced(group.model.num_layers, variant, group.pipe, 0.0, 0.0), True))
     for layers_per_stage, vocab_over_pipe in places:
         for order in orders_of(group):
-            yield replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
+            setting = replace(
+                scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe
+            )
+            yield setting
+            if not vocab_over_pipe and is_worth_pairs(setting, times):
+                yield replace(setting, options=f"{setting.options},{ROOM_FOR_PAIRS}", overlap=True)
+
+
+def is_worth_pairs(setting: Setting, times: Times) -> bool:
+    """Whether forwards and backwards may be one action, in a steady state, with much to hide."""
+    has_steady_state = setting.num_microbatches > 2 * setting.pipe
+    return setting.schedule_name == WITH_PAIRS and has_steady_state and 1.0 - times.pair > LEAST_HIDDEN
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,8 @@ class Frontier:
 
     def push_recomputed(self, item: BoundedSetting) -> None:
         """Adds what may fit of a setting that does not, if some layers of each stage are computed again."""
+        if item.setting.overlap:  # whose layers save alike
+            return
         step_s = least_recomputed_s(item.setting, self._source, margin=self._margin)
         if step_s < math.inf:
             self.push(replace(item, estimate=None, bound_s=rounded_down(step_s), is_recomputed=True))

@@ -31,6 +31,8 @@ def least_gpu_s(setting: Setting, times: Times) -> float:
 
 
 def _least_layer_s(times: Times) -> float:
+    # No layer is shorter than half of a pair, whether its schedule has pairs or not.
+    times = times.all_paired
     return times.layer_forward_s + least_backward_s(times)
 
 

@@ -34,7 +34,8 @@ def sharing_more(setting: Setting) -> Iterator[Setting]:
     for shard in (*Shard,)[(*Shard,).index(setting.shard) + 1 :]:
         # Masters of embedding and head are shared over `pipe` too; gradients and weights of layers over copies alone.
         num_parts = setting.num_master_parts * (1 if shard.splits_gradients else setting.pipe)
-        if num_parts > 1 and not (shard.splits_gradients and has_delays(variant, setting.pipe)):
+        whole = setting.overlap or has_delays(variant, setting.pipe)  # as the rules of the config say
+        if num_parts > 1 and not (shard.splits_gradients and whole):
             yield replace(setting, shard=shard)
 
 
