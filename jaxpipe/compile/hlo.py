@@ -25,6 +25,11 @@ EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` t
 ENDS_OVER_DATA = re.compile(r"(ends_over_data)")  # of embedding and head: the same files
 OVER_DATA = re.compile(r"((?:gather|sum)_over_data)")  # of layers: `jaxpipe.program.weight_copies`, `device_sums`
 BY_DATA = ("all-gather", "reduce-scatter", "all-reduce")
+IN_PAIRS = {  # half of a pair -> scope of its layers' collectives, and scope of all that the other one does
+    half: (re.compile(rf"(pair_{half}/.*layer_over_\w+)"), re.compile(rf"pair_{other}"))
+    for half, other in (("forward", "backward"), ("backward", "forward"))
+}
+OF_LAYERS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
 # On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`.
 _MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
@@ -133,18 +138,25 @@ def overlapped_permutes(
     return len(permutes), sum(permute.is_hidden for permute in permutes)
 
 
-def overlapped_bytes(text: str, *, scope: re.Pattern[str], opcodes: Iterable[str]) -> tuple[int, int]:
+def overlapped_bytes(
+    text: str, *, scope: re.Pattern[str], opcodes: Iterable[str], behind: re.Pattern[str] | None = None
+) -> tuple[int, int]:
     """Bytes of a device's collectives, and of those that overlap with a matmul, as `overlapped_permutes` says.
 
     Of each the whole arrays are counted, what is gathered or is to be scattered, as often as loops around it turn, up
     to the first loop that XLA knows no number of turns of: the guard of an action, which is so counted once.
+
+    Args:
+        scope: pattern of the scopes to count.
+        opcodes: of the collectives.
+        behind: pattern of the scopes whose matmuls count; None: all do.
     """
     by_name, _ = computations(text)
     # Name of a body -> the computation in which its loop stands, and the loop.
     loops = {name: (outer, i) for outer in by_name for i in by_name[outer].instructions for name in _bodies(i)}
     num_bytes = num_hidden = 0
     for opcode in opcodes:
-        for computation, instruction, is_hidden in _collectives(by_name, scope, opcode):
+        for computation, instruction, is_hidden in _collectives(by_name, scope, opcode, behind):
             size = _whole_bytes(by_name[computation], instruction)
             while computation in loops:
                 computation, loop = loops[computation]
@@ -157,21 +169,40 @@ def overlapped_bytes(text: str, *, scope: re.Pattern[str], opcodes: Iterable[str
     return num_bytes, num_hidden
 
 
+def overlapped_in_pairs(text: str) -> dict[str, tuple[int, int]]:
+    """Opcode -> bytes of the collectives of layers in pairs, and of those with a matmul of the other half beside them.
+
+    Bytes are as of `overlapped_bytes`; a kind that pairs do not have is left out.
+    """
+    found = {}
+    for opcode in OF_LAYERS:
+        halves = [
+            overlapped_bytes(text, scope=scope, opcodes=[opcode], behind=other) for scope, other in IN_PAIRS.values()
+        ]
+        found[opcode] = sum(num for num, _ in halves), sum(hidden for _, hidden in halves)
+    return {opcode: counts for opcode, counts in found.items() if counts[0]}
+
+
 class _Collective(NamedTuple):
     computation: str
     instruction: Instruction
     is_hidden: bool
 
 
-def _collectives(by_name: dict[str, Computation], scope: re.Pattern[str] | None, opcode: str) -> Iterator[_Collective]:
-    """Those of the opcode and scope; hidden are asynchronous ones with a matmul between start and end."""
+def _collectives(
+    by_name: dict[str, Computation],
+    scope: re.Pattern[str] | None,
+    opcode: str,
+    behind: re.Pattern[str] | None = None,
+) -> Iterator[_Collective]:
+    """Those of the opcode and scope; hidden are asynchronous ones with a matmul, of `behind`, between start and end."""
     for name, computation in by_name.items():
         # Name of a start -> matmuls before it, in the order in which the GPU executes them.
         started: dict[str, int] = {}
         hidden = set()
         num_actions = 0
         for instruction in computation.instructions:
-            num_actions += _multiplies_matrices(by_name, instruction)
+            num_actions += _multiplies_matrices(by_name, instruction, behind)
             if instruction.opcode == f"{opcode}-start" and not _is_synchronous(instruction):
                 started[instruction.name] = num_actions
             elif instruction.opcode == f"{opcode}-done" and not _is_synchronous(instruction):
@@ -233,11 +264,14 @@ def executed(by_name: dict[str, Computation], instruction: Instruction, nested: 
     return [instruction, *(inner for name in inside for inner in by_name[name].instructions)]
 
 
-def _multiplies_matrices(by_name: dict[str, Computation], instruction: Instruction) -> bool:
-    """Whether it is a matmul, or a loop or fusion with one."""
+def _multiplies_matrices(
+    by_name: dict[str, Computation], instruction: Instruction, scope: re.Pattern[str] | None = None
+) -> bool:
+    """Whether it is a matmul, or a loop or fusion with one; of the scope, if there is one."""
     # A matmul that reads its kernel in place is a fusion around the call of cuBLAS.
     run = executed(by_name, instruction, ("while", "fusion"))
-    return any(inner.opcode == "dot" or _MATRIX_PRODUCT.search(inner.rest) for inner in run)
+    products = [inner for inner in run if inner.opcode == "dot" or _MATRIX_PRODUCT.search(inner.rest)]
+    return any(scope is None or scope.search(inner.rest) or scope.search(instruction.rest) for inner in products)
 
 
 def _updates_in_place(computed: dict[str, Computation], instruction: Instruction) -> bool:

@@ -20,6 +20,7 @@ from jaxpipe.compile.hlo import (
     OVER_DATA,
     PAGE_TRANSFER,
     overlapped_bytes,
+    overlapped_in_pairs,
     overlapped_permutes,
 )
 from jaxpipe.compile.prediction import Prediction, predict
@@ -48,6 +49,8 @@ class Report:
     transfers: dict[str, tuple[int, int]]
     # Of layers, and of embedding and head: bytes of collectives over `data`, each action once, and those that overlap.
     data_bytes: dict[str, tuple[int, int]]
+    # Of pairs: opcode -> bytes of collectives of layers, and of those with a matmul of the other half beside them.
+    pair_bytes: dict[str, tuple[int, int]]
     link: tuple[int, int]  # the two devices of `pipe` between which the permutes carry most, source and target
     link_bytes_asked: int  # bytes of a step that the schedule asks to be carried there
     link_bytes_sent: int  # bytes that the permutes carry there, what nobody reads included
@@ -64,16 +67,22 @@ class Report:
         """Whether the step and the reserve fit into the hardware's memory."""
         return self.total_bytes + self.reserve_bytes <= self.hardware_bytes
 
+    @property
+    def _in_pairs(self) -> dict[str, tuple[int, int]]:
+        return {opcode.replace("-", "_"): found for opcode, found in self.pair_bytes.items()}
+
     def to_json(self) -> dict[str, Any]:
         """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""
         numbers = asdict(self)
-        del numbers["prediction"], numbers["transfers"], numbers["data_bytes"]
+        del numbers["prediction"], numbers["transfers"], numbers["data_bytes"], numbers["pair_bytes"]
         return {
             **numbers,
             **{kind: num for kind, (num, _) in self.transfers.items()},
             **{f"overlapped_{kind}": num for kind, (_, num) in self.transfers.items()},
             **{f"{of}_data_bytes": num for of, (num, _) in self.data_bytes.items()},
             **{f"overlapped_{of}_data_bytes": num for of, (_, num) in self.data_bytes.items()},
+            **{f"pair_{kind}_bytes": num for kind, (num, _) in self._in_pairs.items()},
+            **{f"overlapped_pair_{kind}_bytes": num for kind, (_, num) in self._in_pairs.items()},
             "total_bytes": self.total_bytes,
             "fits": self.fits,
             "predicted_bytes": self.prediction.total_bytes,
@@ -114,6 +123,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
             "layer": overlapped_bytes(text, scope=OVER_DATA, opcodes=BY_DATA),
             "ends": overlapped_bytes(text, scope=ENDS_OVER_DATA, opcodes=BY_DATA),
         },
+        pair_bytes=overlapped_in_pairs(text),
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
         link_bytes_sent=int(sent[source, target]),
@@ -174,6 +184,11 @@ def _transfers(report: Report) -> list[str]:
                 f"data bytes  {_gibibytes(num_bytes)}  {_OF_BYTES[of]}; {num_hidden / num_bytes:.1%} of these travel"
                 " while a matmul computes"
             )
+    for opcode, (num_bytes, num_hidden) in report.pair_bytes.items():
+        lines.append(
+            f"pair bytes  {_gibibytes(num_bytes)}  of {opcode} in layers, in each traced pair once;"
+            f" {num_hidden / num_bytes:.1%} of these travel while the other half multiplies matrices"
+        )
     if report.link_bytes_sent:
         lines.append(
             f"link        {_gibibytes(report.link_bytes_sent)}  a step from device {report.link[0]} of pipe to"
