@@ -17,6 +17,7 @@ from jaxpipe.compile.hlo import (
     OVER_DATA,
     PAGE_TRANSFER,
     overlapped_bytes,
+    overlapped_in_pairs,
     overlapped_permutes,
 )
 
@@ -146,6 +147,33 @@ def test_bytes_over_data_are_whole_layers_by_the_turns_of_an_action():
     assert overlapped_bytes(LAYERS_OVER_DATA, scope=ENDS_OVER_DATA, opcodes=BY_DATA) == (2 * 4 * 4, 0)
     alone = LAYERS_OVER_DATA.replace("__cublas$lt$matmul", "sort")
     assert overlapped_bytes(alone, scope=OVER_DATA, opcodes=BY_DATA) == (3 * (64 + 128), 0)
+
+
+PAIR = """
+%products (g: bf16[8,4]) -> bf16[8,4] {
+  %g = bf16[8,4] parameter(0)
+  ROOT %w.1 = (bf16[8,4], s8[4]) custom-call(%g), custom_call_target="__cublas$lt$matmul", op_name="pair_backward/dot"
+}
+ENTRY %main (a: bf16[4,4]) -> bf16[8,4] {
+  %a = bf16[4,4] parameter(0)
+  %gather = (bf16[4,4]{1,0}, bf16[8,4]{1,0}) all-gather-start(%a), op_name="pair_forward/jvp(layer_over_tensor)/g"
+  %w = bf16[8,4] fusion(%a), kind=kCustom, calls=%products
+  %gathered = bf16[8,4] all-gather-done(%gather)
+  %sum = (bf16[8,4]{1,0}, bf16[4,4]{1,0}) reduce-scatter-start(%gathered), op_name="pair_backward/layer_over_expert/s"
+  %v = bf16[8,4] fusion(%a), kind=kCustom, calls=%products
+  %summed = bf16[4,4] reduce-scatter-done(%sum)
+  %alone = bf16[8,4] all-gather(%a), op_name="body/layer_over_tensor/g"
+  ROOT %done = bf16[8,4] copy(%w)
+}
+"""
+
+
+def test_collectives_of_a_pair_hide_behind_products_of_the_other_half():
+    """The forward's gather does; the backward's sum has products of its own half beside it."""
+    assert overlapped_in_pairs(PAIR) == {"all-gather": (64, 64), "reduce-scatter": (64, 0)}
+    of_forward = PAIR.replace('op_name="pair_backward/dot"', 'op_name="pair_forward/dot"')
+    assert overlapped_in_pairs(of_forward) == {"all-gather": (64, 0), "reduce-scatter": (64, 64)}
+    assert overlapped_in_pairs(PAIR.replace("pair_", "")) == {}
 
 
 SPLIT_HEAD = """

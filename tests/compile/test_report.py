@@ -27,6 +27,7 @@ REPORT = Report(
         "data_collectives": (9, 4),
     },
     data_bytes={"layer": (8 * GIBIBYTE, 6 * GIBIBYTE), "ends": (2 * GIBIBYTE, 0)},
+    pair_bytes={"all-gather": (10 * GIBIBYTE, 9 * GIBIBYTE)},
     link=(2, 3),
     link_bytes_asked=3 * GIBIBYTE,
     link_bytes_sent=4 * GIBIBYTE,

@@ -9,7 +9,8 @@ from legal_devices import tiered, variants
 
 from jaxpipe.estimate.clock import Seconds, ends, few_microbatches, makespans
 from jaxpipe.schedules import Costs, build, simulate
-from jaxpipe.schedules.analysis.simulate import Clock
+from jaxpipe.schedules.analysis.simulate import Clock, clock_of
+from jaxpipe.schedules.passes.overlap import overlap
 from jaxpipe.schedules.spec import ScheduleSpec
 
 SLOT, GRADIENTS = 3.0, 2.0  # in messages
@@ -135,3 +136,16 @@ def test_many_microbatches_are_on_a_line_with_few(name, options, num_devices):
 @pytest.mark.parametrize(("name", "options", "num_devices"), tiered(5, 6, 8))
 def test_many_microbatches_are_on_a_line_with_few_on_more_devices(name, options, num_devices):
     assert_on_a_line(name, options, num_devices, (96, 101))
+
+
+def test_a_pair_is_shorter_by_what_hides_in_the_shorter_of_its_stages():
+    sizes = {"num_devices": 2, "num_microbatches": 8, "num_chunks": 2, "extra_warm_up": True}
+    schedule = overlap(build("interleaved_1f1b", **sizes))
+    costs = Costs(pair=0.8)
+    of_pair = seconds_of(costs, 4, 2, transfer=0.0)
+    # 0.2 of F and B, which take 3.
+    alike = replace(of_pair, hidden=np.full(4, 0.6))
+    assert makespans(clock_of(schedule), alike).computed_s == pytest.approx(simulate(schedule, costs).makespan)
+    none = makespans(clock_of(schedule), replace(of_pair, hidden=np.array([0.6, 0.0, 0.0, 0.0]))).computed_s
+    assert none > makespans(clock_of(schedule), alike).computed_s
+    assert makespans(clock_of(schedule), of_pair).computed_s == pytest.approx(simulate(schedule).makespan)

@@ -143,6 +143,19 @@ def test_collectives_of_tensor_by_hand():
     assert half.layer_forward_s == pytest.approx(2 * each_s, rel=1e-12)
 
 
+def test_of_a_pair_the_first_gather_alone_stays_beside_the_products():
+    """Of ten; a layer that is computed again has three more. Or what they take longer than the products."""
+    roofline = Roofline(A100)
+    gather_s = roofline.gather_s(Group(4, 4), 2 * 1024 * 1024)
+    times = roofline.times(gpt_setting(tensor=4))
+    assert times.layer_hidden_s == pytest.approx(9 * gather_s)
+    assert roofline.times(gpt_setting(tensor=4, recompute="full")).layer_hidden_s == pytest.approx(12 * gather_s)
+    slow = replace(roofline, nvlink_fraction=1e-3)
+    products_s = times.layer_forward_s + times.layer_backward_s - 10 * gather_s
+    assert slow.times(gpt_setting(tensor=4)).layer_hidden_s == pytest.approx(products_s)
+    assert roofline.times(gpt_setting(tensor=1)).layer_hidden_s == 0.0
+
+
 def test_a_small_all_reduce_takes_as_long_as_published():
     """256 KiB on eight H100 take 20 us (nccl-tests); a sum is scattered, then gathered."""
     roofline = Roofline(HARDWARE["h100-80g"])

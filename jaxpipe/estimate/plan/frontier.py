@@ -57,12 +57,10 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
         places.append((_balanced(group.model.num_layers, variant, group.pipe, 0.0, 0.0), True))
     for layers_per_stage, vocab_over_pipe in places:
         for order in orders_of(group):
-            setting = replace(
-                scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe
-            )
-            yield setting
-            if not vocab_over_pipe and is_worth_pairs(setting, times):
-                yield replace(setting, options=f"{setting.options},{ROOM_FOR_PAIRS}", overlap=True)
+            found = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
+            yield found
+            if not vocab_over_pipe and is_worth_pairs(found, times):
+                yield replace(found, options=f"{found.options},{ROOM_FOR_PAIRS}", overlap=True)
 
 
 def is_worth_pairs(setting: Setting, times: Times) -> bool:
