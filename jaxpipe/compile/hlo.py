@@ -31,8 +31,8 @@ IN_PAIRS = {  # half of a pair -> scope of its layers' collectives, and scope of
 }
 OF_LAYERS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 OF_EXPERTS = ("all-gather", "reduce-scatter", "all-to-all")  # by which rows go to the devices of experts, and back
-# On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`.
-_MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm")
+# On GPUs a matmul is a call of cuBLAS or a fusion of Triton, no `dot`; those of experts are kernels of Pallas.
+_MATRIX_PRODUCT = re.compile(r"__cublas|__triton_\w*gemm|__gpu\$xla\.gpu\.triton")
 
 COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
 

@@ -67,6 +67,8 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
     workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
     # Sums of shared parameters travel while a layer's backward computes.
     workspace["layer_backward"] += meeting_bytes(of_step)
+    if step.schedule.has_pairs:  # a layer of each half at once
+        workspace["pair"] = workspace["layer_forward"] + workspace["layer_backward"]
     return Prediction(
         state=bytes_per_device(state),
         batch=bytes_per_device(batch),

@@ -182,12 +182,18 @@ def at_work(
         met: bytes of shared gradients that travel while a layer's backward computes.
     """
     kinds = {"has_whole_backwards": has_whole_backwards, "has_split_backward": has_split_backward}
-    return _at_work(setting.of_actions, **kinds, updated_layer=updated_layer, met=met)
+    return _at_work(setting.of_actions, **kinds, has_pairs=setting.overlap, updated_layer=updated_layer, met=met)
 
 
 @cache
 def _at_work(
-    setting: Setting, *, has_whole_backwards: bool, has_split_backward: bool, updated_layer: int, met: int
+    setting: Setting,
+    *,
+    has_whole_backwards: bool,
+    has_split_backward: bool,
+    has_pairs: bool,
+    updated_layer: int,
+    met: int,
 ) -> AtWork:
     if setting.recomputed:
         kinds = {"has_whole_backwards": has_whole_backwards, "has_split_backward": has_split_backward}
@@ -200,6 +206,8 @@ def _at_work(
     # Sums of shared parameters travel while the backward of a layer computes: both are there at once.
     if met:
         parts["layer_backward"] += met
+    if has_pairs:  # what a layer of the forward saves waits until that of the backward has read its page
+        parts["layer_backward"] += traced_layer(setting).page_bytes
     deferred = traced_layer(setting).deferred_bytes if has_split_backward else 0  # before they are in their page
     # Only I holds deferred arrays, so the workspace of other parts may take their bytes.
     logits = max(0, head_bytes(setting) - deferred)

@@ -239,7 +239,8 @@ def pair(step: DeviceStep, row: Row, state: State) -> State:
         of_forth = ahead.call(form, i, forth)
         of_back = back.call(form, i, walk._replace(pools=forth.pools))
         results, computed = both(of_forth, of_back)
-        walk = of_back.then(walk, computed)
+        with jax.named_scope("pair_backward"):  # some kernels add their gradients as they make them
+            walk = of_back.then(walk, computed)
         # The page that B reads is read before F writes its own, so that the pool is written in place.
         num_done = after(state.num_done, (walk.passed, walk.sums))
         forth = of_forth.then(forth._replace(num_done=num_done), results)._replace(num_done=None)

@@ -182,7 +182,9 @@ def baselines(best: Row, source: TimeSource) -> list[Baseline]:
     for recompute in ("none", "full"):
         model = replace(setting.model, recompute=recompute)
         # The best row's list of recomputed layers is of its own stages.
-        group = replace(setting, model=model, recomputed=None, shard=least, keep_bytes=0, keep_sums_bytes=0)
+        group = replace(
+            setting, model=model, recomputed=None, shard=least, keep_bytes=0, keep_sums_bytes=0, overlap=False
+        )
         try:
             times = action_times(group, source)
         except ConfigError:  # measured with the recomputation of the best row alone
