@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpipe.program.in_place import after, waits
+from jaxpipe.program.in_place import after, ordered_after
 from jaxpipe.program.jaxprs import Values, read, run, unread
 from jaxpipe.program.primitives import COLLECTIVES
 from jaxpipe.program.split_vjp.cut import is_product
@@ -173,7 +173,7 @@ class _Run:
                     run(self.values, equation, self._summands)
                 else:
                     arrays: list[Any] = [v for v in equation.invars if _is_array(v)]
-                    self.values.update(zip(arrays, waits(read(self.values, arrays), num_done), strict=True))
+                    self.values.update(zip(arrays, ordered_after(read(self.values, arrays), num_done), strict=True))
                     run(self.values, equation, self._summands)
                     num_done = after(num_done, read(self.values, equation.outvars))
                 self._made.update(equation.outvars)
