@@ -174,13 +174,13 @@ def overlapped_in_pairs(text: str) -> dict[str, tuple[int, int]]:
 
     Bytes are as of `overlapped_bytes`; a kind that pairs do not have is left out.
     """
-    found = {}
+    of_kinds = {}
     for opcode in OF_LAYERS:
         halves = [
             overlapped_bytes(text, scope=scope, opcodes=[opcode], behind=other) for scope, other in IN_PAIRS.values()
         ]
-        found[opcode] = sum(num for num, _ in halves), sum(hidden for _, hidden in halves)
-    return {opcode: counts for opcode, counts in found.items() if counts[0]}
+        of_kinds[opcode] = sum(num for num, _ in halves), sum(hidden for _, hidden in halves)
+    return {opcode: counts for opcode, counts in of_kinds.items() if counts[0]}
 
 
 class _Collective(NamedTuple):

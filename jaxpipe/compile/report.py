@@ -69,7 +69,7 @@ class Report:
 
     @property
     def _in_pairs(self) -> dict[str, tuple[int, int]]:
-        return {opcode.replace("-", "_"): found for opcode, found in self.pair_bytes.items()}
+        return {opcode.replace("-", "_"): counts for opcode, counts in self.pair_bytes.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The numbers by their names; `predicted` has the parts of `predicted_bytes`, `workspace` the parts of one."""

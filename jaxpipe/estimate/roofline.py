@@ -208,9 +208,9 @@ class Roofline:
         )
         # Of a pair the collectives of both travel behind the products of both, but for the first of a layer over
         # `tensor`, as `jaxpipe.program.side_by_side` says: what is longer decides.
-        exchanged_s = sent_s(lambda over: over.forward + over.backward + is_again * over.again)
+        travelling_s = sent_s(lambda over: over.forward + over.backward + is_again * over.again)
         alone_s = sent_s(lambda over: min(over.forward, 1) * (over.moves == STREAM))
-        computed_s = layer_forward_s + layer_backward_s - exchanged_s
+        computed_s = layer_forward_s + layer_backward_s - travelling_s
         times = Times(
             layer_forward_s=layer_forward_s,
             layer_backward_s=layer_backward_s,
@@ -220,7 +220,7 @@ class Roofline:
             embed_backward_s=part_s((), moved.embed_backward, drawn.embed, lambda over: over.embed, "embed_backward"),
             head_s=part_s(head_matmuls(setting), moved.head, 0, lambda over: over.head, "head"),
             update_s=0.0,
-            layer_hidden_s=min(exchanged_s - alone_s, computed_s),
+            layer_hidden_s=min(travelling_s - alone_s, computed_s),
         )
         if setting.is_given:  # whose head is one function
             return times

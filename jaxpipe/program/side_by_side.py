@@ -49,10 +49,10 @@ class Phases:
         Two gathers, each before a product; nobody waits for the first one.
 
         >>> def layer(x, kernel):
-        ...     y = jax.lax.all_gather(x, "tensor", tiled=True) * 2
-        ...     return y.T @ y, jax.lax.all_gather(x + y[:2], "tensor", tiled=True) @ kernel
+        ...     y = jax.lax.all_gather(x, "axis", tiled=True) * 2
+        ...     return y.T @ y, jax.lax.all_gather(x + y[:2], "axis", tiled=True) @ kernel
         >>> shapes = jnp.ones((2, 4)), jnp.ones((4, 4))
-        >>> closed = jax.make_jaxpr(layer, axis_env=[("tensor", 2)])(*shapes)
+        >>> closed = jax.make_jaxpr(layer, axis_env=[("axis", 2)])(*shapes)
         >>> phases = Phases.of(closed, closed.jaxpr.invars[:1], waited=closed.jaxpr.outvars[1:]).phases
         >>> [[e.primitive.name for e in phase if e.primitive.name in ("all_gather", "dot_general")] for phase in phases]
         [['all_gather', 'all_gather'], ['dot_general'], [], ['dot_general']]
@@ -184,6 +184,7 @@ class _Run:
 def _tie(sides: Sequence[_Run]) -> None:
     """All that either side has made is there before either goes on."""
     waiting = [(side, v) for side in sides for v in side.waiting]
+    # See the module: XLA takes it out when the order of the program is made.
     tied = lax.optimization_barrier([side.values[v] for side, v in waiting])
     for (side, v), value in zip(waiting, tied, strict=True):
         side.values[v] = value
@@ -192,12 +193,12 @@ def _tie(sides: Sequence[_Run]) -> None:
 def _is_waited(equations: Sequence[core.JaxprEqn], waited: Sequence[Any]) -> list[bool]:
     """[equation] whether it leads to what is waited for, or to a collective."""
     needed = {v for v in waited if isinstance(v, core.Var)}
-    found = []
+    leads: list[bool] = []
     for equation in reversed(equations):
-        found.append(_exchanges(equation) or not needed.isdisjoint(equation.outvars))
-        if found[-1]:
+        leads.append(_exchanges(equation) or not needed.isdisjoint(equation.outvars))
+        if leads[-1]:
             needed.update(v for v in equation.invars if isinstance(v, core.Var))
-    return found[::-1]
+    return leads[::-1]
 
 
 def _places(equations: Sequence[core.JaxprEqn], is_waited: Sequence[bool]) -> list[int]:

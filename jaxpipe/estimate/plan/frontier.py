@@ -37,7 +37,8 @@ from jaxpipe.estimate.step_collectives import StepCollectives, action_times, ste
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 # The rows that have room for pairs: with a forward more ahead, as `jaxpipe.schedules.passes.overlap` says.
-WITH_PAIRS, ROOM_FOR_PAIRS = "interleaved_1f1b", "extra_warm_up=true"
+WITH_PAIRS = "interleaved_1f1b"
+ROOM_FOR_PAIRS = "extra_warm_up=true"
 LEAST_HIDDEN = 0.02  # of the time of a layer's forward and backward, for which pairs are tried
 ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 
@@ -57,10 +58,10 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
         places.append((_balanced(group.model.num_layers, variant, group.pipe, 0.0, 0.0), True))
     for layers_per_stage, vocab_over_pipe in places:
         for order in orders_of(group):
-            found = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
-            yield found
-            if not vocab_over_pipe and is_worth_pairs(found, times):
-                yield replace(found, options=f"{found.options},{ROOM_FOR_PAIRS}", overlap=True)
+            apart = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
+            yield apart
+            if not vocab_over_pipe and is_worth_pairs(apart, times):
+                yield replace(apart, options=f"{apart.options},{ROOM_FOR_PAIRS}", overlap=True)
 
 
 def is_worth_pairs(setting: Setting, times: Times) -> bool:
