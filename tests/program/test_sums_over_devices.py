@@ -78,6 +78,15 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(case):
         assert kinds == sorted(kinds)
 
 
+@pytest.mark.ci
+def test_reports_find_the_gathers_of_two_replicas_by_name():
+    """These gather before any action, in a loop of its own."""
+    pipeline = tiny_mlp.make_pipeline(build("chimera", num_devices=2, num_microbatches=2), num_layers=2, data=2)
+    params = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(2)))
+    text = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(2)).as_text(debug_info=True)
+    assert "gather_over_data" in text
+
+
 @functools.cache
 def plain_loss_and_grads(num_layers, num_microbatches):
     """Of one device, all microbatches as one."""
