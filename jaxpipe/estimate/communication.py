@@ -11,13 +11,14 @@ from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting,
 
 
 def collectives_s(
-    setting: Setting, gather_s: Callable[[Group, float], float]
+    setting: Setting, gather_s: Callable[[Group, float], float], *, hides_keys_s: float = 0.0
 ) -> Callable[[Callable[[Collectives], int]], float]:
     """Seconds of all collectives of a kind, as `collectives_s(...)(lambda of: of.forward)` those of a layer's forward.
 
     Args:
         setting: the setting.
         gather_s: that of the source of times. An all-to-all takes as long as a gather of as many bytes.
+        hides_keys_s: seconds of products behind which keys, or values, of other devices travel.
     """
     # A gather brings the whole stream; a message carries a device's part of it.
     num_bytes = {
@@ -27,7 +28,11 @@ def collectives_s(
     }
     groups = places_of(setting).along
     over = {row.name: row.collectives for row in ROWS if row.collectives}
-    seconds = {name: gather_s(groups[name], num_bytes[of.moves]) for name, of in over.items()}
+    hidden_s = {KEYS: hides_keys_s}
+    seconds = {
+        name: max(0.0, gather_s(groups[name], num_bytes[of.moves]) - hidden_s.get(of.moves, 0.0))
+        for name, of in over.items()
+    }
     return lambda number: sum(number(of) * seconds[name] for name, of in over.items())
 
 

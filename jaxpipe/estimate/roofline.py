@@ -28,7 +28,7 @@ from jaxpipe.estimate.tiles import padded_flops
 from jaxpipe.estimate.times import Link, Times, ring_s
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.traffic import traffic, update_bytes
-from jaxpipe.estimate.work import OPERATIONS, dropout_draws, head_matmuls, split_head_matmuls
+from jaxpipe.estimate.work import OPERATIONS, dropout_draws, head_matmuls, own_keys_scores, split_head_matmuls
 
 CONSTANTS = Path(__file__).parent / "gpus"  # constants measured on GPUs, a file for each kind
 
@@ -166,7 +166,9 @@ class Roofline:
         drawn = dropout_draws(setting)
         dtype = setting.dtype
         is_again = setting.model.recompute == "full"
-        sent_s = collectives_s(setting, self.gather_s)
+        # An own model has none.
+        own_keys_s = 0.0 if setting.is_given else self.matmul_s(own_keys_scores(setting), dtype)
+        sent_s = collectives_s(setting, self.gather_s, hides_keys_s=own_keys_s)
 
         kernels = self._kernels(setting)
 

@@ -16,6 +16,7 @@ from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import layer_sizes
 from jaxpipe.mesh import ContextAxis
+from jaxpipe.models import attention_tiles
 from jaxpipe.models.attention import mean_keys
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import attended_blocks as chunked_blocks
@@ -87,6 +88,20 @@ def seen_scores(setting: Setting) -> int:
     sees = {"causal": anatomy.causal, "window": anatomy.window, "num_parts": setting.num_sequence_parts}
     cut = attended_blocks(setting.model.attention, setting.seq_len, **sees)
     return layer_sizes(setting).rows // setting.local_tokens * sum(queries * keys for queries, keys in cut)
+
+
+def own_keys_scores(setting: Setting) -> Matmul:
+    """The products of a device's queries with its own keys: behind them the keys of others travel.
+
+    Values travel behind as large a product. One without work where no device splits sequences.
+    """
+    parts = setting.num_sequence_parts
+    if parts == 1:
+        return Matmul(0, 0, 0, 0)
+    anatomy = setting.anatomy
+    pairs = attention_tiles.pairs(setting.seq_len, Visible(anatomy.causal, anatomy.window, context=ContextAxis(parts)))
+    num_heads = layer_sizes(setting).rows // setting.local_tokens  # of all sequences
+    return Matmul(pairs.size, pairs.size, anatomy.head_size, num_heads * pairs.own.query.shape[1])
 
 
 @cache

@@ -147,10 +147,11 @@ def _sums_of_tiles(setting: Setting) -> int:
         return 0
     of = layer_sizes(setting)
     keys = of.keys * setting.num_sequence_parts
+    own = of.keys if setting.num_sequence_parts > 1 else 0  # beside those of all devices
     # Float32 sums of the gradients of queries, keys and values; queries, the output's gradient, keys and values in the
     # order that tiles are cut from; the gradients in the order of the layer.
     item = ITEMSIZE[setting.dtype]
-    return FLOAT32_BYTES * (of.queries + 2 * keys) + item * (3 * of.queries + 4 * keys)
+    return FLOAT32_BYTES * (of.queries + 2 * (keys + own)) + item * (3 * of.queries + 4 * keys + 2 * own)
 
 
 def _computed_again(setting: Setting) -> int:

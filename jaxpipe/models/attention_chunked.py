@@ -65,8 +65,8 @@ def attended_blocks(seq: int, visible: Visible) -> list[tuple[int, int]]:
         [(128, 128), (128, 256), (44, 300)]
     """
     if goes_by_tiles(seq // visible.context.size, visible.context.size):
-        size, pairs = attention_tiles.pairs(seq, visible)
-        return [(size, size)] * pairs.query.shape[-1]
+        pairs = attention_tiles.pairs(seq, visible)
+        return [(pairs.size, pairs.size)] * pairs.num_pairs
     return [(block.num_queries, block.end_key - block.first_key) for block in blocks(seq, visible)]
 
 

@@ -2,7 +2,8 @@
 
 A device holds the scores of one pair at a time, whatever the length of a row. Pairs that no query sees are not in the
 loop; those that no query sees because documents stand back to back are passed over. The pairs are numbers, so that they
-may depend on the place of a device along `context`: all devices have equally many.
+may depend on the place of a device along `context`: all devices have equally many. Pairs with a device's own keys have
+a loop of their own, behind which the keys of the other devices, and the gradients that go back to them, travel.
 Source: Dao et al., FlashAttention, NeurIPS 2022, algorithms 1 and 4; the softmax by a running maximum is of Milakov and
 Gimelshein, arXiv 1805.02867.
 """
@@ -10,7 +11,7 @@ Gimelshein, arXiv 1805.02867.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from jaxpipe.models.attention_blocks import AttentionDropout, Tile, Visible, blo
 TILE_MULTIPLE = 128  # Smaller matrices leave a GPU idle.
 MOST_IN_TILE = 1024  # tokens; scores of 32 heads then take 128 MiB
 _TILES = 16  # of a row that is short: causal attention computes at most 1 / 16 of its products for nothing
+_KEY_PLACE = 3  # among the fields of `Pairs`
 # What a softmax turns into an exact 0. Finite, since a tile may have a query that sees none of its keys, whose maximum
 # -inf would make NaN.
 _UNSEEN = float(np.finfo(np.float32).min)
@@ -33,7 +35,7 @@ class Pairs(NamedTuple):
     """The pairs of tiles of one device or, with a first dim for devices, of all along `context`; int32 "pair" each.
 
     Attributes:
-        query_place, key_place: where the tile begins among the device's queries, and among all devices' keys.
+        query_place, key_place: where the tile begins among the device's queries, and among the keys that are read.
         query, key: the position of its first token in the sequence.
         query_skip, key_skip: so many first tokens of the tile count in the tile before; all of it, in a pair that a
             device has only since others have more.
@@ -57,19 +59,38 @@ def tile_size(seq: int, num_chunks: int) -> int:
     return min(seq // num_chunks, MOST_IN_TILE, TILE_MULTIPLE * -(-seq // (_TILES * TILE_MULTIPLE)))
 
 
-def pairs(seq: int, visible: Visible) -> tuple[int, Pairs]:
-    """The tokens of a tile, and the pairs that queries see, "device pair", whatever the documents.
+class PairsOfDevices(NamedTuple):
+    """The pairs of all devices along `context`, "device pair", whatever the documents.
+
+    Attributes:
+        size: tokens of a tile.
+        own: pairs with the device's own keys, which are read as they are.
+        others: all other pairs, whose keys are read from those of all devices; none on one device.
+    """
+
+    size: int
+    own: Pairs
+    others: Pairs
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a device."""
+        return self.own.query.shape[1] + self.others.query.shape[1]
+
+
+def pairs(seq: int, visible: Visible) -> PairsOfDevices:
+    """The pairs of tiles that queries see in rows of `seq` tokens.
 
     Example:
-        >>> size, all_pairs = pairs(384, Visible())
-        >>> size, all_pairs.query[0].tolist(), all_pairs.key[0].tolist()
-        (128, [0, 128, 128, 256, 256, 256], [0, 0, 128, 0, 128, 256])
+        >>> found = pairs(384, Visible())
+        >>> found.size, found.own.query[0].tolist(), found.own.key[0].tolist(), found.others.key.shape
+        (128, [0, 128, 128, 256, 256, 256], [0, 0, 128, 0, 128, 256], (1, 0))
     """
     return _pairs(seq, visible.causal, visible.window, visible.context)
 
 
 @cache  # a row of a million tokens has half a million pairs, and every way to train is estimated by them
-def _pairs(seq: int, causal: bool, window: int | None, context: ContextAxis) -> tuple[int, Pairs]:
+def _pairs(seq: int, causal: bool, window: int | None, context: ContextAxis) -> PairsOfDevices:
     num_chunks = context.num_chunks
     length = seq // num_chunks
     size = tile_size(seq, num_chunks)
@@ -98,9 +119,15 @@ def _pairs(seq: int, causal: bool, window: int | None, context: ContextAxis) -> 
             seen &= ahead < window + size - 1
         query, key = seen.nonzero()
         of_devices.append(np.concatenate([queries[:, query], keys[:, key]]))
-    most = max(rows.shape[1] for rows in of_devices)
-    filled = np.stack([_filled(rows, most, size) for rows in of_devices], axis=1)
-    return size, Pairs(*filled.astype(np.int32))
+    num_queries = seq // context.size
+    is_own = [rows[_KEY_PLACE] // num_queries == device for device, rows in enumerate(of_devices)]
+    num_own = min(own.sum() for own in is_own)  # a window may leave one device more: those count as others' keys
+    chosen = [own & (own.cumsum() <= num_own) for own in is_own]
+    most = max(rows.shape[1] for rows in of_devices) - num_own
+    own = np.stack([rows[:, of] for rows, of in zip(of_devices, chosen, strict=True)], axis=1)
+    own[_KEY_PLACE] %= num_queries
+    others = [_filled(rows[:, ~of], most, size) for rows, of in zip(of_devices, chosen, strict=True)]
+    return PairsOfDevices(size, Pairs(*own.astype(np.int32)), Pairs(*np.stack(others, axis=1).astype(np.int32)))
 
 
 def _filled(rows: np.ndarray, most: int, size: int) -> np.ndarray:
@@ -193,10 +220,9 @@ def forward(
         query, key, value: this device's, "batch token head head_dim"; keys and values are gathered over `context`.
     """
     seq = query.shape[1] * visible.context.size
-    size, of_devices = pairs(seq, visible)
+    size, own, others = pairs(seq, visible)
     tiles = _Tiles(visible, dropout, size, seq)
     queries = _by_group(query, key.shape[2])
-    keys, values = (_by_head(visible.context.gather(x, 1)) for x in (key, value))
 
     def attended(
         sums: tuple[jax.Array, ...], pair: Pairs, query: jax.Array, key: jax.Array, value: jax.Array
@@ -211,16 +237,18 @@ def forward(
         addition = jnp.einsum("bhqk,bhkd->bhqd", dropped, value, preferred_element_type=jnp.float32)
         return product * before[..., None] + addition, new_largest, total * before + weights.sum(axis=-1)
 
-    def body(pair: Pairs, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def body(keys: jax.Array, values: jax.Array, pair: Pairs, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         sums = tuple(tiles.queries(x, pair) for x in carry)
         arrays = tiles.queries(queries, pair), tiles.keys(keys, pair), tiles.keys(values, pair)
         sums = tiles.where_seen(pair, lambda sums, *arrays: attended(sums, pair, *arrays), sums, *arrays)
         return tuple(tiles.with_queries(x, tile, pair) for x, tile in zip(carry, sums, strict=True))
 
     numbers = jnp.zeros(queries.shape[:-1], jnp.float32)
-    product, largest, total = tiles.loop(
-        body, (jnp.zeros(queries.shape, jnp.float32), numbers + _UNSEEN, numbers), of_devices
-    )
+    sums = jnp.zeros(queries.shape, jnp.float32), numbers + _UNSEEN, numbers
+    sums = tiles.loop(partial(body, _by_head(key), _by_head(value)), sums, own)
+    if visible.context.size > 1:  # what the others have travels behind the pairs with own keys
+        sums = tiles.loop(partial(body, *_gathered(key, value, visible.context)), sums, others)
+    product, largest, total = sums
     output = (product / total[..., None]).astype(query.dtype)
     return output.transpose(0, 3, 1, 2, 4).reshape(query.shape), largest + jnp.log(total)
 
@@ -237,11 +265,10 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of this device's queries, keys and values, from the results of `forward`."""
     seq = query.shape[1] * visible.context.size
-    size, of_devices = pairs(seq, visible)
+    size, own, others = pairs(seq, visible)
     tiles = _Tiles(visible, dropout, size, seq)
     num_kv_heads = key.shape[2]
     queries, d_outputs = (_by_group(x, num_kv_heads) for x in (query, d_output))
-    keys, values = (_by_head(visible.context.gather(x, 1)) for x in (key, value))
     dot = (output.astype(jnp.float32) * d_output.astype(jnp.float32)).sum(axis=-1)
     output_dot = _by_group(dot, num_kv_heads)
 
@@ -263,7 +290,7 @@ def backward(
         )
         return tuple(total + gradient for total, gradient in zip(sums, gradients, strict=True))
 
-    def body(pair: Pairs, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def body(keys: jax.Array, values: jax.Array, pair: Pairs, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         d_query, d_key, d_value = carry
         sums = tiles.queries(d_query, pair), tiles.keys(d_key, pair), tiles.keys(d_value, pair)
         of_queries = (tiles.queries(x, pair) for x in (queries, log_sum, output_dot, d_outputs))
@@ -272,14 +299,22 @@ def backward(
         d_query = tiles.with_queries(d_query, sums[0], pair)
         return d_query, *(tiles.with_keys(x, tile, pair) for x, tile in zip((d_key, d_value), sums[1:], strict=True))
 
-    # Float32, as a token has a term from each pair of its tile.
-    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
-    d_query, d_key, d_value = tiles.loop(body, zeros, of_devices)
+    def gradients(keys: jax.Array, values: jax.Array, d_query: jax.Array, of_devices: Pairs) -> tuple[jax.Array, ...]:
+        # Float32, as a token has a term from each pair of its tile.
+        zeros = (jnp.zeros(x.shape, jnp.float32) for x in (keys, values))
+        return tiles.loop(partial(body, keys, values), (d_query, *zeros), of_devices)
+
+    d_query = jnp.zeros(queries.shape, jnp.float32)
+    if visible.context.size == 1:
+        d_query, *d_keys = gradients(_by_head(key), _by_head(value), d_query, own)
+    else:
+        # The others first: what goes back to them travels behind the pairs with own keys.
+        d_query, *to_others = gradients(*_gathered(key, value, visible.context), d_query, others)
+        d_query, *d_keys = gradients(_by_head(key), _by_head(value), d_query, own)
+        from_others = visible.context.scatter_sum(jnp.stack([x.astype(key.dtype) for x in to_others]), 3)
+        d_keys = [x + of_others for x, of_others in zip(d_keys, from_others, strict=True)]
     d_query = d_query.astype(query.dtype).transpose(0, 3, 1, 2, 4).reshape(query.shape)
-    d_key, d_value = (
-        visible.context.scatter_sum(gradient.astype(x.dtype).transpose(0, 2, 1, 3), 1)
-        for gradient, x in ((d_key, key), (d_value, value))
-    )
+    d_key, d_value = (x.astype(key.dtype).transpose(0, 2, 1, 3) for x in d_keys)
     return d_query, d_key, d_value
 
 
@@ -292,3 +327,9 @@ def _by_group(x: jax.Array, num_kv_heads: int) -> jax.Array:
 def _by_head(x: jax.Array) -> jax.Array:
     """`x` "batch token kv_head head_dim" as "batch kv_head token head_dim"."""
     return x.transpose(0, 2, 1, 3)
+
+
+def _gathered(key: jax.Array, value: jax.Array, context: ContextAxis) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of all devices, "batch kv_head token head_dim" each, by one collective."""
+    both = context.gather(jnp.stack((_by_head(key), _by_head(value))), 3)
+    return both[0], both[1]

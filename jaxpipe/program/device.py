@@ -15,7 +15,7 @@ from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
-from jaxpipe.program.in_place import after, cond_in_place, guarded_index
+from jaxpipe.program.in_place import after, cond_in_place, guarded_index, ordered_after
 from jaxpipe.program.jaxprs import InStack, Summand
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.shapes import StepShapes
@@ -308,7 +308,7 @@ Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its r
 
 def waiting(walk: Walk, num_done: jax.Array) -> Walk:
     """The walk, whose activation or gradient waits for `num_done`: it is never negative, which XLA cannot know."""
-    return walk._replace(passed=jax.tree.map(lambda x: jnp.where(num_done >= 0, x, jnp.zeros_like(x)), walk.passed))
+    return walk._replace(passed=ordered_after(walk.passed, num_done))
 
 
 def add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.cluster.axes import LOSS_AXES
 from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
-from jaxpipe.program.in_place import after
+from jaxpipe.program.in_place import after, ordered_after
 from jaxpipe.program.partition import WHOLE, Part, Piece
 from jaxpipe.program.stacked import Index, slice_at
 
@@ -107,9 +107,7 @@ def sums_over_devices(
     # All sums wait for the last loop of rounds. Else XLA would see that no round of that loop changes some of them, and
     # on CPUs a device that began with these would wait for one that is still sending its messages. The condition is
     # always true, which the compiler cannot know; in a loop they would not be ordered against other collectives.
-    loss, shared = jax.tree.map(
-        lambda leaf: jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf)), (loss, grads["shared"])
-    )
+    loss, shared = ordered_after((loss, grads["shared"]), num_done)
     loss = jax.tree.map(lambda leaf: sum_over(leaf, (*LOSS_AXES, "pipe"), deterministic=deterministic), loss)
     if not jax.tree.leaves(grads):
         return loss, grads

@@ -104,6 +104,26 @@ def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     return jnp.maximum(index, jnp.minimum(num_done, 0))
 
 
+def ordered_after(values: Carry, num_done: jax.Array) -> Carry:
+    """Returns a tree of arrays, each of which now waits for `num_done`, without a copy of any.
+
+    Its first number is written where it stands. A `where` for whole arrays would make all of them anew, and hold an
+    array of zeros as large as each from the beginning of the step on.
+    """
+
+    def wait(leaf: jax.Array) -> jax.Array:
+        if not leaf.ndim:
+            return jnp.where(num_done >= 0, leaf, jnp.zeros_like(leaf))
+        # An empty array has no number to write, and nothing to send either.
+        if not leaf.size:
+            return leaf
+        # The index is 0, which the compiler cannot know: it would leave out what writes a number where it was read.
+        index = (jnp.minimum(num_done, 0), *[jnp.int32(0)] * (leaf.ndim - 1))
+        return lax.dynamic_update_slice(leaf, lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim), index)
+
+    return jax.tree.map(wait, values)
+
+
 def of_round(row: PyTree, values: Carry) -> tuple[PyTree, Carry]:
     """Returns both; `values` now depend on the `row` of the round, so that XLA computes with them in its loop."""
     # The row is new in every turn of the loop, and so is what leaves the barrier with it. Nothing is computed.

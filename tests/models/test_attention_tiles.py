@@ -48,9 +48,10 @@ def test_values_and_gradients_are_those_of_the_plain_formula(seq, name, has_drop
     [(CAUSAL, 10), (Visible(window=1), 4), (Visible(window=9), 7), (Visible(causal=False), 16)],
 )
 def test_pairs_that_no_query_sees_are_not_in_the_loop(visible, num_pairs):
-    size, pairs = attention_tiles.pairs(32, visible)
-    assert size == 8
-    assert pairs.query.shape == (1, num_pairs)
+    found = attention_tiles.pairs(32, visible)
+    assert found.size == 8
+    assert found.own.query.shape == (1, num_pairs)
+    assert not found.others.query.size
 
 
 def test_tiles_of_other_documents_are_passed_over():
@@ -69,10 +70,11 @@ def test_devices_of_a_context_have_all_pairs_once_and_equally_many(causal, windo
     if window and not causal:
         pytest.skip("a window is causal")
     visible = Visible(causal=causal, window=window, context=ContextAxis(4))
-    size, pairs = attention_tiles.pairs(64, visible)
+    size, own, others = attention_tiles.pairs(64, visible)
     of_devices = [
         {
             (int(query), int(key))
+            for pairs in (own, others)
             for query, key, skip in zip(pairs.query[i], pairs.key[i], pairs.key_skip[i], strict=True)
             if skip < size
         }
@@ -87,7 +89,13 @@ def test_devices_of_a_context_have_all_pairs_once_and_equally_many(causal, windo
     assert sum(map(len, of_devices)) == len(expected)
     assert set.union(*of_devices) == expected
     if not window:
-        assert len({len(own) for own in of_devices}) == 1
+        assert len({len(all_pairs) for all_pairs in of_devices}) == 1
+    for device, (query, key, place) in enumerate(zip(own.query, own.key, own.key_place, strict=True)):
+        chunks = visible.context.chunks(device)
+        assert {*query // 8, *key // 8} <= {*chunks}
+        assert [*place] == [8 * chunks.index(number // 8) + number % 8 for number in key]
+    if causal and not window:  # each chunk with itself, and the later one with the earlier
+        assert own.key.shape[1] * size**2 == 3 * 8**2
 
 
 @pytest.mark.ci
@@ -106,10 +114,10 @@ def test_a_mistake_in_a_pair_is_seen(mistake, monkeypatch):
     right = attention_tiles.pairs
 
     def wrong(seq, visible):
-        size, pairs = right(seq, visible)
-        number = getattr(pairs, mistake).copy()
+        found = right(seq, visible)
+        number = getattr(found.own, mistake).copy()
         number[0, 2] += 1  # of the second tile against itself
-        return size, pairs._replace(**{mistake: number})
+        return found._replace(own=found.own._replace(**{mistake: number}))
 
     monkeypatch.setattr(attention_tiles, "pairs", wrong)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):

@@ -49,10 +49,10 @@ class Split(NamedTuple):
 THREE_STEPS = tiers(
     [],
     ci=[
-        Split("gpt", "interleaved_1f1b", tensor=2, dropout=0.3, shard="gradients"),
         Split("llama", "zb_v", context=4, recompute="full"),
     ],
     slow=[
+        Split("gpt", "interleaved_1f1b", tensor=2, dropout=0.3, shard="gradients"),
         Split("llama", "1f1b", data=2, shard="weights"),
         Split("llama", "bpipe", pipe=4, recompute="full:1,1,0,0"),
         Split("gpt", "bitpipe", data=2, recompute="full", dropout=0.3),

@@ -63,9 +63,9 @@ THREE_STEPS = tiers(
     [],
     ci=[
         Case("llama", "zb_h1", 2, 2, 2, "attention", shard="weights"),
-        Case("gpt", "1f1b", 2, 2, 2, "full:3,1", dropout=0.3, tied=True, shard="gradients", layers_per_stage=(3, 3)),
     ],
     slow=[
+        Case("gpt", "1f1b", 2, 2, 2, "full:3,1", dropout=0.3, tied=True, shard="gradients", layers_per_stage=(3, 3)),
         GPT,
         LLAMA,
         Case("llama", "v_min", 1, 2, 2, "full", layers_per_stage=(1, 2, 1, 2)),

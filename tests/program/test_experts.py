@@ -79,10 +79,10 @@ CASES = tiers(
     ],
     ci=[
         Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
-        Case("qwen3_moe", "1f1b", expert=2, tensor=2, bias_rate=0.1, padding=5),
         Case("qwen3_moe", "1f1b", recompute="full", data=2, tensor=2, shard="weights"),
     ],
     slow=[
+        Case("qwen3_moe", "1f1b", expert=2, tensor=2, bias_rate=0.1, padding=5),
         Case("mixtral", "zb_h1", recompute="full", data=2, padding=3, shard="gradients"),
         Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity", shard="weights"),

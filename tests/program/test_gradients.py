@@ -103,8 +103,9 @@ def test_the_loss_alone_is_the_same(case):
     "case",
     tiers(
         [],
-        ci=[("bitpipe", None), ("v_half", (1, 2, 1, 2))],
+        ci=[("v_half", (1, 2, 1, 2))],
         slow=[
+            ("bitpipe", None),
             *(("interleaved_1f1b", (2, 1, 1, 2)), ("zb_v", (2, 2, 1, 2)), ("v_min", None), ("chimera", (3, 1))),
             *((name, None) for name in ("hanayo", "dualpipe", "breadth_first")),
         ],

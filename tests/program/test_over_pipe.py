@@ -50,12 +50,12 @@ BERT = Case("1f1b", "bert", 2, 3, 2, tied=True)  # 27 words in 32 rows
 CASES = tiers(
     [ONE],
     ci=[
-        Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 3, 2, tied=True, dropout=0.3, context=2),
     ],
     slow=[
+        Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("bitpipe", "gpt", 2, 5, 4, tied=True),
         Case("zb_h1", "bert", 3, 2, 3, tied=True, dropout=0.3, vocab_multiple=12),
         Case("1f1b", "gpt", 2, 4, 2, data=2, tensor=2, tied=True, dropout=0.3),

@@ -23,10 +23,10 @@ NUM_LAYERS, NUM_MICROBATCHES = 4, 8
 CASES = tiers(
     [("gpt", "1f1b", "xla", "none", 1, 1)],
     ci=[
-        ("qwen3", "zb_h1", "chunked", "none", 2, 1),
         ("llama", "bpipe", "xla", "full", 1, 1),
     ],
     slow=[
+        ("qwen3", "zb_h1", "chunked", "none", 2, 1),
         ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("qwen3", "chimera", "xla", "none", 1, 2),
         ("llama", "interleaved_1f1b", "chunked", "full", 1, 1),

@@ -59,9 +59,9 @@ CASES = tiers(
     ci=[
         SPLIT,
         Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
-        Case("zb_h1", "llama", 2, 3, 2, tensor=2, chunk=5, loss="dpo", rank=2),
     ],
     slow=[
+        Case("zb_h1", "llama", 2, 3, 2, tensor=2, chunk=5, loss="dpo", rank=2),
         Case("bitpipe", "gpt", 2, 4, 4, tensor=2, chunk=5, packed=True),
         Case("zb_v", "llama", 2, 4, 4, data=2, packed=True),
         Case("bpipe", "llama", 4, 6, 4, tensor=2, chunk=7),

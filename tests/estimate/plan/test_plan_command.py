@@ -237,13 +237,13 @@ NOTHING_FITS = [
         ["model.num_layers=64"],
         "mostly masters and optimizer state",
         r"give more GPUs, a100-80g:\d+x2 at least$",
-        marks=pytest.mark.ci,
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         ["model.num_layers=28"],
         "mostly masters and optimizer state",
         "set optimizer.name='lion'",
-        marks=pytest.mark.ci,
+        marks=pytest.mark.slow,
     ),
     (["model.num_layers=26"], "leaves a margin of memory", "give --memory_margin=0 for the "),
     # What one sequence needs is the same on any number of GPUs.
