@@ -107,7 +107,6 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
 
 def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
     num_stages = shop.placement.num_stages
-    num_operations = shop.num_operations
     num_microbatches = shop.num_microbatches
     device_of = shop.device_of[0]
     # F takes room, I keeps it, W gives it back.
@@ -165,8 +164,8 @@ def _as_early_as_possible(start: np.ndarray, actions: _Actions, bound: int) -> n
     not_before = actions.not_before.tolist()
     ends = [0] * (len(duration) + 1)  # the last one is of none, the index -1
     for index in np.argsort(start, kind="stable").tolist():
-        # An action may start when those that it waits for have ended. Not `max`: its call takes longer than comparisons,
-        # in the innermost loop.
+        # An action may start when those that it waits for have ended. Not `max`: its call takes longer than the
+        # comparison, in the innermost loop.
         ready = not_before[index]
         end = ends[first_of[index]]
         if end > ready:
