@@ -134,6 +134,7 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     leaving = np.argsort(leaves, kind="stable").tolist()
     rows = []
     replicas = schedule.replica_of_microbatch.tolist()
+    of_head = {kind: [Action(kind, last, m, replicas[m]) for m in leaving] for kind in (Kind.S, Kind.T)}
     for device, row in enumerate(schedule.rows):
         of_row = slice(int(columns.first[device]), int(columns.first[device + 1]))
         # Rounding keeps equal times equal.
@@ -146,8 +147,8 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
                 following = np.append(near, np.inf)[np.searchsorted(near, at)]
                 at = np.where(following < at + interval, following, at)
             # The head goes first of equal times, T last of it; in every row in the order in which microbatches leave.
-            times_of = at.tolist()
-            timed += [(round(times_of[m], 9), kind, Action(kind, last, m, replicas[m])) for m in leaving]
+            times_of = at[leaving].tolist()
+            timed += [(round(at, 9), kind, action) for at, action in zip(times_of, of_head[kind], strict=True)]
         rows.append(tuple(action for *_, action in sorted(timed, key=itemgetter(0, 1))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
 
