@@ -9,8 +9,8 @@ whole training step.
 In one process the unpipelined step may use all cores, and XLA divides each of its operations among them. Where they are
 small, as the tiles of experts are, that costs processor time of its own: then compare with one thread each, as below.
 
-With --num_processes=P the pipeline is P processes of one core and one thread each (mesh.pipe becomes P), and the
-result says where their time goes; what is lost, as fractions of P x the pipelined step's wall time:
+With --num_processes=P the mesh is P processes of one core and one thread each (mesh.pipe becomes P / mesh.data, other
+axes 1), and the result says where their time goes; what is lost, as fractions of P x the pipelined step's wall time:
 
     work_ratio           processor time, pipelined / unpipelined step; `work_ratio_of_cores`: / that of an unpipelined
                          step while all processes run one at once, as they share memory and its bandwidth
@@ -45,6 +45,7 @@ from jaxpipe.config import check
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.command_line import config_of, define_config_file, define_method, run
 from jaxpipe.distributed.gloo import tune_gloo
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import stage_costs
 from jaxpipe.measure import pinned
 from jaxpipe.measure.measurement import measure
@@ -68,9 +69,7 @@ def execute(values: FlagValues) -> None:
     """Runs one benchmark and prints its result."""
     config = config_of(values)
     if values.num_processes > 1:
-        # One device a process; other axes would need more.
-        axes = MeshSizes(pipe=values.num_processes).axes
-        config = config.replaced({f"mesh.{axis}": size for axis, size in axes.items()})
+        config = of_processes(config, values.num_processes)
     check(config, name=config_flags.get_config_filename(values["config"]))
     if pinned.is_launched(values):
         pinned.join(values)
@@ -90,6 +89,24 @@ def execute(values: FlagValues) -> None:
         return
     for name, number in numbers.items():
         print(f"{name:26} {number:.4g}" if isinstance(number, float) else f"{name:26} {number}")
+
+
+def of_processes(config: RunConfig, num_processes: int) -> RunConfig:
+    """`config` on a mesh of one device a process, as many of them along `data` as it says.
+
+    Raises:
+        ConfigError: `mesh.data` does not divide the processes.
+    """
+    data = config.mesh.data
+    if num_processes % data:
+        raise ConfigError(
+            f"mesh.data={data} with --num_processes={num_processes}",
+            rule="process-device: each of several processes has one device, and each copy of the pipeline as many",
+            repair=f"set --config.mesh.data=1, or --num_processes={data}",
+        )
+    # Other axes would need more devices.
+    axes = MeshSizes(data=data, pipe=num_processes // data).axes
+    return config.replaced({f"mesh.{axis}": size for axis, size in axes.items()})
 
 
 def _measure(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
@@ -116,7 +133,7 @@ def _measure(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
 
 
 def _measure_joined(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
-    """Measures over all joined processes, a pipeline device each; {} on all but process 0."""
+    """Measures over all joined processes, a device each; {} on all but process 0."""
     pair = make_step_pair(config, tuple(jax.devices()))
     memory = measure_memory(pair)
     pipelined = pair.compile_pipelined()
@@ -142,7 +159,7 @@ def _measure_joined(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
             alone.append(timed(unpipelined))
         multihost_utils.sync_global_devices("crowded")
         crowded.append(timed(unpipelined))
-    size = config.data.batch_size // config.pipeline.num_microbatches
+    size = config.microbatch_size
     times = measure(config, jax.local_devices(), microbatch_sizes=[size], num_layers=1, num_repeats=num_repeats).times[
         size
     ]
@@ -154,7 +171,7 @@ def _measure_joined(config: RunConfig, *, num_repeats: int) -> dict[str, Any]:
     if not is_first:
         return {}
     single = median(alone)
-    num_processes = config.mesh.pipe
+    num_processes = jax.process_count()
     schedule = pair.schedule
     costs = stage_costs(times, pair.pipeline.layers_per_stage, vocab_over_pipe=schedule.has_head_actions)
     return {

@@ -3,6 +3,7 @@
     python experiments/011_kills/run.py [--num_kills=20] [--num_steps=400] [--num_processes=1] [--schedule=1f1b]
         [--seed=0] [--folder=DIR]
     python experiments/011_kills/run.py --run=experts --num_kills=10
+    python experiments/011_kills/run.py --shard=weights --num_kills=10 --num_steps=100
     python experiments/011_kills/run.py --quick
 
 Half of the kills strike while a checkpoint is being written, as soon as its half-written folder is seen or a little
@@ -28,6 +29,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxpipe.checkpoints import CHECKPOINTS
+from jaxpipe.estimate import Shard
 
 METRICS = "metrics.jsonl"  # of a run
 ROOT = Path(__file__).parents[2]
@@ -81,12 +83,13 @@ class Kill:
 
 @dataclass(frozen=True)
 class Size:
-    """How long a run is, of how many processes, with which schedule, and which of RUNS it is."""
+    """How long a run is, of how many processes, with which schedule, what devices share, and which of RUNS it is."""
 
     num_steps: int
     num_processes: int
     schedule: str
     run: str = "gpt"
+    shard: str = Shard.OPTIMIZER.value
 
 
 def start(workdir: Path, size: Size) -> subprocess.Popen:
@@ -96,6 +99,7 @@ def start(workdir: Path, size: Size) -> subprocess.Popen:
         *EVERY_RUN,
         f"--config.train.steps={size.num_steps}",
         f"--config.pipeline.schedule={size.schedule}",
+        f"--config.mesh.shard={size.shard}",
         f"--workdir={workdir}",
     ]
     module = ["jaxpipe.train", *arguments]
@@ -218,6 +222,7 @@ def main() -> None:
     parser.add_argument("--num_steps", type=int, default=400)
     parser.add_argument("--num_processes", type=int, default=1)
     parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--shard", choices=[*Shard], default=Shard.OPTIMIZER.value, help="what devices share")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where the two runs are left; by default they are deleted")
     parser.add_argument("--quick", action="store_true", help="two kills of a run of 40 steps")
@@ -227,7 +232,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(flags.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        size = Size(flags.num_steps, flags.num_processes, flags.schedule, flags.run)
+        size = Size(flags.num_steps, flags.num_processes, flags.schedule, flags.run, flags.shard)
         kills, wrong = measure(folder, size, num_kills=flags.num_kills, seed=flags.seed)
         half_written = sum(one.num_half_written > 0 for one in kills)
         print("\n".join(wrong) or "the same parameters, optimizer, counters and losses as of the run without kills")

@@ -5,7 +5,7 @@ how many transfers overlap with an action. Nothing is run, so only the time of c
 """
 
 from jaxpipe.compile.gpus import absent_gpus
-from jaxpipe.compile.hlo import Computation, Instruction, computations
+from jaxpipe.compile.hlo import Computation, Instruction, computations, whole_writes
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.report import Report, report
 from jaxpipe.compile.step import CompiledStep, TrainingStep, compile_step, training_step
@@ -23,4 +23,5 @@ __all__ = [
     "predict",
     "report",
     "training_step",
+    "whole_writes",
 ]

@@ -20,7 +20,7 @@ from jaxpipe.checkpoints.state import has_tree_of
 from jaxpipe.mesh import Randomness, on_devices
 from jaxpipe.program import Pipeline
 from jaxpipe.program.ends import embed_backward, head_backward
-from jaxpipe.program.held_bytes import bytes_per_device, held_bytes, meeting_bytes
+from jaxpipe.program.held_bytes import bytes_per_device, held_bytes, meeting_bytes, travelling_sums_bytes
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.training.run_step import Step
@@ -65,8 +65,10 @@ def predict(step: Step, state: PyTree, batch: PyTree, *, has_dropout: bool) -> P
     of_step = step.shapes(state.params, shapes)
     workspace = update_bytes(step, state)
     workspace |= workspace_bytes(step.pipeline, state.params, shapes, has_dropout=has_dropout)
-    # Sums of shared parameters travel while a layer's backward computes.
-    workspace["layer_backward"] += meeting_bytes(of_step)
+    # Sums of shared parameters travel while a layer's backward computes, and those of the layer before.
+    for part in ("layer_backward", "layer_weight_gradient"):
+        if part in workspace:
+            workspace[part] += meeting_bytes(of_step) + travelling_sums_bytes(of_step)
     if step.schedule.has_pairs:  # a layer of each half at once
         workspace["pair"] = workspace["layer_forward"] + workspace["layer_backward"]
     return Prediction(

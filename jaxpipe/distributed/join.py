@@ -128,6 +128,7 @@ def exit_now(status: int) -> None:
 
 PREFIX = "jaxpipe/"
 FIRST_WITHIN_MS = 300_000
+ALL_WITHIN_MS = 86_400_000  # a day: the watch ends the wait for a process that is lost
 
 
 class Store:
@@ -151,6 +152,11 @@ class Store:
             self.set(key, text)
             return text
         return self._client.blocking_key_value_get(PREFIX + key, FIRST_WITHIN_MS)
+
+    def wait_for_all(self, key: str) -> None:
+        """Returns when all processes have called it with the same `key`, each once."""
+        if self._client is not None:
+            self._client.wait_at_barrier(PREFIX + key, ALL_WITHIN_MS)
 
     def under(self, folder: str) -> dict[str, str]:
         """The entries whose keys begin with `folder`, with that prefix removed."""

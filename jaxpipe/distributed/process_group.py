@@ -104,6 +104,10 @@ class ProcessGroup:
         """Returns the `text` that process 0 passes under the same name `on`; waits for it, and needs no devices."""
         return self._store.broadcast_from_first(f"agreed/{on}", text, is_first=self.is_first)
 
+    def meet(self, at: str) -> None:
+        """Waits until all processes are there; needs no devices, whose first exchange on CPUs waits for 30 s alone."""
+        self._store.wait_for_all(f"met/{at}")
+
     def begin(self, doing: str, *, is_step: bool = False, waits_for_files: bool = False) -> None:
         """Announces the next activity, in which this process may wait for others; all begin the same ones in turn.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
 from jaxpipe.config.optimizers import OPTIMIZERS
@@ -18,6 +19,7 @@ from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
+from jaxpipe.sharding import KeptChunks, Shard
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,31 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             masters.
         copies: compute copies of chunks without flush, whose weights have one or two versions; 0 with a flush.
     """
+    kept = KeptChunks(num_kept_of(setting), num_kept_sums_of(setting))
+    held = _Held(max(setting.layers_per_stage), chunks, replicas, copies, kept)
+    return _parameter_bytes(setting.of_actions, setting.shard, held)
+
+
+class _Held(NamedTuple):
+    """What of a schedule decides how many parameters a device holds; as the arguments of `parameter_bytes`."""
+
+    longest: int  # layers of the longest stage
+    chunks: int
+    replicas: int
+    copies: int
+    kept: KeptChunks
+
+
+@cache  # asked for by every schedule of a plan
+def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> ParameterBytes:
+    longest, chunks, replicas, copies, kept = held_chunks
+    setting = replace(actions, shard=shard)
     itemsize = ITEMSIZE[setting.dtype]
     # A stacked array has as many rows on all devices: the largest stage's.
-    rows = chunks * max(setting.layers_per_stage)
+    rows = chunks * longest
     shapes = parameter_shapes(setting.model)
     optimizer = OPTIMIZERS[setting.optimizer]
-    num_kept = num_kept_of(setting)
-    whole_sums = num_kept_sums_of(setting) * max(setting.layers_per_stage) + LAYERS_IN_FLIGHT
+    whole_sums = kept.sums * longest + LAYERS_IN_FLIGHT
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = updated = met = 0
@@ -183,7 +203,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
             # The program leaves vectors on all devices: they are small.
             travels = is_matrix and num_parts > 1
             if travels and setting.shard.splits_weights:
-                num_whole = num_kept * max(setting.layers_per_stage) + 1 if num_kept else LAYERS_IN_FLIGHT
+                num_whole = kept.weights * longest + 1 if kept.weights else LAYERS_IN_FLIGHT
                 weights += (num_whole * size + (computed - owned) * size // num_parts) * itemsize
             else:
                 weights += int(is_copied * held * size) * itemsize
@@ -231,6 +251,12 @@ def _that_fit(setting: Setting, num_bytes: int, chunk_bytes: Callable[[Setting],
 
 def _matrices_of_chunk(setting: Setting, *, of_trained: bool = False) -> int:
     """Numbers of the matrices of the largest stage that devices share."""
+    return _matrices_of_layer(setting.of_actions, setting.shard, of_trained) * max(setting.layers_per_stage)
+
+
+@cache
+def _matrices_of_layer(actions: Setting, shard: Shard, of_trained: bool) -> int:
+    setting = replace(actions, shard=shard)
     number = 0
     for parameter in parameter_shapes(setting.model).layer:
         dims = parameter.local_dims(
@@ -239,7 +265,7 @@ def _matrices_of_chunk(setting: Setting, *, of_trained: bool = False) -> int:
         is_shared = len(parameter.dims) >= 2 and _num_parts(parameter, setting, setting.num_master_parts, dims) > 1
         if is_shared and (parameter.is_trained or not of_trained):
             number += math.prod(dims)
-    return number * max(setting.layers_per_stage)
+    return number
 
 
 def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:

@@ -19,7 +19,7 @@ from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.times import TimeSource
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.schedules import Schedule
-from jaxpipe.schedules.schedule import Kind
+from jaxpipe.schedules.schedule import Kind, once
 
 _MORE_LAYERS = 3  # of the longest stage beyond those of equal stages: its rows take bytes on all devices
 
@@ -207,14 +207,19 @@ def _few(setting: Setting) -> Schedule:
 def _peaks(schedule: Schedule, pages: np.ndarray) -> np.ndarray:
     """[device] the most pages that it holds, [stage] `pages` of each microbatch, by the order of its rows."""
     columns = schedule.columns
-    # From F to the last action that reads: B, or W.
-    change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W).astype(int)
     # A device frees all that it held, so the sums of the next device begin at 0.
-    held = np.cumsum(change * pages[columns.stage])
-    starts = np.searchsorted(columns.device, np.arange(schedule.num_devices))
-    return np.maximum.reduceat(held, starts)
+    held = np.cumsum(_changes(schedule) * pages[columns.stage])
+    return np.maximum.reduceat(held, columns.first[:-1])
 
 
+@once
+def _changes(schedule: Schedule) -> np.ndarray:
+    """[A] 1 where a page is taken, -1 where it is given back: from F to the last action that reads, B or W."""
+    columns = schedule.columns
+    return columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.B, Kind.W)
+
+
+@once
 def _held_of_stages(schedule: Schedule) -> np.ndarray:
     """[stage] the most of its microbatches that are held at once."""
     stages = np.arange(schedule.num_stages)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxpipe.lowering.transfer import Sizes
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.kept_sums import KeptSums
+from jaxpipe.lowering.transfers.layer_sums import LAYER_SUMS
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.dtypes import sum_dtype
 from jaxpipe.program.shapes import StepShapes
@@ -107,6 +108,20 @@ def meeting_bytes(shapes: StepShapes) -> int:
     return 4 * sum(
         math.prod(part.master_shape) + (math.prod(part.compute_shape) if by_both else 0)
         for by_both, part in zip(*leaves, strict=True)
+    )
+
+
+def travelling_sums_bytes(shapes: StepShapes) -> int:
+    """Bytes per device of the sums of a layer that a turn of the action leaves for the next one, which sums them.
+
+    Counted whole, also where pieces alone travel; 0 where no layer is summed behind another one.
+    """
+    if LAYER_SUMS not in shapes.table.kinds_of_traffic:
+        return 0
+    leaves = map(jax.tree.leaves, (shapes.trained_parts["layers"], shapes.trained_copies["layers"]))
+    return sum(
+        jnp.dtype(sum_dtype(copy.dtype)).itemsize * math.prod(part.compute_shape) * part.is_summed_once
+        for part, copy in zip(*leaves, strict=True)
     )
 
 

@@ -52,7 +52,8 @@ def compute_copies(
     # Layers are gathered in a loop, and on CPUs a collective in a loop must wait for all before it.
     num_done = after(jnp.int32(0), (before, shared))
     gather = _gather_both if pairs else _gather_layers
-    layers, num_done = gather(held["layers"], parts["layers"], later, cast, pairs, num_done)
+    with jax.named_scope("gather_over_data"):
+        layers, num_done = gather(held["layers"], parts["layers"], later, cast, pairs, num_done)
     return {"shared": shared, "layers": layers}, num_done
 
 

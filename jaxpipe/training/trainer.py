@@ -268,6 +268,7 @@ def fit(
             return Run(path, num_done, is_stopped=False, state=None, pipeline=pipeline)
 
         # ---- Training
+        processes.meet("compiled")
         if on_start is not None:
             on_start(pipeline)
         traces = stack.enter_context(profiler.Profiler(path, traced_steps))

@@ -13,11 +13,16 @@ from jax._src.clusters.k8s_cluster import K8sCluster
 
 ROOT = Path(__file__).parents[2]
 JOINS = """
+import time
 from jaxpipe.distributed.process_group import ProcessGroup
 with ProcessGroup(lost_after_s=60.0) as processes:
     import jax
     from jax._src.xla_bridge import CUDA_VISIBLE_DEVICES
     first = processes.agree("first", f"process {processes.index}")
+    begun = time.monotonic()
+    time.sleep(2 * processes.index)
+    processes.meet("late")
+    assert time.monotonic() - begun > processes.count - 1, "process 0 has not waited"
     print(processes.index, processes.count, jax.process_index(), first, CUDA_VISIBLE_DEVICES.value)
 """
 

@@ -92,6 +92,31 @@ def test_each_layer_is_gathered_before_it_is_used_and_summed_once(name, uneven):
     assert table.num_traced_actions <= 3 * sum(map(len, table.kinds))
 
 
+@pytest.mark.parametrize(
+    ("name", "of_others"),
+    [
+        ("1f1b", (20, 20)),  # while the pipeline fills, and while it drains
+        ("bpipe", (20, 20)),
+        ("interleaved_1f1b", (11, 11)),  # the first chunk, and the first layer of the next
+        ("zb_v", (11, 1)),  # its last W send nothing
+        ("dualpipe", (40, 2)),  # two replicas gather before any action, the first device too
+    ],
+)
+def test_the_first_device_gathers_and_sums_one_layer_alone(name, of_others):
+    """As in the page of experiment 031, which has the shares: Llama 3 70B on four devices."""
+    schedule = build(name, num_devices=4, num_microbatches=16)
+    of_stage = 80 // schedule.num_stages
+    table = lower(schedule, layers_per_stage=(of_stage,) * schedule.num_stages, behind_layers=True)
+    left = table.grids["sums_over_data"].left
+    summed = (left == Left.LAYER).sum(axis=0) + (left == Left.CHUNK).sum(axis=0) * of_stage
+    is_alone = schedule.num_replicas == 1
+    gathered = COPY_GATHERS.before(table).num_turns if is_alone else np.full(4, 2 * 80 // 4)
+    assert (
+        list(zip(gathered.tolist(), summed.tolist(), strict=True))
+        == [(1, 1) if is_alone else of_others] + [of_others] * 3
+    )
+
+
 def test_a_stage_without_layers_breaks_no_chain():
     schedule = build("interleaved_1f1b", num_devices=2, num_microbatches=4)
     table = lower(schedule, layers_per_stage=(2, 1, 0, 2), behind_layers=True)

@@ -19,7 +19,7 @@ from jaxpipe.compile.hlo import num_instructions
 from jaxpipe.mesh import make_mesh
 from jaxpipe.models import GPTConfig, LanguageModel
 from jaxpipe.program import Pipeline, StageFunctions
-from jaxpipe.program.held_bytes import held_bytes
+from jaxpipe.program.held_bytes import held_bytes, travelling_sums_bytes
 from jaxpipe.program.start import table_operands
 from jaxpipe.schedules import build
 from jaxpipe.sharding import KeptChunks
@@ -162,7 +162,11 @@ def test_held_bytes_are_pages_copies_gradients_and_messages():
         options = {"num_layers": 4, "layers_per_stage": (1, 3), "dtype": dtype, "shard": shard}
         pipeline = Pipeline(schedule, mesh, ONE_PRODUCT, **options, kept=KeptChunks(*num_kept))
         params, batch = pipeline.to_stages(tiny_mlp.make_params(4)), tiny_mlp.make_batch(3, dtype or "float32")
-        found[shard, dtype, *num_kept] = held_bytes(pipeline.shapes(params, batch))
+        shapes = pipeline.shapes(params, batch)
+        found[shard, dtype, *num_kept] = held_bytes(shapes)
+        # Kernel and bias of the layer that is summed behind the next one, once a step.
+        summed_once = {"optimizer": tiny_mlp.HIDDEN * (tiny_mlp.HIDDEN + 1)}.get(shard, 0)
+        assert travelling_sums_bytes(shapes) == 4 * summed_once
     h, x = tiny_mlp.HIDDEN, tiny_mlp.MICROBATCH_SIZE * tiny_mlp.HIDDEN
     kernels, others = 3 * h * h, 3 * h + tiny_mlp.NUM_INPUTS * h + h  # of the longest stage; biases, and the ends
     num_params = kernels + others

@@ -19,6 +19,7 @@ from tiny_models import config_of, pipeline_of, random_batch, random_params, rel
 
 from jaxpipe.models import LanguageModel
 from jaxpipe.schedules import build
+from jaxpipe.sharding import KeptChunks
 
 SUMS = {"psum", "psum_scatter", "reduce_scatter", "psum_invariant"}
 
@@ -77,6 +78,15 @@ def test_sums_stand_in_the_round_after_behind_its_permutes(case):
         assert kinds == sorted(kinds)
 
 
+@pytest.mark.ci
+def test_reports_find_the_gathers_of_two_replicas_by_name():
+    """These gather before any action, in a loop of its own."""
+    pipeline = tiny_mlp.make_pipeline(build("chimera", num_devices=2, num_microbatches=2), num_layers=2, data=2)
+    params = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(2)))
+    text = pipeline.loss_and_grads.lower(params, tiny_mlp.make_batch(2)).as_text(debug_info=True)
+    assert "gather_over_data" in text
+
+
 @functools.cache
 def plain_loss_and_grads(num_layers, num_microbatches):
     """Of one device, all microbatches as one."""
@@ -93,6 +103,15 @@ def plain_loss_and_grads(num_layers, num_microbatches):
         slow=[
             *((name, 8, {"data": 2}) for name in ("zb_v", "bitpipe", "bpipe")),
             ("1f1b", 4, {"data": 2, "tensor": 2}),
+            ("1f1b", 4, {"data": 4, "shard": "none"}),
+            ("1f1b", 4, {"data": 4, "tensor": 2, "shard": "weights"}),
+            ("interleaved_1f1b", 8, {"data": 4}),
+            ("interleaved_1f1b", 8, {"data": 4, "shard": "gradients", "kept": KeptChunks(sums=1)}),
+            ("breadth_first", 8, {"data": 4, "shard": "weights", "kept": KeptChunks(1, 1)}),
+            ("zb_v", 8, {"data": 4, "shard": "weights"}),
+            ("zb_h1", 4, {"data": 4, "shard": "gradients"}),
+            ("dualpipe", 4, {"data": 4, "shard": "gradients"}),
+            ("chimera", 4, {"data": 4}),
         ],
     ),
     ids=str,
@@ -101,12 +120,15 @@ def test_behind_layers_the_sums_are_those_of_plain_grad(case):
     """And in the rounds after; sums over microbatches and devices in another order round otherwise."""
     name, num_layers, options = case
     config = config_of("llama", num_layers=num_layers)
-    schedule = build(name, num_devices=2 if "tensor" in options or name == "zb_v" else 4, num_microbatches=4)
+    data, tensor = options["data"], options.get("tensor", 1)
+    schedule = build(name, num_devices=2 if name == "zb_v" else 8 // (data * tensor), num_microbatches=4)
     pipeline = pipeline_of(schedule, config, **options)
     assert bool(pipeline.table.hanging.any()) == options.get("behind_layers", True)
     params = jax.jit(pipeline.to_stages)(random_params(config))
-    loss, grads = pipeline.loss_and_grads(params, random_batch(4, seed=0))
-    wanted, wanted_grads = plain_loss_and_grads(num_layers, 4)
+    rows = random_batch(2 * data, seed=0)
+    batch = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[2:]), rows)
+    loss, grads = pipeline.loss_and_grads(params, batch)
+    wanted, wanted_grads = plain_loss_and_grads(num_layers, 2 * data)
     assert float(loss) == pytest.approx(float(wanted), rel=LARGEST_ERROR)
     errors = relative_errors(jax.jit(pipeline.from_stages)(grads), wanted_grads)
     assert max(errors.values()) <= LARGEST_ERROR, errors

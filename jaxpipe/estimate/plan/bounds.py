@@ -30,8 +30,8 @@ from jaxpipe.schedules.spec import ScheduleSpec
 # ---- Time ----
 
 
-def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> float:
-    """Lower bound of the step time of a setting.
+def least_s(setting: Setting, times: Times, collectives: StepCollectives | None = None) -> float:
+    """Lower bound of the step time of a setting; without `collectives`, whatever its devices share.
 
     A device begins with one of its stages, after the forwards of all earlier stages; then it has its
     microbatches to compute and its gradients to sum; and if every backward is whole, it ends with one, before the
@@ -42,7 +42,8 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
         setting: the setting; its schedule's rows are not built. If backwards may be split, a device may end with a W,
             which nothing follows.
         times: times of its actions, as it has the head.
-        collectives: times of the sums and gathers beside its actions.
+        collectives: times of the sums and gathers beside its actions. Without them these and the update, of which each
+            device has less if more is shared, count as nothing.
 
     Returns:
         Seconds.
@@ -69,13 +70,15 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives) -> flo
     work_s = on_all_s + (forwards + backwards)[stages].sum(axis=1) / placement.num_replicas
     # With fewer microbatches than replicas a device may have nothing to sum.
     all_compute = setting.num_microbatches >= placement.num_replicas
-    ends_s = collectives.closing[stages].sum(axis=1) if all_compute else np.zeros(len(stages))
+    ends_s = collectives.closing[stages].sum(axis=1) if collectives and all_compute else np.zeros(len(stages))
     first_s = 0.0
     if not has_delays(variant, setting.pipe):
         first_s = (forwards.cumsum() - forwards)[first]
         # Either the device's own sums end the step, or the backwards of earlier stages; both may run at once.
         ends_s = ends_s if is_split else np.maximum(ends_s, (backwards.cumsum() - backwards)[first])
     longest_s = float((first_s + setting.num_microbatches * work_s + ends_s).max())
+    if collectives is None:
+        return longest_s
     return collectives.copies_s + longest_s + collectives.shared_s + times.update_s
 
 

@@ -1,7 +1,8 @@
 """The settings of a plan that have yet to be looked at, those of the lowest bound first.
 
-Goes in: a space. Comes out: its settings, one by one. A group of candidates is taken apart when its bound is lowest; a
-setting that may be faster, or may fit, in another form brings that along. Left to others: which fit (`ranking`).
+Goes in: a space. Comes out: its settings, one by one. A group of candidates is taken apart when its bound is lowest,
+and so is each way to place layers and head, into the ways to share; a setting that may be faster, or may fit, in
+another form brings that along. Left to others: which fit (`ranking`).
 """
 
 from __future__ import annotations
@@ -80,6 +81,16 @@ class _Group:
 
 
 @dataclass(frozen=True)
+class _AnyShard:
+    """A setting of a candidate, with the bound over all that devices may share: most are never looked at closer."""
+
+    candidate: int
+    setting: Setting
+    times: Times
+    least_s: float
+
+
+@dataclass(frozen=True)
 class BoundedSetting:
     """A setting of a candidate, with its estimated step once that is known."""
 
@@ -108,7 +119,7 @@ class Frontier:
         self._margin = margin
         self._numbers = count()
         self._candidates = count()
-        self._heap: list[tuple[float, int, _Group | BoundedSetting]] = []
+        self._heap: list[tuple[float, int, _Group | _AnyShard | BoundedSetting]] = []
         mismatches: list[ConfigError] = []
         for group in space.groups:
             try:
@@ -121,7 +132,7 @@ class Frontier:
         if mismatches and not self._heap:
             raise min(mismatches, key=lambda error: len(str(error)))  # of the group that is most like what was measured
 
-    def push(self, item: _Group | BoundedSetting) -> None:
+    def push(self, item: _Group | _AnyShard | BoundedSetting) -> None:
         """Adds an item; of equal bounds the first added comes first."""
         heapq.heappush(self._heap, (item.least_s, next(self._numbers), item))
 
@@ -175,7 +186,10 @@ class Frontier:
             _, _, item = heapq.heappop(self._heap)
             if isinstance(item, BoundedSetting):
                 return item
-            self._push_settings(item.setting, item.times)
+            if isinstance(item, _Group):
+                self._push_settings(item.setting, item.times)
+            else:
+                self._push_shards(item)
         return None
 
     def _push_settings(self, group: Setting, times: Times) -> None:
@@ -184,12 +198,16 @@ class Frontier:
             for setting in settings_of(group, variant, times):
                 # Where the head is split, the update of embedding and head is too.
                 own = action_times(setting, self._source) if setting.vocab_over_pipe else times
-                collectives = step_collectives(setting, self._source, own)
-                item = _bounded(candidate, setting, own, collectives)
-                may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
-                self.push(replace(item, is_shared_more=may_gain))
-                for stronger in sharing_more(setting) if may_gain else ():
-                    self.push_shared(candidate, stronger, is_shared_more=True)
+                self.push(_AnyShard(candidate, setting, own, rounded_down(least_s(setting, own))))
+
+    def _push_shards(self, of: _AnyShard) -> None:
+        setting = of.setting
+        collectives = step_collectives(setting, self._source, of.times)
+        item = _bounded(of.candidate, setting, of.times, collectives)
+        may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
+        self.push(replace(item, is_shared_more=may_gain))
+        for stronger in sharing_more(setting) if may_gain else ():
+            self.push_shared(of.candidate, stronger, is_shared_more=True)
 
 
 def _bounded(candidate: int, setting: Setting, times: Times, collectives: StepCollectives) -> BoundedSetting:

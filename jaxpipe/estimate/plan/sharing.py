@@ -48,12 +48,21 @@ def keeping(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting
         margin: fraction of its bytes by which a step may need more than predicted and must fit all the same.
     """
     num_chunks = len(placement_of(setting).stages_of[0])
+    gathered = gathered_chunk_bytes(setting)
+    summed = summed_chunk_bytes(setting)
     # 0 bytes: nothing travels.
-    most_gathered, most_sums = (num_chunks * bool(of(setting)) for of in (gathered_chunk_bytes, summed_chunk_bytes))
+    most_gathered, most_sums = (num_chunks * bool(of_chunk) for of_chunk in (gathered, summed))
+    # What is kept is a part of the parameters' bytes: of most choices it alone has no room.
+    others = held.total - held.optimizer - held.weights - held.gradients
+    room = setting.topology.hardware.memory_bytes - others
     least = -1
     for num_sums in reversed(range(most_sums + 1)):
         # With more sums and as many chunks a step is no longer.
-        choices = (_keeps(setting, num, num_sums) for num in range(most_gathered, least, -1) if num + num_sums)
+        choices = (
+            _keeps(setting, num, num_sums)
+            for num in range(most_gathered, least, -1)
+            if num + num_sums and num * gathered + num_sums * summed <= room
+        )
         if kept := _first_that_fits(choices, held, margin):
             least = num_kept_of(kept)
             yield kept

@@ -30,7 +30,7 @@ class _Actions(NamedTuple):
 
     device: list[int]  # [action] device that runs it
     duration: np.ndarray  # [action] ticks
-    waits_for: list[tuple[int, ...]]  # [action] -> actions that end before it starts
+    waits_for: tuple[list[int], list[int]]  # two times [action] an action that ends before it starts; -1: none
     # [action] activations that it stores from its start on, 1 or 0; -1 if it gives them back at its end
     takes: list[int]
     not_before: np.ndarray  # [action] earliest start, in ticks from the start of the step
@@ -86,7 +86,7 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
     """
     bound = shop.sizes.num_forwards
     onward = _actions_of(shop, tails or [0] * shop.placement.num_devices)
-    backwards = _read_backwards(onward)
+    backwards = _read_backwards(onward, shop)
     # A first pass alone closes gaps, and makes no step longer.
     best = latest = _as_early_as_possible(np.array(start), onward, bound)
     length = _length(best, onward)
@@ -107,33 +107,37 @@ def compacted(start: Sequence[int], shop: FlowShop, tails: Sequence[int] = ()) -
 
 def _actions_of(shop: FlowShop, tails: Sequence[int]) -> _Actions:
     num_stages = shop.placement.num_stages
-    num_operations = shop.num_operations
     num_microbatches = shop.num_microbatches
     device_of = shop.device_of[0]
     # F takes room, I keeps it, W gives it back.
     takes = [1] * num_stages + [0] * num_stages + [-1] * num_stages
-    waits_for: list[tuple[int, ...]] = []
-    for first in range(0, num_operations * num_microbatches, num_operations):
-        waits_for += [(first + operation - 1,) if operation else () for operation in range(2 * num_stages)]
-        waits_for += [(first + operation,) for operation in range(num_stages, 2 * num_stages)]
+    # The operation before, or the I of a W.
+    before = np.append(np.arange(-1, 2 * num_stages - 1), np.arange(num_stages, 2 * num_stages))
     return _Actions(
         device_of * num_microbatches,
         np.tile(shop.duration, num_microbatches),
-        waits_for,
+        (_of_all(before, num_microbatches), [-1] * len(takes) * num_microbatches),
         takes * num_microbatches,
-        np.zeros(len(waits_for), int),
+        np.zeros(len(takes) * num_microbatches, int),
         np.tile(np.take(tails, device_of), num_microbatches),
     )
 
 
-def _read_backwards(actions: _Actions) -> _Actions:
+def _of_all(others: np.ndarray, num_microbatches: int) -> list[int]:
+    """[action] the action of its microbatch that it waits for, given [operation] operations; -1: none."""
+    first = len(others) * np.arange(num_microbatches)[:, None]
+    return np.where(others < 0, -1, first + others).ravel().tolist()
+
+
+def _read_backwards(actions: _Actions, shop: FlowShop) -> _Actions:
     """The same actions in reversed time: dependencies are reversed, and taking room becomes giving it back."""
-    waited_for_by: list[list[int]] = [[] for _ in actions.waits_for]
-    for index, others in enumerate(actions.waits_for):
-        for other in others:
-            waited_for_by[other].append(index)
+    num_stages = shop.placement.num_stages
+    none = np.full(num_stages, -1)
+    # F and I wait for the operation after them, but the last I; each I for its W.
+    after = np.concatenate((np.arange(1, 2 * num_stages), none[:1], none))
+    of_weights = np.concatenate((none, np.arange(2 * num_stages, 3 * num_stages), none))
     return actions._replace(
-        waits_for=list(map(tuple, waited_for_by)),
+        waits_for=(_of_all(after, shop.num_microbatches), _of_all(of_weights, shop.num_microbatches)),
         takes=[-takes for takes in actions.takes],
         not_before=actions.tail,
         tail=actions.not_before,
@@ -156,16 +160,19 @@ def _as_early_as_possible(start: np.ndarray, actions: _Actions, bound: int) -> n
     row_of = [rows[device] for device in actions.device]
     duration = actions.duration.tolist()
     takes_of = actions.takes
-    waits_for = actions.waits_for
+    first_of, second_of = actions.waits_for
     not_before = actions.not_before.tolist()
-    ends = [0] * len(duration)
+    ends = [0] * (len(duration) + 1)  # the last one is of none, the index -1
     for index in np.argsort(start, kind="stable").tolist():
-        # An action may start when those that it waits for have ended.
+        # An action may start when those that it waits for have ended. Not `max`: its call takes longer than the
+        # comparison, in the innermost loop.
         ready = not_before[index]
-        for other in waits_for[index]:
-            # Not `max`: its call takes longer than the comparison, in the innermost loop.
-            if ends[other] > ready:
-                ready = ends[other]
+        end = ends[first_of[index]]
+        if end > ready:
+            ready = end
+        end = ends[second_of[index]]
+        if end > ready:
+            ready = end
         row = row_of[index]
         ticks = duration[index]
         free_at = row.free_at
@@ -185,7 +192,7 @@ def _as_early_as_possible(start: np.ndarray, actions: _Actions, bound: int) -> n
         row.free_at = ends[index] = at + ticks
         row.starts.append(at)
         row.stored.append(row.stored[-1] + takes_of[index])
-    return np.array(ends) - actions.duration
+    return np.array(ends[:-1]) - actions.duration
 
 
 class _Row:

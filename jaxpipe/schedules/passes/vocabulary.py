@@ -14,6 +14,7 @@ Source: Yeung et al., Balancing Pipeline Parallelism with Vocabulary Parallelism
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -75,11 +76,11 @@ def vocabulary(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     in_step = _woven(schedule, Costs(*lengths[:4].astype(float).tolist()), _neighbours(schedule, costs))
     by_time = _woven(schedule, costs, None)
     in_step_s, by_time_s = (simulate(order, costs).makespan for order in (in_step, by_time))
-    woven = in_step if in_step_s <= SLOWER * by_time_s else by_time
+    woven, woven_s = (in_step, in_step_s) if in_step_s <= SLOWER * by_time_s else (by_time, by_time_s)
     if schedule.has_split_backward or schedule.num_replicas > 1:
         return woven
     phased = in_phases(schedule)
-    is_as_fast = simulate(phased, costs).makespan <= SLOWER * simulate(woven, costs).makespan
+    is_as_fast = simulate(phased, costs).makespan <= SLOWER * woven_s
     return phased if is_as_fast and peak_activations(phased).max() <= peak_activations(woven).max() else woven
 
 
@@ -133,9 +134,11 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
     leaving = np.argsort(leaves, kind="stable").tolist()
     rows = []
     replicas = schedule.replica_of_microbatch.tolist()
+    of_head = {kind: [Action(kind, last, m, replicas[m]) for m in leaving] for kind in (Kind.S, Kind.T)}
     for device, row in enumerate(schedule.rows):
         of_row = slice(int(columns.first[device]), int(columns.first[device + 1]))
-        timed = [(time, len(Kind), action) for time, action in zip(key[of_row].tolist(), row, strict=True)]
+        # Rounding keeps equal times equal.
+        timed = [(round(at, 9), len(Kind), action) for at, action in zip(key[of_row].tolist(), row, strict=True)]
         for wait, kind in enumerate((Kind.S, Kind.T)):
             at = leaves + wait * interval
             if neighbours:
@@ -144,9 +147,9 @@ def _woven(schedule: Schedule, costs: Costs, neighbours: Neighbours | None) -> S
                 following = np.append(near, np.inf)[np.searchsorted(near, at)]
                 at = np.where(following < at + interval, following, at)
             # The head goes first of equal times, T last of it; in every row in the order in which microbatches leave.
-            timed += [(at[m], kind, Action(kind, last, m, replicas[m])) for m in leaving]
-        # Rounding keeps equal times equal.
-        rows.append(tuple(action for *_, action in sorted(timed, key=lambda entry: (round(entry[0], 9), entry[1]))))
+            times_of = at[leaving].tolist()
+            timed += [(round(at, 9), kind, action) for at, action in zip(times_of, of_head[kind], strict=True)]
+        rows.append(tuple(action for *_, action in sorted(timed, key=itemgetter(0, 1))))
     return replace(schedule, name=f"{schedule.name} vocabulary", rows=tuple(rows))
 
 

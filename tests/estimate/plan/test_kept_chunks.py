@@ -18,6 +18,7 @@ from jaxpipe.estimate.plan.ranking import MEMORY_MARGIN, search
 from jaxpipe.estimate.plan.sharing import keeping, keeping_fewer
 from jaxpipe.estimate.plan.space import space_of
 from jaxpipe.estimate.step_collectives import action_times, step_collectives
+from jaxpipe.sharding import Shard
 
 TOPOLOGY = parse_topology("h100-80g:4x1")  # slow links, so that gathers and sums of every microbatch do not hide
 SOURCE = Roofline.of(TOPOLOGY.hardware)
@@ -69,6 +70,8 @@ def test_bounds_of_kept_chunks_hold_and_fewer_are_tried_where_many_do_not_fit(be
         times = action_times(choice, SOURCE)
         bound_s = least_s(choice, times, step_collectives(choice, SOURCE, times, reads_rows=False))
         assert bound_s <= estimate(with_costs(choice), SOURCE).step_s * (1 + 1e-9)
+        unshared = replace(plain, shard=Shard.NONE)
+        assert least_s(unshared, action_times(unshared, SOURCE)) <= bound_s
     numbers = {(num_kept_of(choice), num_kept_sums_of(choice)) for choice in choices}
     assert len(numbers) == len(choices)
     most = replace(choices[0], topology=TOPOLOGY)

@@ -330,6 +330,11 @@ def test_no_step_is_shorter_than_its_bounds(every_setting, source):
         bound_s = least_s(setting, source.times(setting), step_collectives(setting, source, source.times(setting)))
         assert least_of_any_s(group, source.times(group)) <= step_s * (1 + 1e-9), setting
         assert bound_s <= step_s * (1 + 1e-9), setting
+        # Without collectives it is a bound of all that devices may share.
+        for shared in (setting, *sharing_more(setting)):
+            times = action_times(shared, source)
+            of_shared_s = least_s(shared, times, step_collectives(shared, source, times))
+            assert least_s(setting, source.times(setting)) <= of_shared_s * (1 + 1e-9), shared
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "zb_v", "v_min"])
