@@ -67,6 +67,19 @@ def llama3() -> ConfigDict:
     return _large(config)
 
 
+def llama31() -> ConfigDict:
+    """Llama 3's with sequences of 131072 tokens and low frequencies divided by 8; the same tokens a batch.
+
+    Source: Grattafiori et al. 2024 (arXiv 2407.21783), section 3.4.2; the scaling as in Meta's config.json of
+    Llama 3.1, for which 8192 positions are the original ones.
+    """
+    config = llama3()
+    config.model.rope_scaling_factor = 8.0
+    config.data.batch_size = 32
+    config.data.seq_len = 131072
+    return config
+
+
 def mixtral() -> ConfigDict:
     """Mixtral's vocabulary, key-value heads, rotary base and experts; a batch of 4 million tokens.
 

@@ -177,6 +177,7 @@ class LlamaConfig:
             rotate=partial(
                 rotate,
                 frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling),
+                amplitude=self.rope_scaling.amplitude if self.rope_scaling else 1.0,
                 context=tensor.context,
             ),
             output_deviation=output_deviation(self.hidden, self.num_layers),
@@ -236,7 +237,7 @@ LLAMA = Family(
         **FIELDS,
     },
     words={"head_size": "auto", "sliding_window": "none"},
-    choices={"rope_scaling": ROTARY_SCALINGS},
+    choices={"rope_scaling": tuple(ROTARY_SCALINGS)},
     build=lambda fields, seq_len: LlamaConfig(**with_lora(with_rotary_scaling(fields))),
     check=check_rotary_scaling,
     example="configs/llama_7b.py",

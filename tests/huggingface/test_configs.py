@@ -9,7 +9,7 @@ import pytest
 import their_models
 from their_models import BERT, GPT2, LLAMA, LLAMA3, QWEN3_MOE
 
-from jaxpipe.config import base_config, model_config
+from jaxpipe.config import base_config, check, model_config
 from jaxpipe.config.base import RunConfig
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs
@@ -114,6 +114,25 @@ def test_llama_31_of_meta():
 def test_rotary_positions_of_transformers_4_and_5_are_the_same(old, new):
     assert read("LlamaForCausalLM", **old) == read("LlamaForCausalLM", **new)
     assert read("LlamaForCausalLM", **old) != read("LlamaForCausalLM", rope_theta=51.0)
+
+
+def test_what_a_yarn_leaves_out_is_as_in_transformers():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    for same in ({"beta_fast": 32, "beta_slow": None}, {"truncate": True}, {"mscale": 3.0}, {"factor": None}):
+        assert read("LlamaForCausalLM", rope_scaling=yarn | same) == read("LlamaForCausalLM", rope_scaling=yarn)
+    both = read("LlamaForCausalLM", rope_scaling=yarn | {"mscale": 1.0, "mscale_all_dim": 1.0})
+    assert both.model.rope_attention_factor == 1.0
+    scaling = model_config(read("LlamaForCausalLM", rope_scaling=yarn)).rope_scaling
+    assert scaling == RotaryScaling("yarn", 4.0, original_max_position=16)
+    assert scaling.amplitude == pytest.approx(1.13863, rel=1e-5)
+
+
+def test_a_dynamic_scaling_is_none_up_to_the_longest_sequence():
+    config = read("LlamaForCausalLM", rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert config.model.rope_original_positions == config.data.seq_len == LLAMA["max_position_embeddings"]
+    longer = config.replaced({"data.seq_len": config.data.seq_len + 1})
+    with pytest.raises(ConfigError, match="rule rope-dynamic"):
+        check(longer)
 
 
 def test_an_original_length_at_the_top_comes_before_the_one_inside():
@@ -254,8 +273,16 @@ REFUSED = [
     ("LlamaForCausalLM", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
     ("LlamaForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
     ("LlamaForCausalLM", {"auto_map": {"AutoModelForCausalLM": "m.M"}}, "auto_map="),
-    ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type='dynamic'"),
-    ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type='yarn'"),
+    (
+        "LlamaForCausalLM",
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "longer": 3}},
+        "rope_scaling.longer=3",
+    ),
+    (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 1.0, "attention_factor": 0.5}},
+        "rope_parameters.attention_factor=0.5",
+    ),
     ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type='longrope'"),
     (
         "LlamaForCausalLM",

@@ -149,6 +149,16 @@ NEW = {
         "LlamaForCausalLM",
         {"rope_scaling": "linear", "rope_scaling_factor": 3.0, "tie_embeddings": True, "head_size": "6"},
     ),
+    "llama_yarn": (
+        "llama",
+        "LlamaForCausalLM",
+        {"rope_scaling": "yarn", "rope_scaling_factor": 3.0, "rope_original_positions": 4, "rope_truncate": False},
+    ),
+    "llama_dynamic": (
+        "llama",
+        "LlamaForCausalLM",
+        {"rope_scaling": "dynamic", "rope_scaling_factor": 3.0, "rope_original_positions": 20},
+    ),
     "llama_biases": (
         "llama",
         "LlamaForCausalLM",

@@ -50,6 +50,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+# Sequences of the tests go beyond its original length.
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
@@ -64,16 +66,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}},
     ),
+    "llama_yarn": ("LlamaForCausalLM", LLAMA | {"rope_parameters": YARN}),
+    "llama_dynamic": (
+        "LlamaForCausalLM",
+        LLAMA | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 3.0}},
+    ),
     "llama_biases": ("LlamaForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True}),
     "llama_heads": ("LlamaForCausalLM", LLAMA | {"head_dim": 14}),
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5}),
     "mistral_all": ("MistralForCausalLM", LLAMA | {"sliding_window": None}),
     "qwen2": ("Qwen2ForCausalLM", LLAMA),
+    "qwen2_yarn": (
+        "Qwen2ForCausalLM",
+        LLAMA | {"rope_parameters": YARN | {"beta_fast": 3, "beta_slow": 0.2, "truncate": False, "mscale": 2.0}},
+    ),
     "qwen2_window": (
         "Qwen2ForCausalLM",
         LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "tie_word_embeddings": True},
     ),
     "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 14}),
+    "qwen3_yarn": (
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 14, "rope_parameters": YARN | {"attention_factor": 0.7, "beta_fast": 2, "beta_slow": 0.5}},
+    ),
     "qwen3_odd": (
         "Qwen3ForCausalLM",
         LLAMA | {"head_dim": 8, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
@@ -87,6 +102,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA | {"head_dim": 6, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
     ),
     "mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral_yarn": (
+        "MixtralForCausalLM",
+        LLAMA
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8}  # without which theirs fails
+        | {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "beta_fast": 1.5, "beta_slow": 0.1}},
+    ),
     "mixtral_one": (
         "MixtralForCausalLM",
         LLAMA | {"num_local_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1, "sliding_window": 5},

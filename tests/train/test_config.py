@@ -95,7 +95,17 @@ def test_a_mistyped_field_names_the_closest():
         ({"family": "bert", "model__num_token_types": 1}, ["token-types", "or model.sentence_order=False"]),
         ({"family": "llama", "model__head_size": "65"}, ["rotary-pairs", "model.head_size=66"]),
         ({"family": "llama", "model__sliding_window": "auto"}, ["word-or-number", "'none'"]),
-        ({"family": "llama", "model__rope_scaling": "yarn"}, ["field-choice", "linear, llama3"]),
+        ({"family": "llama", "model__rope_scaling": "longrope"}, ["field-choice", "dynamic, linear, llama3, yarn"]),
+        (
+            {"family": "llama", "model__rope_scaling": "dynamic", "model__rope_scaling_factor": 2.0}
+            | {"model__rope_original_positions": 64},
+            ["rope-dynamic", "data.seq_len=128", "data.seq_len=64"],
+        ),
+        (
+            {"family": "llama", "model__rope_scaling": "yarn", "model__rope_scaling_factor": 2.0}
+            | {"model__rope_theta": 1.0},
+            ["rope-base", "rope_theta=1.0"],
+        ),
         ({"family": "llama", "model__rope_scaling": "linear"}, ["rope-scaling", "no effect", "factor=1.0"]),
         (
             {
@@ -104,7 +114,7 @@ def test_a_mistyped_field_names_the_closest():
                 "model__rope_scaling_factor": 2.0,
                 "model__rope_high_frequency_factor": 8.0,
             },
-            ["rope-scaling", "no effect", "leave rope_high_frequency_factor out"],
+            ["rope-scaling", "only rope_scaling_factor have", "leave rope_high_frequency_factor out"],
         ),
         ({"mesh__tensor": 2, "data__seq_len": 127}, ["tensor-divides", "data.seq_len: 127 = 2 x 63 + 1"]),
         ({"family": "llama", "mesh__tensor": 2, "model__num_kv_heads": 1}, ["model.num_kv_heads=1\n", "tensor=1,"]),
@@ -305,7 +315,7 @@ def test_the_model_takes_every_field_of_its_family():
     )
     assert model_config(llama) == model
     llama.model.rope_scaling = "linear"
-    assert model_config(llama) == replace(model, rope_scaling=replace(scaling, kind="linear"))
+    assert model_config(llama) == replace(model, rope_scaling=RotaryScaling("linear", 2.0))
     llama.model.rope_scaling_factor = 1.0
     unscaled = model_config(llama)
     assert isinstance(unscaled, LlamaConfig)
