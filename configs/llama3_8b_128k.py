@@ -1,7 +1,7 @@
 """Llama 3.1 8B on sequences of 131072 tokens, with the rotary scaling that Llama 3.1 publishes, for four nodes.
 
 Command:  python -m jaxpipe.train --config=configs/llama3_8b_128k.py --workdir=runs/llama3 --config.data.files='*.txt'
-Hardware: 32 GPUs of 80 GB (pipe 4 x context 4 x tensor 2)
+Hardware: 32 GPUs of 80 GB (pipe 4 x context 4 x tensor 2), as estimated
 Time:     not yet measured
 Number:   not yet measured
 Source:   Grattafiori et al. 2024 (arXiv 2407.21783), table 3 and section 3.4.2; meta-llama/Llama-3.1-8B, config.json

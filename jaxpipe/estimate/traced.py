@@ -232,7 +232,7 @@ def layer_halves(of: Arguments) -> tuple[SavedResiduals, LayerVjp, SplitBackward
     given = of.microbatch, of.random
     is_trained = of.functions.is_trained and jax.tree.leaves(of.functions.is_trained["layers"])
     saved, vjp, split = residual_shapes(
-        of.functions, of.mesh, of.copies["layers"], of.x, *given, is_trained=is_trained, split_backward=True
+        of.functions.layer, of.mesh, of.copies["layers"], of.x, *given, is_trained=is_trained, split_backward=True
     )
     assert vjp
     assert split

@@ -130,7 +130,6 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
 
 def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
     """F, apart from its walk."""
-    functions = step.functions
     microbatch = step.microbatch(row)
     boundary = step.boundary
     # Devices of other stages skip the embedding at run time, and take what has arrived.
@@ -144,7 +143,7 @@ def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
         # A table of forwards alone saves nothing, so the layer runs as it is.
         params = step.layer_params(row, form, i, walk, state)
         if form.vjp is None:
-            results = functions.layer(params, walk.passed, microbatch, random)
+            results = form.layer(params, walk.passed, microbatch, random)
         else:
             results, residuals = form.vjp.forward(params, walk.passed, microbatch, random)
             # In a pair the place waits for what reads the page of the backward.
