@@ -107,37 +107,42 @@ def _fields(
 _BIASES = (Field("output_bias", "attention_bias", False), Field("query_key_value_bias", "attention_bias", False))
 
 
-def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
-    """Returns the window of all layers, or None; refuses one that only some layers have."""
+def _qwen_windows(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The window, and which layers have none; refuses lists of kinds that are no first layers and each so manieth."""
     # A window stands in the file also where it is not used.
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
     num_layers = theirs.get("num_hidden_layers", 32)
     first = theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
-    if kinds is None:
-        # No list of all layers: their number is not checked yet.
-        there = {"full_attention": not window or first > 0, "sliding_attention": window and first < num_layers}
-        kinds = [kind for kind, is_there in there.items() if is_there]
+    every = 0
+    if kinds is not None:
+        if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+            raise not_supported(where, "layer_types", kinds, ())
+        is_full = [kind == "full_attention" for kind in kinds]
+        first = [*is_full, False].index(False)
+        rest = is_full[first:]
+        every = rest.index(True) + 1 if any(rest) else 0
+        if any(full != (every and place % every == 0) for place, full in enumerate(rest, 1)):
+            raise not_supported(where, "layer_types", kinds, ())
     # Without a window all layers attend fully, whatever their kinds are called.
-    if set(kinds) == {"full_attention"} or window is None:
-        return None
-    if set(kinds) != {"sliding_attention"}:
-        name = "layer_types" if theirs.get("layer_types") else "max_window_layers"
-        raise not_supported(where, name, theirs.get(name, 28), (0, num_layers) if name == "max_window_layers" else ())
-    return window
+    if window is None or first >= num_layers:
+        return {"sliding_window": None}
+    return {"sliding_window": window, "full_first": first, "full_every": every}
 
 
 def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {"sliding_window": _qwen_window(theirs, where), **read_rope(theirs, where)}
+    return {**_qwen_windows(theirs, where), **read_rope(theirs, where)}
 
 
 def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
     has_window = config.sliding_window is not None
+    kinds = [("sliding_attention", "full_attention")[kind] for kind in config.pattern.kinds(config.num_layers)]
     return {
         "use_sliding_window": has_window,
         "sliding_window": config.sliding_window,
         # So many first layers have no window: 0 gives it to all.
-        "max_window_layers": 0 if has_window else config.num_layers,
+        "max_window_layers": config.full_first if has_window else config.num_layers,
+        **({"layer_types": kinds} if config.full_every else {}),
         **write_rope(config),
     }
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.guards import shared_guards, waits_of_guards
-from jaxpipe.lowering.layer_loops import ONE_KIND, Pattern, layer_loops
+from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.turns import light_types, turns_of
 from jaxpipe.schedules.schedule import LAYER_KINDS, Kind

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.errors import CompileError
-from jaxpipe.lowering.layer_loops import ONE_KIND, Pattern
+from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.mesh import MEASURED, PyTree, Randomness
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpipe.layer_kinds import Pattern
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.layer_loops import LayerLoop, Pattern, layer_loops
+from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
 from jaxpipe.lowering.pages import Pages
 from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers

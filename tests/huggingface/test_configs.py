@@ -254,6 +254,21 @@ def test_a_converted_config_is_of_its_family():
     assert config.by_path.keys() == RunConfig.of(base_config("llama")).by_path.keys()
 
 
+def test_layers_of_qwen2_without_a_window_are_followed():
+    window = {"use_sliding_window": True, "sliding_window": 4}
+
+    def windows(**fields):
+        model = read("Qwen2ForCausalLM", **window, **fields).model
+        return model.sliding_window, model.full_first, model.full_every
+
+    assert windows(max_window_layers=1) == ("4", 1, 0)
+    sliding, full = "sliding_attention", "full_attention"
+    assert windows(layer_types=[sliding, full, sliding]) == ("4", 0, 2)
+    assert windows(layer_types=[full, sliding, full]) == ("4", 1, 2)
+    assert windows(layer_types=[full, full, sliding]) == ("4", 2, 0)
+    assert windows(layer_types=[sliding, sliding, full]) == ("4", 0, 3)
+
+
 def test_windows_that_all_layers_of_qwen2_have_are_followed():
     window = {"use_sliding_window": True, "sliding_window": 4}
     assert read("Qwen2ForCausalLM", **window, max_window_layers=0).model.sliding_window == "4"
@@ -292,18 +307,14 @@ REFUSED = [
     ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     (
         "Qwen2ForCausalLM",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-        "max_window_layers=1",
-    ),
-    (
-        "Qwen2ForCausalLM",
         {
             "use_sliding_window": True,
             "sliding_window": 4,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         },
-        "layer_types=['full_attention', 'sliding_attention', 'full_attention']",
+        "layer_types=['sliding_attention', 'full_attention', 'full_attention']",
     ),
+    ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
     ("MixtralForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
     ("MixtralForCausalLM", {"num_shared_experts": 1}, "num_shared_experts=1"),
     ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),

@@ -174,6 +174,16 @@ NEW = {
     "mixtral_with_a_capacity": ("mixtral", "MixtralForCausalLM", {"dispatch": "capacity", "capacity_factor": 8.0}),
     "qwen2": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True}),
     "qwen2_window": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True, "sliding_window": "6"}),
+    "qwen2_first_full": (
+        "llama",
+        "Qwen2ForCausalLM",
+        {"query_key_value_bias": True, "sliding_window": "6", "full_first": 1},
+    ),
+    "qwen3_in_turn": (
+        "llama",
+        "Qwen3ForCausalLM",
+        {"query_key_norm": True, "sliding_window": "6", "full_every": 2},
+    ),
     "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),
     "mixtral": ("mixtral", "MixtralForCausalLM", {"num_experts": 3, "experts_per_token": 1, "balance_loss": 0.0}),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", {"num_kv_heads": 2, "normalize_weights": False, "z_loss": 0.1}),

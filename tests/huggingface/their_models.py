@@ -84,6 +84,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "tie_word_embeddings": True},
     ),
+    "qwen2_first_full": (
+        "Qwen2ForCausalLM",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    ),
+    "qwen3_in_turn": (
+        "Qwen3ForCausalLM",
+        LLAMA
+        | {"head_dim": 6, "num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 4}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
+    ),
     "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 14}),
     "qwen3_yarn": (
         "Qwen3ForCausalLM",

@@ -12,8 +12,9 @@ from tiers import tiers
 
 from jaxpipe.compile.hlo import whole_writes
 from jaxpipe.errors import CompileError
+from jaxpipe.layer_kinds import Pattern
 from jaxpipe.lowering import lower
-from jaxpipe.lowering.layer_loops import Pattern, layer_loops
+from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.lowering.waits import waits_per_action
 from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.mesh import make_mesh

@@ -95,6 +95,8 @@ def test_a_mistyped_field_names_the_closest():
         ({"family": "bert", "model__num_token_types": 1}, ["token-types", "or model.sentence_order=False"]),
         ({"family": "llama", "model__head_size": "65"}, ["rotary-pairs", "model.head_size=66"]),
         ({"family": "llama", "model__sliding_window": "auto"}, ["word-or-number", "'none'"]),
+        ({"family": "llama", "model__full_every": 2}, ["full-layers", "model.sliding_window='none'"]),
+        ({"family": "llama", "model__full_every": 1, "model__sliding_window": "8"}, ["full-layers", "full_every=2"]),
         ({"family": "llama", "model__rope_scaling": "longrope"}, ["field-choice", "dynamic, linear, llama3, yarn"]),
         (
             {"family": "llama", "model__rope_scaling": "dynamic", "model__rope_scaling_factor": 2.0}
@@ -283,6 +285,8 @@ def test_the_model_takes_every_field_of_its_family():
         model__output_bias=True,
         model__feed_forward_bias=True,
         model__sliding_window="7",
+        model__full_first=1,
+        model__full_every=2,
         model__rope_theta=5.0,
         model__rope_scaling_factor=2.0,
         model__rope_low_frequency_factor=3.0,
@@ -307,6 +311,8 @@ def test_the_model_takes_every_field_of_its_family():
         output_bias=True,
         feed_forward_bias=True,
         sliding_window=7,
+        full_first=1,
+        full_every=2,
         rope_theta=5.0,
         rope_scaling=scaling,
         norm_epsilon=0.5,
