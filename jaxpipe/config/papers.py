@@ -112,6 +112,29 @@ def qwen3_moe() -> ConfigDict:
     return _large(config)
 
 
+def gpt_oss() -> ConfigDict:
+    """What both sizes of gpt-oss share: width, heads, experts of a token and YaRN; a batch of 4 million tokens.
+
+    Source: gpt-oss model card 2025 (arXiv 2508.10925), section 2; the rest as in its config.json.
+    """
+    config = base_config("gpt_oss")
+    config.model.hidden = 2880
+    config.model.num_heads = 64
+    config.model.num_kv_heads = 8
+    config.model.head_size = "64"
+    config.model.feed_forward = 2880
+    config.model.experts_per_token = 4
+    config.model.vocab_size = 201088
+    config.model.rope_theta = 150000.0
+    config.model.rope_scaling = "yarn"
+    config.model.rope_scaling_factor = 32.0
+    config.model.rope_original_positions = 4096
+    config.model.rope_truncate = False
+    config.data.batch_size = 1024
+    config.data.seq_len = 4096
+    return _large(config)
+
+
 def _drop_tenths(config: ConfigDict) -> None:
     config.model.embedding_dropout = config.model.attention_dropout = config.model.hidden_dropout = 0.1
 

@@ -89,7 +89,11 @@ def check_vocab_over_pipe(config: RunConfig) -> None:
 
 def check_kinds(config: RunConfig) -> None:
     """Raises ConfigError for layers of several kinds beside what they do not go with."""
-    if len(kinds_of(model_config(config))) == 1:
+    try:
+        num_kinds = len(kinds_of(model_config(config)))
+    except ConfigError:
+        return  # `check` reports it by itself
+    if num_kinds == 1:
         return
     recompute = str(config.model.recompute)
     others = {
@@ -107,7 +111,7 @@ def check_kinds(config: RunConfig) -> None:
     for what, (is_there, repair) in others.items():
         if is_there:
             raise ConfigError(
-                f"model.full_first={config.model.full_first}, model.full_every={config.model.full_every} with {what}",
+                f"layers of {num_kinds} kinds with {what}",
                 rule="kinds-compose: layers of several kinds need a flush, forwards and backwards in actions of their"
                 " own, and all layers computed again or none",
                 repair=f"set {repair}",

@@ -18,6 +18,7 @@ from jaxpipe.config.checks import check_model
 from jaxpipe.errors import ConfigError, closest, first_of
 from jaxpipe.files import read_whole
 from jaxpipe.huggingface.gpt2 import GPT2
+from jaxpipe.huggingface.gpt_oss import GPT_OSS
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxpipe.huggingface.mapping import Architecture, check_supported, read_fields, write_fields
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
@@ -27,7 +28,7 @@ from jaxpipe.models.rotary import scaling_fields
 
 ARCHITECTURES = {
     architecture.name: architecture
-    for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, PRETRAINING, MASKED)
+    for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, GPT_OSS, PRETRAINING, MASKED)
 }
 CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences

@@ -7,7 +7,7 @@ Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and confi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,20 +114,23 @@ def _qwen_windows(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     num_layers = theirs.get("num_hidden_layers", 32)
     first = theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
-    every = 0
-    if kinds is not None:
-        if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-            raise not_supported(where, "layer_types", kinds, ())
-        is_full = [kind == "full_attention" for kind in kinds]
-        first = [*is_full, False].index(False)
-        rest = is_full[first:]
-        every = rest.index(True) + 1 if any(rest) else 0
-        if any(full != (every and place % every == 0) for place, full in enumerate(rest, 1)):
-            raise not_supported(where, "layer_types", kinds, ())
+    windows = {"full_first": first, "full_every": 0} if kinds is None else windows_of(kinds, num_layers, where)
     # Without a window all layers attend fully, whatever their kinds are called.
-    if window is None or first >= num_layers:
+    if window is None or windows["full_first"] >= num_layers:
         return {"sliding_window": None}
-    return {"sliding_window": window, "full_first": first, "full_every": every}
+    return {"sliding_window": window, **windows}
+
+
+def windows_of(kinds: Sequence[str], num_layers: int, where: str) -> dict[str, int]:
+    """Returns our full_first and full_every for their `layer_types`; ConfigError if these say something else."""
+    is_full = [kind == "full_attention" for kind in kinds]
+    first = [*is_full, False].index(False)
+    rest = is_full[first:]
+    every = rest.index(True) + 1 if any(rest) else 0
+    expected = [every > 0 and place % every == 0 for place, _ in enumerate(rest, 1)]
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"} or rest != expected:
+        raise not_supported(where, "layer_types", kinds, ())
+    return {"full_first": first, "full_every": every}
 
 
 def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -174,12 +177,12 @@ def read_rope(theirs: Mapping[str, Any], where: str, *, default_theta: float = D
         raise not_supported(where, f"{name}.{unknown[0]}", rope[unknown[0]], ())
     # Inside in version 5, at the top in version 4.
     theta = rope.get("rope_theta", theirs.get("rope_theta", default_theta))
+    original = theirs.get(ORIGINAL)
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     longest = theirs.get("max_position_embeddings")
     # transformers 5 uses the longest sequence if the original one is missing.
     rope = {ORIGINAL: longest, **rope}
-    original = theirs.get(ORIGINAL)
     if original is not None:
         rope[ORIGINAL] = original
     if kind == "dynamic":  # up to this length transformers scales nothing, whatever was the original one

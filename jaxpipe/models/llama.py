@@ -139,6 +139,11 @@ class LlamaConfig:
             )
 
     @property
+    def has_sinks(self) -> bool:
+        """Whether each head has a sink; of other models."""
+        return False
+
+    @property
     def kinds(self) -> tuple[LlamaConfig, ...]:
         """Configs of models whose layers are all of one kind: with the window, and without it if some have none."""
         alike = replace(self, full_first=0, full_every=0)
@@ -214,6 +219,7 @@ class LlamaConfig:
                 context=tensor.context,
             ),
             output_deviation=output_deviation(self.hidden, self.num_layers),
+            has_sinks=self.has_sinks,
             lora=self.lora,
             tensor=tensor,
             rngs=rngs,

@@ -81,11 +81,14 @@ def _by_plane(scaling: RotaryScaling, plane: int, head_dim: int, theta: float) -
         period = scaling.original_max_position / (num_turns * 2 * math.pi)
         return head_dim * math.log(period) / (2 * math.log(theta))
 
-    first, last = turning(scaling.beta_fast), turning(scaling.beta_slow)
+    first = turning(scaling.beta_fast)
+    last = turning(scaling.beta_slow)
     if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
+        first = math.floor(first)
+        last = math.ceil(last)
     # Bounds as in transformers, whose last one is the last dim and not the last plane.
-    first, last = max(first, 0), min(last, head_dim - 1)
+    first = max(first, 0)
+    last = min(last, head_dim - 1)
     part_divided = (plane - first) / (last - first or 0.001)
     return 1 - min(max(part_divided, 0.0), 1.0)
 
@@ -173,7 +176,8 @@ def _rotate(
     cos = jnp.cos(angle)
     sin = jnp.sin(angle)
     if amplitude != 1.0:
-        cos, sin = amplitude * cos, amplitude * sin
+        cos *= amplitude
+        sin *= amplitude
     # Halves and not neighbours are a plane, as Hugging Face's and Meta's converted weights have them.
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import their_models
-from their_models import BERT, GPT2, LLAMA, LLAMA3, QWEN3_MOE
+from their_models import BERT, GPT2, GPT_OSS, LLAMA, LLAMA3, QWEN3_MOE
 
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.config.base import RunConfig
@@ -17,7 +17,7 @@ from jaxpipe.models.rotary import RotaryScaling
 
 BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA, "Qwen2ForCausalLM": LLAMA}
 BASE |= {"Qwen3ForCausalLM": LLAMA | {"head_dim": 8}}
-BASE |= {"MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
+BASE |= {"GptOssForCausalLM": LLAMA | GPT_OSS, "MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
 BASE |= {"MegatronBertForPreTraining": BERT}
 
 
@@ -154,6 +154,7 @@ CONFIG_CLASSES = {
     "Qwen3ForCausalLM": "Qwen3Config",
     "MixtralForCausalLM": "MixtralConfig",
     "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
+    "GptOssForCausalLM": "GptOssConfig",
     "MegatronBertForPreTraining": "MegatronBertConfig",
     "MegatronBertForMaskedLM": "MegatronBertConfig",
 }
@@ -315,6 +316,8 @@ REFUSED = [
         "layer_types=['sliding_attention', 'full_attention', 'full_attention']",
     ),
     ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
+    ("GptOssForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+    ("GptOssForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
     ("MixtralForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
     ("MixtralForCausalLM", {"num_shared_experts": 1}, "num_shared_experts=1"),
     ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),

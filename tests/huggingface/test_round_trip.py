@@ -187,6 +187,11 @@ NEW = {
     "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),
     "mixtral": ("mixtral", "MixtralForCausalLM", {"num_experts": 3, "experts_per_token": 1, "balance_loss": 0.0}),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", {"num_kv_heads": 2, "normalize_weights": False, "z_loss": 0.1}),
+    "gpt_oss": (
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {"num_kv_heads": 2, "sliding_window": "6", "rope_scaling": "yarn", "rope_scaling_factor": 4.0, "z_loss": 0.1},
+    ),
     "bert": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3}),
     "bert_masked": ("bert", "MegatronBertForMaskedLM", {"num_token_types": 3, "sentence_order": False}),
     "bert_untied": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3, "tie_embeddings": False}),

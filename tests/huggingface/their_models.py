@@ -32,6 +32,23 @@ QWEN3_MOE = {
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
 }
+# Windows of 4 and an original length of 8: sequences of the tests go beyond both.
+GPT_OSS = {
+    "head_dim": 8,
+    "sliding_window": 4,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 1.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "beta_fast": 2.0,
+        "beta_slow": 0.3,
+        "truncate": False,
+    },
+}
 BERT = {
     "vocab_size": 61,
     "hidden_size": 48,
@@ -134,6 +151,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe_many": (
         "Qwen3MoeForCausalLM",
         LLAMA | QWEN3_MOE | {"num_experts": 33, "num_experts_per_tok": 8, "attention_bias": True},
+    ),
+    "gpt_oss": ("GptOssForCausalLM", LLAMA | GPT_OSS),
+    "gpt_oss_full": (
+        "GptOssForCausalLM",
+        LLAMA
+        | GPT_OSS
+        | {"num_attention_heads": 9, "num_key_value_heads": 3, "num_experts_per_tok": 1, "tie_word_embeddings": True}
+        | {"layer_types": ["full_attention"] * 3, "swiglu_limit": 0.2, "swiglu_alpha": 1.1},
+    ),
+    "gpt_oss_first_full": (
+        "GptOssForCausalLM",
+        LLAMA
+        | GPT_OSS
+        | {"num_hidden_layers": 4, "attention_bias": False}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]},
     ),
     "bert": ("MegatronBertForPreTraining", BERT),
     "bert_tanh": ("MegatronBertForPreTraining", BERT | {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),

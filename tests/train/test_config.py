@@ -95,6 +95,17 @@ def test_a_mistyped_field_names_the_closest():
         ({"family": "bert", "model__num_token_types": 1}, ["token-types", "or model.sentence_order=False"]),
         ({"family": "llama", "model__head_size": "65"}, ["rotary-pairs", "model.head_size=66"]),
         ({"family": "llama", "model__sliding_window": "auto"}, ["word-or-number", "'none'"]),
+        (
+            {"family": "llama", "model__full_every": 2, "model__sliding_window": "8", "model__recompute": "full:1,0"}
+            | {"mesh__pipe": 2},
+            ["kinds-compose", "by stage"],
+        ),
+        (
+            {"family": "llama", "model__full_first": 1, "model__sliding_window": "8", "mesh__pipe": 2}
+            | {"pipeline__schedule": "pipedream_2bw"},
+            ["kinds-compose", "no flush", "pipeline.schedule='1f1b'"],
+        ),
+        ({"family": "gpt_oss", "model__attention": "cudnn"}, ["attention-sinks", "set model.attention='chunked'"]),
         ({"family": "llama", "model__full_every": 2}, ["full-layers", "model.sliding_window='none'"]),
         ({"family": "llama", "model__full_every": 1, "model__sliding_window": "8"}, ["full-layers", "full_every=2"]),
         ({"family": "llama", "model__rope_scaling": "longrope"}, ["field-choice", "dynamic, linear, llama3, yarn"]),
@@ -332,7 +343,7 @@ def test_the_model_takes_every_field_of_its_family():
 def test_what_is_derived_is_derived_from_the_config(family):
     model = model_config(_with(family, model__hidden=64, model__num_heads=4, data__seq_len=64))
     if isinstance(model, LlamaConfig):
-        assert (model.anatomy.head_size, model.anatomy.window) == (16, None)
+        assert (model.anatomy.head_size, model.anatomy.window) == (16, 128 if family == "gpt_oss" else None)
     else:
         assert (model.num_positions, model.feed_forward) == (64, None)
     assert model.anatomy.num_rows == (384 if family == "bert" else 256)  # the next multiple of 128
