@@ -44,7 +44,7 @@ _ROPE = {
 
 
 def _read(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    rope = {} if theirs.get("rope_parameters") or theirs.get("rope_scaling") else {"rope_parameters": _ROPE}
+    has_rope = theirs.get("rope_parameters") or theirs.get("rope_scaling")
     window = theirs.get("sliding_window", 128)
     kinds = theirs.get("layer_types")
     num_layers = theirs.get("num_hidden_layers", 36)
@@ -56,7 +56,7 @@ def _read(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {
         "sliding_window": None if is_full else window,
         **({"full_first": 0, "full_every": 0} if is_full else windows),
-        **read_rope({**theirs, **rope}, where, default_theta=150000.0),
+        **read_rope(theirs if has_rope else {**theirs, "rope_parameters": _ROPE}, where, default_theta=150000.0),
     }
 
 
