@@ -44,7 +44,8 @@ from jaxpipe.data.tokenizer_file import identity_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import adapters, configs, source_model
 from jaxpipe.huggingface.mapping import Architecture
-from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, TensorFiles, entries
+from jaxpipe.huggingface.mxfp4 import opened, unquantized
+from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder
 from jaxpipe.models import LanguageModel
@@ -147,11 +148,11 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     # Before anything large is read: a target that exists is told at once.
     check_target(path, flag=f"--to={target}")
     run_folder.check_name(path, flag=f"--to={target}")
-    theirs = configs.load_config(folder)
+    theirs = unquantized(configs.load_config(folder))
     where = str(folder / configs.CONFIG)
     architecture = configs.architecture_of(theirs, where=where)
     config = configs.read_config(theirs, where=where)
-    files = TensorFiles(folder)
+    files = opened(folder)
     tensors = TensorMap(architecture, model_config(config), in_files=files.entries)
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:

@@ -111,7 +111,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         slot_bytes=shapes.slot_bytes,
         transit_bytes=buffer_bytes(shapes).get("transit", 0),
         compile_s=step.compile_s,
-        waits_per_action=waits_per_action(compiled.table, by_chunk=shapes.by_chunk),
+        waits_per_action=waits_per_action(compiled.table, by_chunk=shapes.by_chunk, pattern=shapes.pattern),
         transfers={
             "permutes": overlapped_permutes(text),
             "evict_load_permutes": overlapped_permutes(text, scope=PAGE_TRANSFER),

@@ -25,7 +25,14 @@ from jaxpipe.config.model import (
     check_words_and_numbers,
     model_config,
 )
-from jaxpipe.config.pipeline import check_overlap, check_schedule_name, check_vocab_over_pipe, layers_per_stage, outline
+from jaxpipe.config.pipeline import (
+    check_kinds,
+    check_overlap,
+    check_schedule_name,
+    check_vocab_over_pipe,
+    layers_per_stage,
+    outline,
+)
 from jaxpipe.config.recompute import check_recompute
 from jaxpipe.config.sharing import check_kept, check_shard
 from jaxpipe.errors import ConfigError, JaxpipeError
@@ -181,6 +188,7 @@ _RELATIONS: tuple[Check, ...] = (
     *(partial(check_divides, row=row) for row in ROWS),
     check_sequences,
     *_OF_GIVEN,
+    check_kinds,
 )
 # A round is its checks, or finds them in the config.
 Round = Sequence[Check] | Callable[[RunConfig], Iterable[Check]]

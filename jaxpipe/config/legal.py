@@ -111,6 +111,9 @@ OF_MODEL: dict[str, Legal] = {
     "bias_rate": Legal(0),
     "lora_rank": Legal(0, most=2**16),
     "rope_scaling_factor": Legal(1),  # a factor below 1 would squeeze positions, not stretch them
+    "rope_attention_factor": Legal(0),
+    "full_first": Legal(0, most=10_000),
+    "full_every": Legal(0, most=10_000),
     "dtype": Legal(choices=("float32", "bfloat16")),
 }
 

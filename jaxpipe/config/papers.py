@@ -67,6 +67,19 @@ def llama3() -> ConfigDict:
     return _large(config)
 
 
+def llama31() -> ConfigDict:
+    """Llama 3's with sequences of 131072 tokens and low frequencies divided by 8; the same tokens a batch.
+
+    Source: Grattafiori et al. 2024 (arXiv 2407.21783), section 3.4.2; the scaling as in Meta's config.json of
+    Llama 3.1, for which 8192 positions are the original ones.
+    """
+    config = llama3()
+    config.model.rope_scaling_factor = 8.0
+    config.data.batch_size = 32
+    config.data.seq_len = 131072
+    return config
+
+
 def mixtral() -> ConfigDict:
     """Mixtral's vocabulary, key-value heads, rotary base and experts; a batch of 4 million tokens.
 
@@ -94,6 +107,29 @@ def qwen3_moe() -> ConfigDict:
     config.model.vocab_size = 151936
     config.model.rope_theta = 1e6
     config.model.norm_epsilon = 1e-6
+    config.data.batch_size = 1024
+    config.data.seq_len = 4096
+    return _large(config)
+
+
+def gpt_oss() -> ConfigDict:
+    """What both sizes of gpt-oss share: width, heads, experts of a token and YaRN; a batch of 4 million tokens.
+
+    Source: gpt-oss model card 2025 (arXiv 2508.10925), section 2; the rest as in its config.json.
+    """
+    config = base_config("gpt_oss")
+    config.model.hidden = 2880
+    config.model.num_heads = 64
+    config.model.num_kv_heads = 8
+    config.model.head_size = "64"
+    config.model.feed_forward = 2880
+    config.model.experts_per_token = 4
+    config.model.vocab_size = 201088
+    config.model.rope_theta = 150000.0
+    config.model.rope_scaling = "yarn"
+    config.model.rope_scaling_factor = 32.0
+    config.model.rope_original_positions = 4096
+    config.model.rope_truncate = False
     config.data.batch_size = 1024
     config.data.seq_len = 4096
     return _large(config)

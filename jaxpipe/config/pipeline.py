@@ -8,6 +8,7 @@ from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.files import local_path
+from jaxpipe.models.kinds import kinds_of
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule
@@ -84,6 +85,37 @@ def check_vocab_over_pipe(config: RunConfig) -> None:
             rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
             repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
         )
+
+
+def check_kinds(config: RunConfig) -> None:
+    """Raises ConfigError for layers of several kinds beside what they do not go with."""
+    try:
+        num_kinds = len(kinds_of(model_config(config)))
+    except ConfigError:
+        return  # `check` reports it by itself
+    if num_kinds == 1:
+        return
+    recompute = str(config.model.recompute)
+    others = {
+        f"model.recompute={recompute!r}, by stage": (":" in recompute, "model.recompute='none' or 'full'"),
+        "pipeline.overlap=True": (config.pipeline.overlap, "pipeline.overlap=False"),
+        f"pipeline.schedule={config.pipeline.schedule!r}, which has no flush": (
+            bool(outline(config).delays),
+            "pipeline.schedule='1f1b'",
+        ),
+        f"pipeline.schedule={config.pipeline.schedule!r} with pairs": (
+            outline(config).has_pairs,
+            "pipeline.options without overlap=true",
+        ),
+    }
+    for what, (is_there, repair) in others.items():
+        if is_there:
+            raise ConfigError(
+                f"layers of {num_kinds} kinds with {what}",
+                rule="kinds-compose: layers of several kinds need a flush, forwards and backwards in actions of their"
+                " own, and all layers computed again or none",
+                repair=f"set {repair}",
+            )
 
 
 def check_overlap(config: RunConfig) -> None:

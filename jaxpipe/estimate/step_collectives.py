@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.one_collective import ends_s, layer_gather_s, layer_sum_s, other_replica_s
 from jaxpipe.estimate.parameters import num_kept_of, num_kept_sums_of
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
-from jaxpipe.estimate.times import Times, TimeSource
+from jaxpipe.estimate.times import Times, TimeSource, mean_times
 from jaxpipe.lowering.kept import keep
 from jaxpipe.lowering.spread import NUMBERS, SUMMING_KINDS, Order, orders_of, spread_gathers, spread_sums
 from jaxpipe.lowering.transfers.weight_gathers import GATHERING_KINDS
@@ -79,8 +80,11 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
 
     With shared gradients that is the sum of the layer before; with shared weights the gather of the layer after, too,
     for F, I and B, which read them. Both use one stream, so one waits for the other. Norms and biases, which do not
-    travel so, are counted as if they did: they are less than a thousandth of a layer.
+    travel so, are counted as if they did: they are less than a thousandth of a layer. Layers of several kinds take the
+    mean of all layers.
     """
+    if len(kinds_in(setting)) > 1:
+        return mean_times([(action_times(kind, source), num) for kind, num in kinds_in(setting)])
     times = source.times(setting)
     # All else is gathered and summed once a step, in `step_collectives`.
     if not setting.shard.splits_gradients:

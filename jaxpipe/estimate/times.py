@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +55,14 @@ class Times:
         """Lower bounds: times of layers as if every action were half of a pair."""
         names = ("forward", "backward", "input_gradient", "weight_gradient")
         return replace(self, **{f"layer_{name}_s": self.pair * getattr(self, f"layer_{name}_s") for name in names})
+
+
+def mean_times(of_layers: Sequence[tuple[Times, int]]) -> Times:
+    """The first times, with those of a layer as the mean over layers; of each kind its times and number."""
+    total = sum(num for _, num in of_layers)
+    names = [field.name for field in fields(Times) if field.name.startswith("layer_")]
+    means = {name: sum(num * getattr(times, name) for times, num in of_layers) / total for name in names}
+    return replace(of_layers[0][0], **means)
 
 
 def stage_seconds(

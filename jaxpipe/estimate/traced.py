@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.cluster.axes import LAYER_AXES
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.products import Matmul, matmuls_of
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.mesh import PyTree, Randomness, TensorAxis
@@ -93,13 +94,14 @@ class TracedLayer:
 
 
 def traced_layer(setting: Setting, *, recompute: str | None = None) -> TracedLayer:
-    """The layer of `setting`.
+    """The layer of `setting`; of layers of several kinds that which saves most, since pages have room for any.
 
     Args:
         setting: the setting of one step.
         recompute: recompute setting in place of the model's own.
     """
-    return _layer_of_actions(setting.of_actions, recompute)
+    layers = [_layer_of_actions(kind.of_actions, recompute) for kind, _ in kinds_in(setting)]
+    return max(layers, key=lambda layer: layer.page_bytes)
 
 
 @cache
@@ -232,7 +234,7 @@ def layer_halves(of: Arguments) -> tuple[SavedResiduals, LayerVjp, SplitBackward
     given = of.microbatch, of.random
     is_trained = of.functions.is_trained and jax.tree.leaves(of.functions.is_trained["layers"])
     saved, vjp, split = residual_shapes(
-        of.functions, of.mesh, of.copies["layers"], of.x, *given, is_trained=is_trained, split_backward=True
+        of.functions.layer, of.mesh, of.copies["layers"], of.x, *given, is_trained=is_trained, split_backward=True
     )
     assert vjp
     assert split

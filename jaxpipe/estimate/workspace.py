@@ -15,6 +15,7 @@ from functools import cache
 from typing import NamedTuple
 
 from jaxpipe.estimate.given import given_parts
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
@@ -196,9 +197,10 @@ def _at_work(
     updated_layer: int,
     met: int,
 ) -> AtWork:
-    if setting.recomputed:
+    forms = setting.forms if setting.recomputed else tuple(kind for kind, _ in kinds_in(setting))
+    if len(forms) > 1:
         kinds = {"has_whole_backwards": has_whole_backwards, "has_split_backward": has_split_backward}
-        works = [at_work(form, **kinds, updated_layer=updated_layer, met=met) for form in setting.forms]
+        works = [at_work(form, **kinds, updated_layer=updated_layer, met=met) for form in forms]
         # Each form has room of its own for what I defers; of their workspaces the larger counts.
         logits = max(work.logits for work in works)
         largest = max(work.logits + work.workspace for work in works)

@@ -8,7 +8,7 @@ same model. Left to others: which fields there are (one file a family).
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ from jaxpipe.config.checks import check_model
 from jaxpipe.errors import ConfigError, closest, first_of
 from jaxpipe.files import read_whole
 from jaxpipe.huggingface.gpt2 import GPT2
+from jaxpipe.huggingface.gpt_oss import GPT_OSS
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxpipe.huggingface.mapping import Architecture, check_supported, read_fields, write_fields
 from jaxpipe.huggingface.megatron_bert import MASKED, PRETRAINING
 from jaxpipe.huggingface.mixture import MIXTRAL, QWEN3_MOE
 from jaxpipe.models import Family, family_named
+from jaxpipe.models.rotary import scaling_fields
 
 ARCHITECTURES = {
     architecture.name: architecture
-    for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, PRETRAINING, MASKED)
+    for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, GPT_OSS, PRETRAINING, MASKED)
 }
 CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences
@@ -162,7 +164,7 @@ def defining_fields(config: RunConfig, *, dropouts: bool = True) -> dict[str, An
     scaling = fields.get("rope_scaling")
     if scaling is not None:
         # As numbers that have an effect: two scalings that differ in others alone are equal.
-        fields["rope_scaling"] = tuple(_scaling_fields(scaling).values())
+        fields["rope_scaling"] = tuple(scaling_fields(replace(scaling, attention_factor=scaling.amplitude)).values())
     left_out = _NOT_THE_MODEL if dropouts else (*_NOT_THE_MODEL, *_DROPOUTS)
     return {name: value for name, value in fields.items() if name not in left_out}
 
@@ -182,24 +184,13 @@ def _to_section(ours: dict[str, Any], family: Family) -> dict[str, Any]:
     ours = dict(ours)
     scaling = ours.pop("rope_scaling", None)
     if scaling is not None:
-        ours |= _scaling_fields(scaling)
+        ours |= scaling_fields(scaling)
     if "num_kv_heads" in ours and ours["num_kv_heads"] is None:
         ours["num_kv_heads"] = ours["num_heads"]
     # Where a head's size follows from the others it is "auto", so that a changed `hidden` changes it.
     if ours.get("head_size") is not None and ours["head_size"] * ours["num_heads"] == ours["hidden"]:
         ours["head_size"] = None
     return {name: family.words.get(name) if value is None else value for name, value in ours.items()}
-
-
-def _scaling_fields(scaling: Any) -> dict[str, Any]:
-    fields = {"rope_scaling": scaling.kind, "rope_scaling_factor": scaling.factor}
-    if scaling.kind == "llama3":
-        fields |= {
-            "rope_low_frequency_factor": scaling.low_freq_factor,
-            "rope_high_frequency_factor": scaling.high_freq_factor,
-            "rope_original_positions": scaling.original_max_position,
-        }
-    return fields
 
 
 def _of_type(default: Any, value: Any, *, path: str, where: str) -> Any:

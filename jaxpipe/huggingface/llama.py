@@ -6,8 +6,9 @@ Source: transformers, models/{llama,mistral,qwen2,qwen3}/modeling_*.py and confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import astuple, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxpipe.errors import ConfigError
@@ -24,18 +25,33 @@ from jaxpipe.huggingface.mapping import (
     not_supported,
 )
 from jaxpipe.models import LlamaConfig
-from jaxpipe.models.rotary import RotaryScaling
+from jaxpipe.models.rotary import ROTARY_SCALINGS, RotaryScaling
 
 LAYER = "model.layers.{layer}"
 
 ORIGINAL = "original_max_position_embeddings"
-# Fields that each kind of scaling needs, in the order of RotaryScaling's fields.
-# Not "yarn", which also scales the scores, nor "dynamic" and "longrope", whose frequencies depend on the length of a
-# sequence.
-ROPE_FIELDS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+# Their names of what a scaling reads; "longrope" has factors of its own for each plane and length.
+ROPE_NAMES = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position": ORIGINAL,
+    "beta_slow": "beta_slow",
+    "beta_fast": "beta_fast",
+    "attention_factor": "attention_factor",
+    "truncate": "truncate",
+}
+# Of "yarn", which files may lack; transformers takes a beta of 0 as missing, too.
+ROPE_OPTIONAL = ("beta_slow", "beta_fast", "attention_factor", "truncate")
+# What some kind reads, and files may have beside another kind; transformers warns of them.
+ROPE_KNOWN = {
+    *ROPE_NAMES.values(),
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "mscale",
+    "mscale_all_dim",
 }
 DEFAULT_THETA = 10000.0  # PreTrainedConfig.default_theta, and the default of the configs in version 4
 
@@ -91,37 +107,45 @@ def _fields(
 _BIASES = (Field("output_bias", "attention_bias", False), Field("query_key_value_bias", "attention_bias", False))
 
 
-def _qwen_window(theirs: Mapping[str, Any], where: str) -> int | None:
-    """Returns the window of all layers, or None; refuses one that only some layers have."""
+def _qwen_windows(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The window, and which layers have none; refuses lists of kinds that are no first layers and each so manieth."""
     # A window stands in the file also where it is not used.
     window = theirs.get("sliding_window", 4096) if theirs.get("use_sliding_window", False) else None
     num_layers = theirs.get("num_hidden_layers", 32)
     first = theirs.get("max_window_layers", 28)
     kinds = theirs.get("layer_types")
-    if kinds is None:
-        # No list of all layers: their number is not checked yet.
-        there = {"full_attention": not window or first > 0, "sliding_attention": window and first < num_layers}
-        kinds = [kind for kind, is_there in there.items() if is_there]
+    windows = {"full_first": first, "full_every": 0} if kinds is None else windows_of(kinds, num_layers, where)
     # Without a window all layers attend fully, whatever their kinds are called.
-    if set(kinds) == {"full_attention"} or window is None:
-        return None
-    if set(kinds) != {"sliding_attention"}:
-        name = "layer_types" if theirs.get("layer_types") else "max_window_layers"
-        raise not_supported(where, name, theirs.get(name, 28), (0, num_layers) if name == "max_window_layers" else ())
-    return window
+    if window is None or windows["full_first"] >= num_layers:
+        return {"sliding_window": None}
+    return {"sliding_window": window, **windows}
+
+
+def windows_of(kinds: Sequence[str], num_layers: int, where: str) -> dict[str, int]:
+    """Returns our full_first and full_every for their `layer_types`; ConfigError if these say something else."""
+    is_full = [kind == "full_attention" for kind in kinds]
+    first = [*is_full, False].index(False)
+    rest = is_full[first:]
+    every = rest.index(True) + 1 if any(rest) else 0
+    expected = [every > 0 and place % every == 0 for place, _ in enumerate(rest, 1)]
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"} or rest != expected:
+        raise not_supported(where, "layer_types", kinds, ())
+    return {"full_first": first, "full_every": every}
 
 
 def _read_qwen2(theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {"sliding_window": _qwen_window(theirs, where), **read_rope(theirs, where)}
+    return {**_qwen_windows(theirs, where), **read_rope(theirs, where)}
 
 
 def _write_qwen2(config: LlamaConfig) -> dict[str, Any]:
     has_window = config.sliding_window is not None
+    kinds = [("sliding_attention", "full_attention")[kind] for kind in config.pattern.kinds(config.num_layers)]
     return {
         "use_sliding_window": has_window,
         "sliding_window": config.sliding_window,
         # So many first layers have no window: 0 gives it to all.
-        "max_window_layers": 0 if has_window else config.num_layers,
+        "max_window_layers": config.full_first if has_window else config.num_layers,
+        **({"layer_types": kinds} if config.full_every else {}),
         **write_rope(config),
     }
 
@@ -145,38 +169,71 @@ def read_rope(theirs: Mapping[str, Any], where: str, *, default_theta: float = D
     # None is a field that is there and says nothing.
     if part not in (None, 1.0):
         raise not_supported(where, "partial_rotary_factor", part, (1.0,))
+    unknown = sorted(rope.keys() - ROPE_KNOWN)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ROPE_FIELDS:
-        raise not_supported(where, f"{name}.rope_type", kind, tuple(ROPE_FIELDS))
+    if kind not in ("default", *ROTARY_SCALINGS):
+        raise not_supported(where, f"{name}.rope_type", kind, ("default", *ROTARY_SCALINGS))
+    if unknown:
+        raise not_supported(where, f"{name}.{unknown[0]}", rope[unknown[0]], ())
     # Inside in version 5, at the top in version 4.
     theta = rope.get("rope_theta", theirs.get("rope_theta", default_theta))
-    # transformers 5 uses the longest sequence if the original one is missing.
-    rope = {ORIGINAL: theirs.get("max_position_embeddings"), **rope}
     original = theirs.get(ORIGINAL)
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    longest = theirs.get("max_position_embeddings")
+    # transformers 5 uses the longest sequence if the original one is missing.
+    rope = {ORIGINAL: longest, **rope}
     if original is not None:
         rope[ORIGINAL] = original
-    missing = [key for key in ROPE_FIELDS[kind] if rope.get(key) is None]
+    if kind == "dynamic":  # up to this length transformers scales nothing, whatever was the original one
+        rope[ORIGINAL] = longest
+    if kind == "yarn":
+        rope |= _of_yarn(rope, longest)
+    names = {own: ROPE_NAMES[own] for own in ROTARY_SCALINGS[kind].fields.values()}
+    missing = [key for own, key in names.items() if own not in ROPE_OPTIONAL and rope.get(key) is None]
     if missing:
         raise ConfigError(
             f"{where}: {name} of rope_type={kind!r} lacks {', '.join(missing)}",
-            rule=f"huggingface-rope: {kind} needs {', '.join(ROPE_FIELDS[kind])}",
+            rule=f"huggingface-rope: {kind} needs {', '.join(names[own] for own in names if own not in ROPE_OPTIONAL)}",
             repair="use the config.json that the model was saved with",
         )
-    numbers = [rope[key] for key in ROPE_FIELDS[kind]]
+    scaling = RotaryScaling(kind, **{own: rope[key] for own, key in names.items() if rope.get(key) is not None})
+    if scaling.factor == 1.0 and scaling.amplitude != 1.0:
+        raise not_supported(where, f"{name}.attention_factor", scaling.amplitude, (1.0,))
     # A factor of 1.0 scales nothing; None makes two such models equal.
-    scaling = None if kind == "default" or numbers[0] == 1.0 else RotaryScaling(kind, *numbers)
-    return {"rope_theta": theta, "rope_scaling": scaling}
+    return {"rope_theta": theta, "rope_scaling": None if scaling.factor == 1.0 else scaling}
+
+
+def _of_yarn(rope: Mapping[str, Any], longest: Any) -> dict[str, Any]:
+    """The fields of a "yarn" that follow from others, as `_compute_yarn_parameters` of transformers has them."""
+    factor = rope["factor"] if rope.get("factor") is not None else longest / rope[ORIGINAL]
+    amplitude = rope.get("attention_factor")
+    scales = [float(scale) for scale in (rope.get("mscale"), rope.get("mscale_all_dim")) if scale]
+    if amplitude is None and len(scales) == 2:
+        numerator, denominator = (0.1 * scale * math.log(max(factor, 1.0)) + 1.0 for scale in scales)
+        amplitude = numerator / denominator
+    return {
+        "factor": factor,
+        "attention_factor": amplitude,
+        "beta_slow": rope.get("beta_slow") or None,
+        "beta_fast": rope.get("beta_fast") or None,
+        "truncate": bool(rope.get("truncate", True)),
+    }
 
 
 def write_rope(config: LlamaConfig) -> dict[str, Any]:
     """Returns their rope_theta and rope_scaling, as version 4 writes and 5 reads them, too, and the activation."""
     scaling = config.rope_scaling
     rope = None
+    more = {}
     if scaling is not None:
-        # "linear" has a factor alone: the fields that follow have no effect and are left out.
-        numbers = zip(ROPE_FIELDS[scaling.kind], astuple(scaling)[1:], strict=False)
-        rope = {"rope_type": scaling.kind, **dict(numbers)}
-    return {"hidden_act": "silu", "rope_theta": config.rope_theta, "rope_scaling": rope}
+        numbers = {ROPE_NAMES[own]: getattr(scaling, own) for own in ROTARY_SCALINGS[scaling.kind].fields.values()}
+        if scaling.kind == "dynamic":
+            more = {"max_position_embeddings": numbers.pop(ORIGINAL)}
+        if not scaling.attention_factor:  # as it follows from the factor
+            numbers.pop("attention_factor", None)
+        rope = {"rope_type": scaling.kind, **numbers}
+    return {"hidden_act": "silu", "rope_theta": config.rope_theta, "rope_scaling": rope, **more}
 
 
 LLAMA = Architecture(

@@ -22,7 +22,7 @@ from jaxpipe.data.tokenizer_file import file_of, identity_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.files import local_path, read_whole
 from jaxpipe.huggingface.configs import CONFIG, load_config, save_config
-from jaxpipe.huggingface.tensor_files import INDEX, GrownFiles, TensorFiles, entries
+from jaxpipe.huggingface.tensor_files import INDEX, Files, entries
 
 FOLDER = "hf"
 RECORD = "safetensors.json"
@@ -64,7 +64,7 @@ def dtype_of_source(workdir: str) -> str | None:
 
 
 def save_source_model(
-    source: Path, workdir: Path, files: TensorFiles | GrownFiles, theirs: dict[str, Any], *, left_out: list[str]
+    source: Path, workdir: Path, files: Files, theirs: dict[str, Any], *, left_out: list[str]
 ) -> list[str]:
     """Saves the form of the model in `source` to a run; returns the names of the companion files that were copied."""
     folder = workdir / FOLDER

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +36,18 @@ CODES = {dtype.name: code for code, dtype in DTYPES.items()}
 
 _METADATA = "__metadata__"
 _ALIGNMENT_BYTES = 8
+
+
+class Files(Protocol):
+    """Tensor files, or what stands for them: headers by file, entries by tensor, the index if there is one."""
+
+    headers: dict[str, str]
+    entries: dict[str, Entry]
+    index: str | None
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a tensor, float32."""
+        ...
 
 
 class TensorFiles:
@@ -70,8 +82,7 @@ class TensorFiles:
     def read(self, name: str) -> np.ndarray:
         """Returns the tensor `name`, float32; ConfigError if the tensor's dtype is not one of a parameter."""
         entry = self.entries[name]
-        file = self._file_of[name]
-        path = self._folder / file
+        path = self._folder / self._file_of[name]
         if entry.code not in DTYPES:
             raise ConfigError(
                 f"the tensor {name} of {path} has dtype {entry.code}",
@@ -79,11 +90,21 @@ class TensorFiles:
                 repair="convert a model that is not quantized",
             )
         # Every dtype of a parameter is exact in float32; an array that is one already is not copied.
+        return self._content(name).view(DTYPES[entry.code]).reshape(entry.shape).astype(np.float32, copy=False)
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Returns the tensor `name` of dtype uint8."""
+        entry = self.entries[name]
+        assert entry.code == "U8"
+        return self._content(name).reshape(entry.shape)
+
+    def _content(self, name: str) -> np.ndarray:
+        """The bytes of a tensor."""
+        entry = self.entries[name]
+        file = self._file_of[name]
+        first = _first_of(self.headers[file]) + entry.start
         # Read and not mapped, so that no more than this tensor is in memory.
-        content = np.fromfile(
-            path, np.uint8, entry.end - entry.start, offset=_first_of(self.headers[file]) + entry.start
-        )
-        return content.view(DTYPES[entry.code]).reshape(entry.shape).astype(np.float32, copy=False)
+        return np.fromfile(self._folder / file, np.uint8, entry.end - entry.start, offset=first)
 
     def _check_once(self, in_file: dict[str, dict[str, Entry]]) -> None:
         files_of: dict[str, list[str]] = {}
@@ -122,7 +143,7 @@ class GrownFiles:
     `resize_token_embeddings` draws around it.
     """
 
-    def __init__(self, files: TensorFiles, names: frozenset[str], *, num_rows: int):
+    def __init__(self, files: Files, names: frozenset[str], *, num_rows: int):
         """Adds rows."""
         self._files = files
         self._names = names

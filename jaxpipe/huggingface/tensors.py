@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.huggingface.mapping import TOKEN_ROWS, Architecture, Parameter
-from jaxpipe.huggingface.tensor_files import Entry, GrownFiles, TensorFiles
+from jaxpipe.huggingface.tensor_files import Entry, Files
 from jaxpipe.models import LanguageModel
 
 _LAYERS = "layers."
@@ -124,7 +124,7 @@ class TensorMap:
             )
         return buffers
 
-    def read(self, files: TensorFiles | GrownFiles, *, where: str) -> Any:
+    def read(self, files: Files, *, where: str) -> Any:
         """The canonical parameters, float32; ConfigError if two tensors of one parameter have different numbers."""
         # Whole parameters, filled layer by layer: stacking a list of layers would hold all of it twice.
         arrays = {path: np.empty(shape, np.float32) for path, shape in self.shapes.items()}
@@ -186,7 +186,7 @@ class TensorMap:
         return any(re.fullmatch(pattern, name) for pattern in self.architecture.buffers)
 
 
-def _read(files: TensorFiles | GrownFiles, tensor: Tensor, *, where: str) -> np.ndarray:
+def _read(files: Files, tensor: Tensor, *, where: str) -> np.ndarray:
     first, *others = (name for name in tensor.names if name in files.entries)
     numbers = files.read(first)
     for other in others:

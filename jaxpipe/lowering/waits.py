@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.guards import shared_guards, waits_of_guards
 from jaxpipe.lowering.layer_loops import layer_loops
@@ -20,7 +21,7 @@ from jaxpipe.schedules.schedule import LAYER_KINDS, Kind
 _ENDS = {Kind.F: ("first", "last"), Kind.B: ("first",), Kind.I: ("first",)}  # where an action meets embedding and head
 
 
-def waits_per_action(table: RoundTable, *, by_chunk: bool = False) -> float:
+def waits_per_action(table: RoundTable, *, by_chunk: bool = False, pattern: Pattern = ONE_KIND) -> float:
     """Host waits for each action of the device that waits most, of a step with one device on every other axis.
 
     Collectives of a split head, and updates without flush, have a few guards more, which are not counted.
@@ -28,6 +29,7 @@ def waits_per_action(table: RoundTable, *, by_chunk: bool = False) -> float:
     Args:
         table: a lowered schedule; its layers per stage count where they differ, and for I.
         by_chunk: whether each chunk of a device has actions of its own in the program.
+        pattern: the kinds of layers.
 
     Example:
         GPipe with one microbatch on two devices: F 0, message, F 1 and B 1, message, B 0. No loop over rounds waits.
@@ -43,7 +45,7 @@ def waits_per_action(table: RoundTable, *, by_chunk: bool = False) -> float:
     waits = np.full(table.schedule.num_devices, _of_rounds(table))
     for round_type in range(table.num_types):
         waits = waits + _of_guards(table, round_type, by_chunk=by_chunk)
-    waits += _of_layers(table) + _of_lanes(table)
+    waits += _of_layers(table, pattern) + _of_lanes(table)
     num_actions = (table.kind != IDLE).sum(axis=0)
     return float((waits / num_actions).max())
 
@@ -78,13 +80,13 @@ def _of_guards(table: RoundTable, round_type: int, *, by_chunk: bool) -> np.ndar
     return waits
 
 
-def _of_layers(table: RoundTable) -> np.ndarray:
+def _of_layers(table: RoundTable, pattern: Pattern) -> np.ndarray:
     """[D] waits of loops over layers, and in them of the loop in which an I reads its page."""
     layers = np.array(table.layers_per_stage)[table.stage]
     runs = np.isin(table.kind, list(LAYER_KINDS))
     unknown = sum(
         np.array(loop.turns)[table.stage] - loop.num_known + 1
-        for loop in layer_loops(table.layers_per_stage, table.recomputed)
+        for loop in layer_loops(table.layers_per_stage, table.recomputed, pattern)
         if loop.has_rest
     )
     return (runs * unknown + (table.kind == Kind.I) * 2 * layers).sum(axis=0)

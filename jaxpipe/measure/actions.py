@@ -24,9 +24,11 @@ from jaxpipe.cluster.axes import AXES, KERNEL_AXES
 from jaxpipe.config import model_config
 from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.model import vocab_pipe
+from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, key_of, make_mesh
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.kinds import kinds_of
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.contract import SplitEnds
 from jaxpipe.schedules import Schedule
@@ -94,6 +96,12 @@ def _make_stages(
         | {f"mesh.{axis}": 1 for axis in AXES if axis not in KERNEL_AXES}
     )
     sizes = config.mesh.axes
+    if len(kinds_of(model_config(config))) > 1:
+        raise ConfigError(
+            f"model.full_first={config.model.full_first}, model.full_every={config.model.full_every}",
+            rule="measured-kinds: jaxpipe.measure times a layer, and layers of several kinds take several times",
+            repair="set model.full_first=0 and model.full_every=0, or plan without measured costs",
+        )
     model = LanguageModel(model_config(config), TensorAxis.of(deterministic=config.mesh.deterministic, **sizes))
     functions = StageFunctions.of(model)
     if splits_head:

@@ -10,6 +10,7 @@ from jaxpipe.models.cross_entropy import Vocabulary
 from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_named, register_family
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.gpt import GPT, GPTConfig
+from jaxpipe.models.gpt_oss import GPT_OSS, GptOssConfig
 from jaxpipe.models.language_model import LanguageModel
 from jaxpipe.models.llama import LLAMA, LlamaConfig
 from jaxpipe.models.mixture import MIXTRAL, QWEN3_MOE, MixtureConfig
@@ -17,7 +18,7 @@ from jaxpipe.models.parameters import parameter_shapes
 from jaxpipe.models.token_loss import TokenLoss
 from jaxpipe.models.token_values import TokenValues, token_values
 
-for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE):
+for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE, GPT_OSS):
     register_family(_family)
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "BertConfig",
     "Family",
     "GPTConfig",
+    "GptOssConfig",
     "LanguageModel",
     "LlamaConfig",
     "MixtureConfig",

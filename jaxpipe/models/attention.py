@@ -34,6 +34,7 @@ from jaxpipe.models.attention_blocks import (
     from_matrices,
     to_matrices,
     visible_scores,
+    with_sinks,
 )
 from jaxpipe.models.attention_chunked import chunked
 
@@ -252,7 +253,7 @@ class Cache:
 
         return replace(self, keys=written(self.keys, key), values=written(self.values, value))
 
-    def attend(self, query: jax.Array, *, window: int | None) -> jax.Array:
+    def attend(self, query: jax.Array, *, window: int | None, sinks: jax.Array | None = None) -> jax.Array:
         """Attended values "batch query head head_dim" of the further tokens, whose keys and values are in the cache."""
         keys, values = (lax.dynamic_index_in_dim(kept, self.layer, keepdims=False) for kept in (self.keys, self.values))
         num_queries = query.shape[1]
@@ -266,4 +267,5 @@ class Cache:
         # -inf cannot make a row of NaN here: every query sees its own key.
         scores = jnp.where(is_seen, scores * query.shape[-1] ** -0.5, -jnp.inf)
         attended = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
-        return from_matrices(attended, num_queries)
+        log_sum = jax.nn.logsumexp(scores, axis=-1).reshape(*scores.shape[:2], -1, num_queries)
+        return with_sinks(from_matrices(attended, num_queries), log_sum, sinks)[0]

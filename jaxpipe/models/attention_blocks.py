@@ -164,6 +164,47 @@ def from_matrices(x: jax.Array, num_queries: int) -> jax.Array:
     return split.transpose(0, 3, 1, 2, 4).reshape(batch, num_queries, -1, head_dim)
 
 
+def with_sinks(output: jax.Array, log_sum: jax.Array, sinks: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Attended values and log-sum-exps of softmaxes that have a further term, the exponential of a head's sink.
+
+    The term stands for a key whose value is zero, so that probabilities of keys add up to less than 1.
+
+    Args:
+        output: "batch query head head_dim", of softmaxes without it.
+        log_sum: "batch kv_head group query", float32, likewise.
+        sinks: "head"; None: there are none, and all stays as it is.
+
+    Source: gpt-oss model card, 2025 (arXiv 2508.10925), section 2.2; Xiao et al., Efficient Streaming Language Models
+    with Attention Sinks, ICLR 2024.
+    """
+    if sinks is None:
+        return output, log_sum
+    with_term = jnp.logaddexp(log_sum, _by_query(sinks, log_sum))
+    part_kept = _of_heads(jnp.exp(log_sum - with_term))
+    return (output.astype(jnp.float32) * part_kept[..., None]).astype(output.dtype), with_term
+
+
+def sink_gradients(
+    sinks: jax.Array | None, output: jax.Array, log_sum: jax.Array, d_output: jax.Array
+) -> jax.Array | None:
+    """Gradients of sinks, from results of `with_sinks`; the others follow from these as if there were no sinks."""
+    if sinks is None:
+        return None
+    dot = (output.astype(jnp.float32) * d_output.astype(jnp.float32)).sum(axis=-1)
+    # As of a key with probability p and value zero: p (0 - sum of p dp), where the sum is the dot.
+    probability = _of_heads(jnp.exp(_by_query(sinks, log_sum) - log_sum))
+    return -(probability * dot).sum(axis=(0, 1)).astype(sinks.dtype)
+
+
+def _by_query(sinks: jax.Array, log_sum: jax.Array) -> jax.Array:
+    return sinks.astype(jnp.float32).reshape(1, *log_sum.shape[1:3], 1)
+
+
+def _of_heads(x: jax.Array) -> jax.Array:
+    """`x` "batch kv_head group query" as "batch query head"."""
+    return x.transpose(0, 3, 1, 2).reshape(x.shape[0], x.shape[3], -1)
+
+
 def visible_scores(
     query: jax.Array, key: jax.Array, *, visible: Visible, block: QueryBlock, product_dtype: DTypeLike
 ) -> jax.Array:

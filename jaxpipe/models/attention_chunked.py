@@ -26,8 +26,10 @@ from jaxpipe.models.attention_blocks import (
     block_gradients,
     drop,
     from_matrices,
+    sink_gradients,
     to_matrices,
     visible_scores,
+    with_sinks,
 )
 
 MAX_BLOCKS = 8  # More could save at most another sixteenth of the matmuls, for a larger program.
@@ -38,10 +40,18 @@ KEY_BLOCKS = (1, 2, 3, 5)  # of documents; there is a program for each number, s
 
 @jax.custom_vjp
 def chunked(
-    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: Visible,
+    dropout: AttentionDropout | None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention that saves queries, keys, values, output and a log-sum-exp for each query; its dropout is `xla`'s."""
-    return _forward(query, key, value, visible, dropout)[0]
+    """Attention that saves queries, keys, values, output and a log-sum-exp for each query; its dropout is `xla`'s.
+
+    It takes the sinks of heads, too: see `attention_blocks.with_sinks`.
+    """
+    return _forward(query, key, value, visible, dropout, sinks)[0]
 
 
 def blocks(seq: int, visible: Visible) -> list[QueryBlock]:
@@ -76,13 +86,24 @@ def goes_by_tiles(num_queries: int, num_devices: int) -> bool:
 
 
 def _forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: Visible,
+    dropout: AttentionDropout | None,
+    sinks: jax.Array | None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    if goes_by_tiles(query.shape[1], visible.context.size):
-        output, log_sum = (
-            checkpoint_name(x, KEPT) for x in attention_tiles.forward(query, key, value, visible, dropout)
-        )
-        return output, (query, key, value, output, log_sum, visible, dropout)
+    by_tiles = goes_by_tiles(query.shape[1], visible.context.size)
+    forward = attention_tiles.forward if by_tiles else _by_blocks
+    attended = with_sinks(*forward(query, key, value, visible, dropout), sinks)
+    output, log_sum = (checkpoint_name(x, KEPT) for x in attended)
+    return output, (query, key, value, output, log_sum, visible, dropout, sinks)
+
+
+def _by_blocks(
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: Visible, dropout: AttentionDropout | None
+) -> tuple[jax.Array, jax.Array]:
+    """As `attention_tiles.forward`."""
     num_kv_heads = key.shape[2]
     seq = query.shape[1]
     keys = to_matrices(key, num_kv_heads)
@@ -96,9 +117,7 @@ def _forward(
         product, log_sum = _of_seen_keys(attended, block, visible, query_block, keys, values)
         outputs.append(from_matrices(product.astype(query.dtype), block.num_queries))
         log_sums.append(log_sum.reshape(*keys.shape[:2], -1, block.num_queries))
-    output = checkpoint_name(jnp.concatenate(outputs, axis=1), KEPT)
-    log_sum = checkpoint_name(jnp.concatenate(log_sums, axis=-1), KEPT)
-    return output, (query, key, value, output, log_sum, visible, dropout)
+    return jnp.concatenate(outputs, axis=1), jnp.concatenate(log_sums, axis=-1)
 
 
 def _attended(
@@ -126,11 +145,12 @@ def _attended(
     return product / total, largest + jnp.log(total)
 
 
-def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
-    query, key, value, output, log_sum, visible, dropout = residuals
+def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Array | None, ...]:
+    query, key, value, output, log_sum, visible, dropout, sinks = residuals
+    d_sinks = sink_gradients(sinks, output, log_sum, d_output)
     if goes_by_tiles(query.shape[1], visible.context.size):
         gradients = attention_tiles.backward(query, key, value, output, log_sum, visible, dropout, d_output)
-        return *gradients, None, None
+        return *gradients, None, None, d_sinks
     num_kv_heads = key.shape[2]
     seq = query.shape[1]
     keys = to_matrices(key, num_kv_heads)
@@ -161,7 +181,7 @@ def _backward(residuals: tuple[Any, ...], d_output: jax.Array) -> tuple[jax.Arra
         d_key_sum = d_key[:, :, :num_seen_before]
         d_value_sum = d_value[:, :, :num_seen_before]
     d_key, d_value = (from_matrices(jnp.concatenate(parts[::-1], axis=2), seq) for parts in (d_keys, d_values))
-    return jnp.concatenate(d_queries[::-1], axis=1), d_key, d_value, None, None
+    return jnp.concatenate(d_queries[::-1], axis=1), d_key, d_value, None, None, d_sinks
 
 
 def _gradients(

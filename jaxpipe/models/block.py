@@ -41,6 +41,7 @@ class SelfAttention(nnx.Module):
         rotate: (queries or keys "batch seq head head_dim", positions "batch seq" or None for 0, 1, ...) -> the same
             with positions added; None: no positions.
         output_deviation: standard deviation of the initial kernel back to the stream.
+        has_sinks: whether the softmax of each head has a further term: see `attention_blocks.with_sinks`.
         lora: adapters of the model.
     """
 
@@ -55,6 +56,7 @@ class SelfAttention(nnx.Module):
         head_norm: Callable[[], RMSNorm] | None = None,
         rotate: Callable[[jax.Array, jax.Array | None], jax.Array] | None,
         output_deviation: float,
+        has_sinks: bool = False,
         lora: Lora | None = None,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
@@ -79,6 +81,8 @@ class SelfAttention(nnx.Module):
         if head_norm is not None:
             self.query_norm = head_norm()
             self.key_norm = head_norm()
+        if has_sinks:
+            self.sinks = nnx.Param(jnp.zeros(anatomy.num_heads), split=0)
         self.anatomy = anatomy
         self.attend = attend
         self.rotate = rotate
@@ -98,7 +102,7 @@ class SelfAttention(nnx.Module):
         else:
             query = self._prepared(query)
             key = self._prepared(key)
-            attended = self.attend(query, key, value, visible=visible, dropout=dropout)
+            attended = self.attend(query, key, value, visible=visible, dropout=dropout, **self._sinks)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor)
 
     def following(self, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
@@ -113,7 +117,7 @@ class SelfAttention(nnx.Module):
             (self.query_norm.arrays(), self.key_norm.arrays()) if hasattr(self, "query_norm") else (None, None)
         )
         cache = cache.followed_by(self._prepared(key, key_norm, positions), value)
-        attended = cache.attend(self._prepared(query, query_norm, positions), window=self.anatomy.window)
+        attended = cache.attend(self._prepared(query, query_norm, positions), window=self.anatomy.window, **self._sinks)
         return to_stream(_merge_heads, (attended,), self.output, self.tensor), cache
 
     def _prepared(
@@ -126,6 +130,10 @@ class SelfAttention(nnx.Module):
         # `apply` reads nothing of the module but its epsilon, so the query's also serves for the key and its arrays.
         x = x if norm is None else self.query_norm.apply(x, norm)
         return x if self.rotate is None else self.rotate(x, positions)
+
+    @property
+    def _sinks(self) -> dict[str, jax.Array]:
+        return {"sinks": self.sinks[...]} if hasattr(self, "sinks") else {}
 
     def _to_heads(self, columns: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values, each "batch seq local_head head_dim"."""

@@ -19,7 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxpipe.mesh import MEASURED, TensorAxis
-from jaxpipe.mesh.collectives import Axis, gather_over
+from jaxpipe.mesh.collectives import Axis, gather_over, only_on_the_first
 from jaxpipe.models.anatomy import LOAD_BIAS, Anatomy
 from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, spread, spread_weights
 from jaxpipe.models.linear import Linear, RMSNorm, initial_deviation
@@ -147,15 +147,39 @@ class Routing:
 
 
 class Kernels(nnx.Module):
-    """A kernel of every expert, "expert in out", split over `expert`; `split` is the dim split over `tensor`."""
+    """A kernel of every expert, "expert in out", split over `expert`; `split` is the dim split over `tensor`.
 
-    def __init__(self, num: int, num_inputs: int, num_outputs: int, *, split: int, deviation: float, rngs: nnx.Rngs):
+    With biases, "expert out", of which that of a kernel split along `in` is added on the first device of `tensor`.
+    """
+
+    def __init__(
+        self,
+        num: int,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        split: int,
+        deviation: float,
+        bias: bool = False,
+        rngs: nnx.Rngs,
+    ):
         kernel = deviation * jax.random.normal(rngs.params(), (num, num_inputs, num_outputs))
         self.kernel = nnx.Param(kernel, split=split, split_experts=0)
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((num, num_outputs)), split=1 if split == 2 else None, split_experts=0)
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """The kernels, and the biases if there are any."""
+        return {name: getattr(self, name)[...] for name in ("kernel", "bias") if hasattr(self, name)}
 
 
 class Experts(nnx.Module):
     """Norm, router, and the chosen experts' SwiGLU.
+
+    Args:
+        activation: function of the products with the kernels of `names`, "... columns" each.
+        names: the kernels before the activation, by name with their columns, in terms of the width.
+        bias: whether router and experts have biases.
 
     Over `tensor`, each device has a part of every expert's width, as of a dense feed forward's; the router reads the
     device's own part of the sequence. Over `expert`, each device has some of the experts.
@@ -170,6 +194,8 @@ class Experts(nnx.Module):
         activation: Callable,
         num_layers: int,
         output_deviation: float,
+        names: tuple[tuple[str, int], ...] = (("gate", 1), ("up", 1)),
+        bias: bool = False,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
@@ -178,10 +204,12 @@ class Experts(nnx.Module):
         width = anatomy.width
         deviation = initial_deviation(hidden)
         self.norm = norm
-        self.router = Linear(hidden, num, split=None, bias=False, deviation=deviation, rngs=rngs)
-        self.gate = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
-        self.up = Kernels(num, hidden, width, split=2, deviation=deviation, rngs=rngs)
-        self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, rngs=rngs)
+        self.router = Linear(hidden, num, split=None, bias=bias, deviation=deviation, rngs=rngs)
+        more = {"bias": bias, "rngs": rngs}
+        for name, columns in names:
+            setattr(self, name, Kernels(num, hidden, columns * width, split=2, deviation=deviation, **more))
+        self.down = Kernels(num, width, hidden, split=1, deviation=output_deviation, **more)
+        self.names = tuple(name for name, _ in names)
         if routing.has_bias:
             setattr(self, LOAD_BIAS, nnx.Param(jnp.zeros(num)))
         self.routing = routing
@@ -198,7 +226,7 @@ class Experts(nnx.Module):
         """
         routing = self.routing
         tensor = self.tensor
-        arrays = (x, self.norm.arrays(), self.router.arrays()["kernel"])
+        arrays = (x, self.norm.arrays(), self.router.arrays())
         bias = getattr(self, LOAD_BIAS)[...] if routing.has_bias else None
         # Choosing has no gradient. The logits that have one are computed again in `_to_experts`, so that backward
         # saves `x` alone.
@@ -216,18 +244,34 @@ class Experts(nnx.Module):
         share = of_all * routing.num_chosen / jnp.maximum(of_all.sum(), 1)
         dispatch = routing.dispatch(tensor.expert)
         tiles = dispatch.tiles(chosen if tensor.size == 1 else gather_over(chosen, ("tensor",), 1))
-        kernels = self.gate.kernel[...], self.up.kernel[...]
+        kernels = tuple(getattr(self, name).arrays() for name in self.names)
         static = self.norm.apply, routing, tensor, self.num_layers
         inputs, weights, losses = _to_experts(*static, *arrays, bias, kernels, chosen, share, tiles)
         losses |= lax.stop_gradient(routing.measured_sums(logits, chosen, share, tiles, tensor, self.num_layers))
         weights = dispatch.whole(tensor.gather(weights, 1))
-        y = _from_experts(self.activation, dispatch, inputs, weights, self.down.kernel[...], tiles)
+        down = self.down.arrays()
+        if "bias" in down and tensor.size > 1:
+            down["bias"] = only_on_the_first(down["bias"], "tensor")
+        y = _from_experts(self.activation, dispatch, inputs, weights, down, tiles)
         return tensor.scatter_sum(dispatch.own(y, x.shape[1] * tensor.size), 1), losses
 
 
-def _logits(normed: jax.Array, kernel: jax.Array) -> jax.Array:
+def _logits(normed: jax.Array, router: dict[str, jax.Array]) -> jax.Array:
     """The router's, float32 "batch local_seq expert"."""
-    return jnp.einsum("bsh,he->bse", normed, kernel, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bsh,he->bse", normed, router["kernel"], preferred_element_type=jnp.float32)
+    return logits + router["bias"].astype(jnp.float32) if "bias" in router else logits
+
+
+def _plus(products: jax.Array, of: dict[str, jax.Array], tiles: Tiles) -> jax.Array:
+    return products + _of_rows(of["bias"], tiles) if "bias" in of else products
+
+
+def _of_rows(bias: jax.Array, tiles: Tiles) -> jax.Array:
+    """The bias of each tile's expert, "tile 1 out", of those of this device's experts."""
+    if tiles.expert is None:  # a tile for each, in order
+        return bias[:, None]
+    # As a product, whose transpose adds in one order; a tile of no expert has zeros.
+    return (jax.nn.one_hot(tiles.expert, bias.shape[0], dtype=bias.dtype) @ bias)[:, None]
 
 
 # prevent_cse=False: a layer's forward and backward are never in one loop body, so nothing can be merged.
@@ -239,9 +283,9 @@ def _to_experts(
     num_layers: int,
     x: jax.Array,
     norm_arrays: Any,
-    router: jax.Array,
+    router: dict[str, jax.Array],
     bias: jax.Array | None,
-    kernels: tuple[jax.Array, ...],
+    kernels: tuple[dict[str, jax.Array], ...],
     chosen: jax.Array,
     share: jax.Array,
     tiles: Tiles,
@@ -259,7 +303,7 @@ def _to_experts(
     # The value is the sum of all devices, the gradient that of this device's tokens alone.
     local_sums = routing.loss_sums(logits, chosen, share, bias, num_layers)
     losses = {name: loss + lax.stop_gradient(tensor.sum(loss) - loss) for name, loss in local_sums.items()}
-    inputs = tuple(dispatch.products(rows, kernel, tiles) for kernel in kernels)
+    inputs = tuple(_plus(dispatch.products(rows, of["kernel"], tiles), of, tiles) for of in kernels)
     return inputs, routing.weights(logits, chosen), losses
 
 
@@ -269,7 +313,7 @@ def _from_experts(
     dispatch: Dispatch,
     inputs: tuple[jax.Array, ...],
     weights: jax.Array,
-    kernel: jax.Array,
+    down: dict[str, jax.Array],
     tiles: Tiles,
 ) -> jax.Array:
     """Weighted sums "token hidden" of each token's experts on this device, of its part of their width."""
@@ -277,5 +321,8 @@ def _from_experts(
     active = activation(*inputs)
     # In float32, because the gradient of a weight is a sum over the width.
     active = (active.astype(jnp.float32) * of_rows[..., None]).astype(active.dtype)
-    rows = dispatch.products(active, kernel, tiles)
+    rows = dispatch.products(active, down["kernel"], tiles)
+    if "bias" in down:
+        addition = of_rows[..., None] * _of_rows(down["bias"], tiles).astype(jnp.float32)
+        rows = (rows.astype(jnp.float32) + addition).astype(rows.dtype)
     return collect(dispatch.to_tokens(rows), tiles)

@@ -25,6 +25,8 @@ class ModelConfig(Protocol):
     """Config of one model of a family, a frozen dataclass: its anatomy, its choices, and the modules that it builds."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    # With layers of several kinds, which have parameters of the same shapes, it has `kinds`, a config of each that
+    # builds its block, and `pattern`, a `jaxpipe.layer_kinds.Pattern`; its own `new_block` is that of kind 0.
     # A ClassVar `splits_sequences = True` says that blocks attend over `TensorAxis.context`, as `SelfAttention` does.
 
     @property

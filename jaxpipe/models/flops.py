@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxpipe.models.anatomy import MatmulSizes
 from jaxpipe.models.family import ModelConfig
+from jaxpipe.models.kinds import kinds_of, pattern_of
 
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 PASSES_OF_FROZEN = 2  # of a kernel without a gradient
@@ -86,8 +87,10 @@ def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | Non
 def _of_scores(config: ModelConfig, seq_len: int) -> int:
     """Multiplications of one token's scores and of what it attends to."""
     anatomy = config.anatomy
-    # A window that is longer than the sequence hides no key.
-    return 2 * min(seq_len, anatomy.window or seq_len) * anatomy.num_heads * anatomy.head_size
+    # A window that is longer than the sequence hides no key; layers of several kinds have a mean.
+    of_kinds = [min(seq_len, kind.anatomy.window or seq_len) for kind in kinds_of(config)]
+    num_keys = [of_kinds[kind] for kind in pattern_of(config).kinds(config.num_layers)]
+    return 2 * (sum(num_keys) // len(num_keys)) * anatomy.num_heads * anatomy.head_size
 
 
 def _size(matmuls: MatmulSizes) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.models.anatomy import ParameterShape
 from jaxpipe.models.parameters import ParameterShapes
 
@@ -57,7 +58,21 @@ class GivenModel:
     @cached_property
     def functions(self) -> Any:
         """The model, with its layer as it recomputes."""
-        return replace(self.model, layer=recomputed(self.model.layer, self.recompute))
+        return recomputing(self.model, self.recompute)
+
+    @property
+    def pattern(self) -> Pattern:
+        """The kind of each layer."""
+        return self.model.pattern
+
+    @cached_property
+    def kinds(self) -> tuple[GivenModel, ...]:
+        """[kind] the model with all layers of that kind."""
+        if not self.model.other_layers:
+            return (self,)
+        alike = {"other_layers": (), "pattern": ONE_KIND}
+        layers = (self.model.layer, *self.model.other_layers)
+        return tuple(replace(self, model=replace(self.model, layer=layer, **alike)) for layer in layers)
 
     @cached_property
     def parameter_shapes(self) -> ParameterShapes:
@@ -74,6 +89,12 @@ class GivenModel:
     def bytes_of_sequence(self) -> int:
         """Bytes of one sequence of a batch."""
         return sum(math.prod(like.shape) * like.dtype.itemsize for like in self.sequence.values())
+
+
+def recomputing(model: Any, recompute: str) -> Any:
+    """A model given in Python whose layers of all kinds do as `recompute` says."""
+    others = tuple(recomputed(layer, recompute) for layer in model.other_layers)
+    return replace(model, layer=recomputed(model.layer, recompute), other_layers=others)
 
 
 def recomputed(layer: Callable[..., Any], recompute: str) -> Callable[..., Any]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxpipe.layer_kinds import Pattern
 from jaxpipe.mesh import Randomness, TensorAxis, added, only_on_the_first, with_losses
 from jaxpipe.models.attention import Cache
 from jaxpipe.models.cross_entropy import KernelSums, Vocabulary
@@ -25,6 +26,7 @@ from jaxpipe.models.ends_over_pipe import EndsOverPipe
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
+from jaxpipe.models.kinds import kinds_of, of_kind, pattern_of
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
 from jaxpipe.models.sequence_parts import check_sequence_parts, refuse_values
@@ -94,6 +96,21 @@ class LanguageModel:
         """Whether each parameter is trained, as `specs`; None: all are."""
         return trained_of(self.specs) if getattr(self.config, "lora", None) else None
 
+    @property
+    def pattern(self) -> Pattern:
+        """The kind of each layer."""
+        return pattern_of(self.config)
+
+    @cached_property
+    def of_kinds(self) -> tuple[LanguageModel, ...]:
+        """[kind] a model whose layers are all of one kind."""
+        return (self, *(replace(self, config=kind) for kind in kinds_of(self.config)[1:]))
+
+    @property
+    def other_layers(self) -> tuple[Callable[..., Any], ...]:
+        """As `layer`, the functions of kinds 1, 2, ...: see `jaxpipe.program.StageFunctions`."""
+        return tuple(model.layer for model in self.of_kinds[1:])
+
     def __post_init__(self) -> None:
         """Raises ConfigError if the model cannot split sequences as `tensor` says."""
         check_sequence_parts(self.config, self.tensor, of_tokens=isinstance(self.loss, CrossEntropy))
@@ -116,7 +133,7 @@ class LanguageModel:
         return self._module("embedding", shared["embedding"])(self.own(microbatch), random)
 
     def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> Any:
-        """Residual stream "batch local_seq hidden" after one layer; with experts also sums of its losses, by name.
+        """Residual stream "batch local_seq hidden" after one layer, of kind 0; with experts also its losses, by name.
 
         Args:
             microbatch: the batch's arrays, of which those of TOKEN_ARRAYS are read, int32 "batch seq": "padding_mask"
@@ -227,7 +244,8 @@ class LanguageModel:
         """
 
         def layer(walk: tuple[jax.Array, Cache], layer: Params) -> tuple[tuple[jax.Array, Cache], None]:
-            x, cache = self._module("block", layer).following(*walk)
+            blocks = [model._module("block", layer).following for model in self.of_kinds]
+            x, cache = of_kind(self.config, walk[1].layer, blocks, *walk)
             return (x, replace(cache, layer=cache.layer + 1)), None
 
         positions = jnp.broadcast_to(cache.num_tokens + jnp.arange(tokens.shape[1]), tokens.shape)
@@ -261,7 +279,8 @@ class LanguageModel:
 
         def layer(walk: tuple[jax.Array, jax.Array], layer: Params) -> tuple[tuple[jax.Array, jax.Array], Any]:
             x, i = walk
-            x, losses = with_losses(self.layer(layer, x, microbatch, at(i)))
+            layers = [partial(model.layer, layer) for model in self.of_kinds]
+            x, losses = with_losses(of_kind(self.config, i, layers, x, microbatch, at(i)))
             return (x, i + 1), losses
 
         x = self.embed(params["shared"], microbatch, at(-1))

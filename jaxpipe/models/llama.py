@@ -8,7 +8,7 @@ al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import jax
 from flax import nnx
 
 from jaxpipe.errors import ConfigError
+from jaxpipe.layer_kinds import Pattern
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward, SelfAttention
@@ -62,6 +63,8 @@ class LlamaConfig:
         query_key_norm: whether each query and each key has an RMS norm before its rotation, with a scale that all heads
             share; as Qwen3.
         sliding_window: number of last keys that a query sees, itself included; None: all up to itself.
+        full_first, full_every: layers without the window: so many first ones, and of the others each so manieth, as
+            the second, fourth, ... for 2; 0: none.
         rope_theta: base of the rotary frequencies.
         rope_scaling: scaling of the frequencies for long contexts, or None.
         norm_epsilon: added to the mean square in the norms.
@@ -87,6 +90,8 @@ class LlamaConfig:
     feed_forward_bias: bool = False
     query_key_norm: bool = False
     sliding_window: int | None = None
+    full_first: int = 0
+    full_every: int = 0
     rope_theta: float = 10000.0
     rope_scaling: RotaryScaling | None = None
     norm_epsilon: float = 1e-5
@@ -100,6 +105,7 @@ class LlamaConfig:
             check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
         self._check_pairs()
+        self._check_full()
         if self.lora:
             self.lora.check(self.lora_names, frozen=dict.fromkeys(GATED, "has no adapters in a mixture"))
         if self.num_heads % self.num_kv_heads:
@@ -115,6 +121,38 @@ class LlamaConfig:
     def lora_names(self) -> tuple[str, ...]:
         """The matmuls of a layer that may have adapters."""
         return *OF_ATTENTION, *GATED
+
+    def _check_full(self) -> None:
+        for name in ("full_first", "full_every"):
+            number = getattr(self, name)
+            if number and self.sliding_window is None:
+                raise ConfigError(
+                    f"model.{name}={number} with model.sliding_window='none'",
+                    rule="full-layers: layers without a window stand beside layers with one",
+                    repair=f"set model.sliding_window, for example '128', or model.{name}=0",
+                )
+        if self.full_every == 1:
+            raise ConfigError(
+                "model.full_every=1",
+                rule="full-layers: some layer has the window",
+                repair="set model.full_every=2 for every second layer, or model.sliding_window='none' for all",
+            )
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether each head has a sink; of other models."""
+        return False
+
+    @property
+    def kinds(self) -> tuple[LlamaConfig, ...]:
+        """Configs of models whose layers are all of one kind: with the window, and without it if some have none."""
+        alike = replace(self, full_first=0, full_every=0)
+        return (alike,) if alike == self else (alike, replace(alike, sliding_window=None))
+
+    @property
+    def pattern(self) -> Pattern:
+        """The kind of each layer, a place in `kinds`."""
+        return Pattern((0,) * (self.full_every - 1) + (1,) if self.full_every else (0,), (1,) * self.full_first)
 
     def _check_pairs(self) -> None:
         if self.anatomy.head_size % 2 == 0:
@@ -177,9 +215,11 @@ class LlamaConfig:
             rotate=partial(
                 rotate,
                 frequencies=frequencies(head_size, self.rope_theta, self.rope_scaling),
+                amplitude=self.rope_scaling.amplitude if self.rope_scaling else 1.0,
                 context=tensor.context,
             ),
             output_deviation=output_deviation(self.hidden, self.num_layers),
+            has_sinks=self.has_sinks,
             lora=self.lora,
             tensor=tensor,
             rngs=rngs,
@@ -229,6 +269,8 @@ LLAMA = Family(
         "feed_forward_bias": False,  # True: the matmuls of the feed forward have biases
         "query_key_norm": False,  # True, as Qwen3: each query and each key has an RMS norm
         "sliding_window": "none",  # how many keys a query sees, the last ones, itself included, as Mistral; "none": all
+        "full_first": 0,  # so many first layers have no window, as some of Qwen2
+        "full_every": 0,  # and of the others each so manieth: 2, every second; 0: none
         "rope_theta": 10000.0,  # base of the rotary frequencies
         **ROTARY_FIELDS,
         "norm_epsilon": 1e-5,  # added to the mean square in the norms
@@ -236,7 +278,7 @@ LLAMA = Family(
         **FIELDS,
     },
     words={"head_size": "auto", "sliding_window": "none"},
-    choices={"rope_scaling": ROTARY_SCALINGS},
+    choices={"rope_scaling": tuple(ROTARY_SCALINGS)},
     build=lambda fields, seq_len: LlamaConfig(**with_lora(with_rotary_scaling(fields))),
     check=check_rotary_scaling,
     example="configs/llama_7b.py",

@@ -144,7 +144,6 @@ def forward(step: DeviceStep, row: Row, state: State) -> State:
 
 def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
     """F, apart from its walk."""
-    functions = step.functions
     microbatch = step.microbatch(row)
     boundary = step.boundary
     # Devices of other stages skip the embedding at run time, and take what has arrived.
@@ -168,7 +167,7 @@ def forward_half(step: DeviceStep, row: Row, state: State) -> Half:
             return walk._replace(passed=y, pools=pools, losses=losses_after)
 
         # A table of forwards alone saves nothing, so the layer runs as it is.
-        compute = form.vjp.forward if form.vjp else functions.layer
+        compute = form.vjp.forward if form.vjp else form.layer
         return LayerCall(compute, (params, walk.passed, microbatch, random), then)
 
     losses = step.shapes.losses.apart(state.loss)

@@ -137,6 +137,36 @@ def _check_shard(shard: str, behind_layers: bool | None) -> None:
         )
 
 
+def check_kinds(
+    schedule: Schedule, functions: StageFunctions, num_layers: int, recomputed: Sequence[int] | None
+) -> None:
+    """Raises CompileError for layers of several kinds that their pattern does not name, or that do not compose yet."""
+    pattern = functions.pattern
+    num_kinds = len(functions.layers)
+    named = {*pattern.first, *pattern.unit}
+    if not pattern.unit or named != set(range(num_kinds)):
+        raise CompileError(
+            f"pattern={pattern} of a model with {num_kinds} functions of layers.",
+            rule="layer-kinds: a pattern has a unit, and names each kind, 0 for `layer`, 1, ... for `other_layers`",
+            repair=f"give for example Pattern(unit={tuple(range(num_kinds))}), which takes the kinds in turn",
+        )
+    if num_kinds == 1:
+        return
+    reasons = [
+        (schedule.delays, f"schedule {schedule.name!r}, which has no flush", "take one with a flush, as '1f1b'"),
+        (schedule.has_pairs, f"schedule {schedule.name!r}, which has pairs", "leave pairs out, or overlap=false"),
+        (recomputed and any(recomputed), f"recomputed={tuple(recomputed or ())}", "compute all layers again, or none"),
+    ]
+    for is_there, what, repair in reasons:
+        if is_there:
+            raise CompileError(
+                f"{num_kinds} kinds of layers with {what}.",
+                rule="kinds-compose: layers of several kinds need a flush, forwards and backwards in actions of their"
+                " own, and all layers computed again or none",
+                repair=repair,
+            )
+
+
 def check_recomputed(
     schedule: Schedule, functions: StageFunctions, layers_per_stage: Sequence[int], recomputed: Sequence[int] | None
 ) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """The contract of model, schedule, mesh and arrays with the program.
 
 A model is an embedding, a stack of layers of one shape, and a head that ends in the loss: three pure functions, and how
-`tensor` splits their parameters. The program calls them on each device with that device's part of all arguments; it
-knows nothing else of the model. A stage that is not a stack of layers is one layer.
+`tensor` splits their parameters. Layers may be of several kinds in a fixed pattern, with a function each. The program
+calls them on each device with that device's part of all arguments; it knows nothing else of the model. A stage that is
+not a stack of layers is one layer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpipe.errors import CompileError
+from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.mesh import MEASURED, PyTree, Randomness
 
 
@@ -89,6 +91,9 @@ class StageFunctions:
         over_pipe: embedding and head by parts, for schedules with S and T; `embed` and `head` are not called then.
         layer_again: the same as `layer`, whose backward computes again what its forward does not save, as that of
             `jax.checkpoint` does; for the layers that `Pipeline(recomputed=...)` counts.
+        other_layers: as `layer`, of a model of several kinds of layers: the functions of kinds 1, 2, ..., of which
+            `layer` is kind 0. All take parameters of the same shapes.
+        pattern: the kind of each layer, as Pattern(unit=(0, 1)) for two kinds in turn.
 
     `shared` are the parameters of embedding and head (a tied one is used by both), `microbatch` is
     the batch's pytree without its leading microbatch axis. Parts that all layers read, such as a padding mask, are sent
@@ -113,6 +118,13 @@ class StageFunctions:
     num_sequence_parts: int = 1
     over_pipe: SplitEnds | None = None
     layer_again: Callable[[PyTree, Any, PyTree, Randomness | None], Any] | None = None
+    other_layers: tuple[Callable[[PyTree, Any, PyTree, Randomness | None], Any], ...] = ()
+    pattern: Pattern = ONE_KIND
+
+    @property
+    def layers(self) -> tuple[Callable[[PyTree, Any, PyTree, Randomness | None], Any], ...]:
+        """[kind] the function of a layer."""
+        return self.layer, *self.other_layers
 
     @property
     def recomputing(self) -> StageFunctions:
@@ -135,6 +147,8 @@ class StageFunctions:
             num_sequence_parts=getattr(model, "num_sequence_parts", 1),
             over_pipe=SplitEnds.of(getattr(model, "over_pipe", None)),
             layer_again=getattr(model, "layer_again", None),
+            other_layers=getattr(model, "other_layers", ()),
+            pattern=getattr(model, "pattern", ONE_KIND),
         )
 
 

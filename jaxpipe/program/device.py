@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -110,7 +109,7 @@ class DeviceStep:
     random: Randomness | None
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
-    num_recomputed: jax.Array | None  # [chunk] the first of these that backward computes again; None if all save alike
+    turns: tuple[jax.Array, ...]  # [loop][chunk] turns of the loops over its layers; none if one loop has them all
     deterministic: bool  # whether sums over devices are added in mesh order
     in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
     boundary: Boundary
@@ -174,23 +173,20 @@ class DeviceStep:
         return num if is_known else self.num_layers[row.chunk]
 
     def stretches(self, row: Row, *, is_reverse: bool) -> list[Stretch]:
-        """The turns over the layers of the stage in `row`; of those of one form, known ones apart from others."""
-        num_layers = self.num_layers_of(row)
-        # Forwards alone save nothing, in whichever form.
-        if self.num_recomputed is None or len(self.shapes.forms) == 1:
-            return [Stretch(self.shapes.forms[0], 0, num_layers)]
-        num_again = self.num_recomputed[row.chunk]
+        """The turns over the layers of the stage in `row`; of those of one loop, known ones apart from others."""
+        if not self.turns:
+            return [Stretch(self.shapes.forms[:1], 0, self.num_layers_of(row))]
         inwards = []
-        for loop, form in self.shapes.loops:
-            rest = (num_again if loop.recomputed else num_layers - num_again) - loop.num_known
-            parts = [(form, loop.num_known)] * bool(loop.num_known) + [(form, rest)] * loop.has_rest
+        for place, ((loop, forms), turns) in enumerate(zip(self.shapes.loops, self.turns, strict=True)):
+            known = [(forms, loop.num_known)] * bool(loop.num_known)
+            rest = [(forms, turns[row.chunk] - loop.num_known)] * loop.has_rest
             # Known turns are at both ends of the stage, so that each begins where XLA knows it.
-            inwards += parts if loop.recomputed else parts[::-1]
+            inwards += rest + known if 0 < place == len(self.turns) - 1 else known + rest
         first = 0
         stretches = []
-        for form, num in reversed(inwards) if is_reverse else inwards:
-            stretches.append(Stretch(form, first, num))
-            first = first + num
+        for forms, num in reversed(inwards) if is_reverse else inwards:
+            stretches.append(Stretch(forms[::-1] if is_reverse else forms, first, num))
+            first = first + num * len(forms)
         return stretches
 
     def over_layers(
@@ -207,7 +203,7 @@ class DeviceStep:
         # Nothing hangs on most loops: the walk is all that they carry.
         if not self.hanging:
             for stretch in stretches:
-                walk = stretch.run(partial(layer, stretch.form), walk)
+                walk = stretch.run(layer, walk)
             return walk, state
 
         def body(
@@ -236,8 +232,7 @@ class DeviceStep:
         for channel in self.hanging:
             carried[channel.name], walk = channel.first(row, walk, state)
         for stretch in stretches:
-            turns = self._turns(stretch, partial(body, stretch.form), (walk, carried), state.num_done)
-            walk, carried = turns
+            walk, carried = self._turns(stretch, body, (walk, carried), state.num_done)
         for channel in self.hanging:
             state = channel.last(row, carried[channel.name], walk, state)
         if self.in_turn:  # as what follows, the head of the last stage
@@ -245,20 +240,20 @@ class DeviceStep:
             walk = waiting(walk, after(state.num_done, (carried, of_channels)))
         return walk, state
 
-    def _turns(self, stretch: Stretch, body: Callable[[jax.Array, Any], Any], carry: Any, num_done: jax.Array) -> Any:
+    def _turns(self, stretch: Stretch, body: LayerBody, carry: Any, num_done: jax.Array) -> Any:
         """The carry after a stretch of turns with channels."""
         num_turns = stretch.num
         if not (isinstance(num_turns, int) and any(channel.is_paired for channel in self.hanging)):
             return stretch.run(body, carry)
 
         def pair(turn: jax.Array, carry: Any) -> Any:
-            walk, carried = body(stretch.at(2 * turn), carry)
+            walk, carried = stretch.turn(body, 2 * turn, carry)
             # XLA would gather both layers at once, into a buffer of its own, if the second did not wait.
-            waiting = guarded_index(stretch.at(2 * turn + 1), after(num_done, walk.passed))
-            return body(waiting, (walk, carried))
+            waiting = guarded_index(2 * turn + 1, after(num_done, walk.passed))
+            return stretch.turn(body, waiting, (walk, carried))
 
         carry = lax.fori_loop(0, num_turns // 2, pair, carry)
-        return body(stretch.at(jnp.int32(num_turns - 1)), carry) if num_turns % 2 else carry
+        return stretch.turn(body, jnp.int32(num_turns - 1), carry) if num_turns % 2 else carry
 
     def with_gradients(
         self, walk: Walk, row: Row, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
@@ -287,20 +282,27 @@ class DeviceStep:
         return i, self.layer_params(row, form, i, walk, state), (self.microbatch(row), random)
 
 
+LayerBody = Callable[[LayerForm, jax.Array, Any], Any]  # (form, number of the layer in the walk, carry) -> carry
+
+
 class Stretch(NamedTuple):
-    """Turns of an action's walk over its layers, one after the other, over layers of one form."""
+    """Turns of an action's walk over its layers, one after the other, each over a unit of layers of these forms."""
 
-    form: LayerForm
-    first: int | jax.Array
-    num: int | jax.Array  # known to XLA if it is a number
+    forms: tuple[LayerForm, ...]
+    first: int | jax.Array  # layer of the walk
+    num: int | jax.Array  # turns; known to XLA if it is a number
 
-    def at(self, turn: jax.Array) -> jax.Array:
-        """The turn of the walk, from one of the stretch."""
-        return turn if isinstance(self.first, int) and self.first == 0 else self.first + turn
+    def turn(self, body: LayerBody, turn: jax.Array, carry: Any) -> Any:
+        """The carry after the layers of one turn."""
+        size = len(self.forms)
+        for place, form in enumerate(self.forms):
+            layer = turn if size == 1 else size * turn + place
+            carry = body(form, layer if isinstance(self.first, int) and self.first == 0 else self.first + layer, carry)
+        return carry
 
-    def run(self, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+    def run(self, body: LayerBody, carry: Any) -> Any:
         """The carry after these turns."""
-        return lax.fori_loop(0, self.num, lambda turn, carry: body(self.at(turn), carry), carry)
+        return lax.fori_loop(0, self.num, lambda turn, carry: self.turn(body, turn, carry), carry)
 
 
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state

@@ -130,15 +130,19 @@ def check_functions(
             rule="float-activations: stages send floating-point or complex numbers, which have a gradient",
             repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
         )
-    results = shapes(lambda layer, x, batch: functions.layer(layer, x, batch, None), params["layer"], x, microbatch)
-    y, of_layer = with_losses(results)
-    y = _one_array("layer", y)
-    if (x.shape, x.dtype) != (y.shape, y.dtype):
+
+    def of_kind(layer: Callable) -> Any:
+        return _layer_results(lambda *of: shapes(lambda *of: layer(*of, None), *of), params["layer"], x, microbatch)
+
+    of_kinds = [of_kind(layer) for layer in functions.layers]
+    if any(_described(results) != _described(of_kinds[0]) for results in of_kinds):
         raise CompileError(
-            f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
-            rule="same-shape: every layer returns the shape and dtype that embed returns",
-            repair="cast or reshape inside embed or layer",
+            f"layers of several kinds return {[_described(with_losses(results)[1]) for results in of_kinds]}.",
+            rule="losses-of-kinds: layers of all kinds return the same losses",
+            repair="return 0.0 for a loss that a kind does not have",
         )
+    results = of_kinds[0]
+    y, of_layer = with_losses(results)
     if not has_losses:
         return x, Losses((), of_layer)
     loss = shapes(functions.head, params["shared"], y, microbatch)
@@ -172,6 +176,19 @@ def check_functions(
         results = shapes(head_backward, params["shared"], y, microbatch, loss, sums)
         _check_backward("head_backward", results, (loss, y, sums), "(losses, gradient of x, sums)")
     return x, Losses(loss, of_layer)
+
+
+def _layer_results(shapes: Callable, layer: PyTree, x: jax.ShapeDtypeStruct, microbatch: PyTree) -> Any:
+    """What a layer returns, an array like `x`, perhaps with losses; `shapes` are those of its function's results."""
+    results = shapes(layer, x, microbatch)
+    y = _one_array("layer", with_losses(results)[0])
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise CompileError(
+            f"layer takes {x.dtype}{list(x.shape)} and returns {y.dtype}{list(y.shape)}.",
+            rule="same-shape: every layer returns the shape and dtype that embed returns",
+            repair="cast or reshape inside embed or layer",
+        )
+    return results
 
 
 def _are_sums(losses: PyTree) -> bool:

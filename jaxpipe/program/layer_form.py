@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -17,9 +19,10 @@ MOST_ACTIONS = 32  # in a program, if each chunk has its own: ZB-V of two chunks
 
 @dataclass(frozen=True, eq=False)
 class LayerForm:
-    """One form of a layer."""
+    """One form of a layer: of one kind, or computed again in backward."""
 
-    recomputed: bool
+    place: int  # among those of the step
+    layer: Callable[..., Any]  # the model's function
     storage: Storage  # of saved residuals; empty for forwards alone
     vjp: LayerVjp | None  # forward and backward; None for forwards alone
     split: SplitBackward | None  # I and W of the backward, if the table has any

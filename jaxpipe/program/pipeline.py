@@ -31,7 +31,7 @@ from jaxpipe.mesh import (
 from jaxpipe.program.carry import Row
 from jaxpipe.program.channels import measured_by
 from jaxpipe.program.channels.split_head import SplitBoundary
-from jaxpipe.program.checks import check_jax, check_pipeline, check_recomputed
+from jaxpipe.program.checks import check_jax, check_kinds, check_pipeline, check_recomputed
 from jaxpipe.program.contract import Losses, StageFunctions, key_data, without_derivative
 from jaxpipe.program.device import DeviceStep
 from jaxpipe.program.device_sums import square_sums, sums_over_devices, values_of_all
@@ -128,6 +128,7 @@ class Pipeline:
                 makes 64-bit numbers by default, or compiles nothing.
         """
         check_pipeline(schedule, mesh, functions, dtype=dtype, shard=shard, behind_layers=behind_layers)
+        check_kinds(schedule, functions, num_layers, recomputed)
         self.schedule = schedule
         self.mesh = mesh
         self.functions = functions
@@ -285,7 +286,7 @@ class Pipeline:
             random=None if key is None else Randomness(key, lax.axis_index(BATCH_AXES) * microbatch_size),
             first_layer=jnp.asarray(self.layout.first_layer)[device],
             num_layers=jnp.asarray(self.layout.num_held)[device],
-            num_recomputed=jnp.asarray(self.layout.of_chunks(self.recomputed))[device] if self.recomputed else None,
+            turns=tuple(jnp.asarray(self.layout.of_chunks(turns))[device] for turns in shapes.turns),
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),

@@ -7,7 +7,7 @@ computed or compiled: the functions are traced with shapes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpipe.layer_kinds import Pattern
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
 from jaxpipe.lowering.pages import Pages
@@ -36,7 +37,7 @@ from jaxpipe.program.partition import Part, partition
 from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
-from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, make_storage
+from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, make_storage, with_pages_of_all
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.sharding import Shard
 
@@ -52,7 +53,8 @@ class StepShapes:
     microbatch: PyTree  # one microbatch on one device
     message: jax.ShapeDtypeStruct  # the array that one stage sends to the next
     losses: Losses  # the results of head and layers that are summed
-    forms: tuple[LayerForm, ...]  # of layers that save alike; of two the second is of those computed again
+    forms: tuple[LayerForm, ...]  # of layers that save alike: one for each kind; or the second of those computed again
+    pattern: Pattern  # the kinds of layers
     by_chunk: bool  # whether each chunk of a device has actions of its own in the program
     kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
     statistics: PyTree  # what S tells all devices; likewise
@@ -77,23 +79,37 @@ class StepShapes:
     @property
     def pools(self) -> tuple[Pool, ...]:
         """The pools of all forms."""
-        return tuple(pool for form in self.forms for pool in form.storage.pools)
+        return tuple(pool for storage in self._storages for pool in storage.pools)
 
     @property
     def grids(self) -> tuple[Pages, ...]:
         """[pool] the page of each layer in each round."""
-        return tuple(pages for form in self.forms for pages in form.storage.grids)
+        return tuple(pages for storage in self._storages for pages in storage.grids)
 
     @property
-    def loops(self) -> tuple[tuple[LayerLoop, LayerForm], ...]:
-        """The loops over the layers of a stage, in the order of its layers, with the form of each."""
-        loops = layer_loops(self.table.layers_per_stage, self.table.recomputed)
-        return tuple(zip(loops, reversed(self.forms), strict=True))
+    def _storages(self) -> list[Storage]:
+        """Those of different pools: kinds share theirs."""
+        return list({form.storage.first_pool: form.storage for form in self.forms}.values())
+
+    @cached_property
+    def loops(self) -> tuple[tuple[LayerLoop, tuple[LayerForm, ...]], ...]:
+        """The loops over the layers of a stage, in the order of its layers, with the forms of a turn of each."""
+        # Forwards alone save nothing, in whichever form.
+        again = self.table.recomputed if self.table.has_backward else ()
+        loops = layer_loops(self.table.layers_per_stage, again, self.pattern)
+        return tuple((loop, tuple(self.forms[place] for place in loop.forms)) for loop in loops)
+
+    @property
+    def turns(self) -> tuple[tuple[int, ...], ...]:
+        """[loop][stage] turns; empty if one loop has all layers of all stages."""
+        return tuple(loop.turns for loop, _ in self.loops) if len(self.forms) > 1 else ()
 
     @property
     def slot_bytes(self) -> int:
         """Bytes per device of one slot, on the stage that saves most; see `Storage.slot_bytes`."""
-        of_stages = [np.array(loop.turns) * form.storage.pools[0].page_bytes for loop, form in self.loops]
+        of_stages = [
+            np.array(loop.turns) * sum(form.storage.pools[0].page_bytes for form in forms) for loop, forms in self.loops
+        ]
         return int(np.sum(of_stages, axis=0).max())
 
     @property
@@ -211,14 +227,16 @@ def step_shapes(
     else:
         kept, statistics = head_shapes(functions, mesh, *of_head)
     forms: list[LayerForm] = []
-    # Forwards alone save nothing, in whichever form.
-    for recomputed in (False, True) if table.recomputed and table.has_backward else (False,):
+    again = (functions.layer_again,) if table.recomputed and table.has_backward else ()
+    for place, layer in enumerate((*functions.layers, *again)):
+        assert layer
+        recomputed = bool(again) and place > 0
         saved = SavedResiduals(())
         vjp = None
         split = None
         if table.has_backward:
             saved, vjp, split = residual_shapes(
-                functions.recomputing if recomputed else functions,
+                layer,
                 mesh,
                 copies["layer"],
                 message,
@@ -228,11 +246,14 @@ def step_shapes(
                 split_backward=table.schedule.has_split_backward,
                 wide=wide,
             )
-        first_pool = sum(len(form.storage.pools) for form in forms)
+        first_pool = len(forms[0].storage.pools) if recomputed else 0
         storage = make_storage(table, saved, recomputed=recomputed, first_pool=first_pool)
-        forms.append(LayerForm(recomputed, storage, vjp, split))
+        forms.append(LayerForm(place, layer, storage, vjp, split))
         if split:
             parts = {**parts, "layers": _with_split_backward(parts["layers"], split)}
+    if len(functions.layers) > 1:
+        shared = with_pages_of_all([form.storage for form in forms])
+        forms = [replace(form, storage=storage) for form, storage in zip(forms, shared, strict=True)]
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),
@@ -242,6 +263,7 @@ def step_shapes(
         message=message,
         losses=losses,
         forms=tuple(forms),
+        pattern=functions.pattern,
         by_chunk=by_chunk,
         # What S keeps is for gradients: forwards alone keep nothing.
         kept=kept if table.has_backward else (),
@@ -263,7 +285,7 @@ def _with_split_backward(parts: PyTree, split: SplitBackward) -> PyTree:
 
 
 def residual_shapes(
-    functions: StageFunctions,
+    layer: Callable[..., Any],
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
     params: PyTree,
     x: jax.ShapeDtypeStruct,
@@ -283,7 +305,7 @@ def residual_shapes(
     traced: list[tuple[LayerVjp, SplitBackward | None]] = []
 
     def trace(params: PyTree, x: Any, *given: PyTree) -> None:
-        vjp = trace_vjp(functions.layer, params, x, *given, is_trained=is_trained, wide=wide)
+        vjp = trace_vjp(layer, params, x, *given, is_trained=is_trained, wide=wide)
         traced.append((vjp, split_vjp(vjp) if split_backward else None))
 
     shapes_on_a_device(mesh, trace, params, x, *given)  # the layer may use the mesh's axes

@@ -31,13 +31,13 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
             read = step.with_gradients(read, row, i, grads)
-            deferred = {**read.deferred, form.recomputed: deferred}
+            deferred = {**read.deferred, form.place: deferred}
             return read._replace(passed=dx, deferred=deferred, num_done=read.num_done + 1)
 
         # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
         # which it would hand on as if it had changed them.
         read = once(compute, walk._replace(pools=None), walk.num_done)
-        deferred = read.deferred[form.recomputed]
+        deferred = read.deferred[form.place]
         return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], deferred))
 
     walk = Walk(
@@ -46,7 +46,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
         state.pools,
         # Room that all layers of a form share: I's loop writes it, the pool is written from it.
         deferred={
-            form.recomputed: [jax.lax.empty(like.shape, like.dtype) for like in form.storage.saved.deferred]
+            form.place: [jax.lax.empty(like.shape, like.dtype) for like in form.storage.saved.deferred]
             for form in step.shapes.forms
         },
         num_done=state.num_done,

@@ -17,7 +17,7 @@ residuals that only I reads, as far as they fit; the rest has its own pages, fro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -260,6 +260,18 @@ def make_storage(table: RoundTable, saved: SavedResiduals, *, recomputed: bool =
         tuple(deferred),
         first_pool,
     )
+
+
+def with_pages_of_all(storages: Sequence[Storage]) -> list[Storage]:
+    """The storages of several kinds of layers with the same pools, whose pages have room for any of the kinds."""
+    longest = max(storages, key=lambda storage: len(storage.pools))
+    pools = []
+    for place, pool in enumerate(longest.pools):
+        rows = [dict(storage.pools[place].rows) for storage in storages if place < len(storage.pools)]
+        dtypes = dict.fromkeys(dtype for widths in rows for dtype in widths)
+        widest = tuple((dtype, max(widths.get(dtype, 0) for widths in rows)) for dtype in dtypes)
+        pools.append(Pool(pool.num_pages, widest))
+    return [replace(storage, pools=tuple(pools), grids=longest.grids) for storage in storages]
 
 
 def fitting_deferred(saved: SavedResiduals) -> tuple[int, ...]:

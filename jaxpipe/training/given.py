@@ -21,8 +21,9 @@ from jaxpipe.config.optimizers import OptimizerSection
 from jaxpipe.data import Batch, Fingerprint
 from jaxpipe.data.fingerprint import SourceFingerprint
 from jaxpipe.errors import ConfigError, first_of
+from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.models import GIVEN, TokenLoss
-from jaxpipe.models.given import GivenModel, recomputed
+from jaxpipe.models.given import GivenModel, recomputing
 from jaxpipe.training.given_batches import BatchSource, GivenBatches, batches_like_the_first, num_sequences
 from jaxpipe.training.task import Task, language_model
 
@@ -39,7 +40,7 @@ class Model:
     """A model of one's own for `jaxpipe.training.fit`.
 
     Attributes:
-        embed, layer, head, embed_backward, head_backward, head_values, specs, is_trained: as in
+        embed, layer, head, embed_backward, head_backward, head_values, specs, is_trained, other_layers, pattern: as in
             `jaxpipe.program.StageFunctions`. `random` is None in evaluation.
         init: (key) -> parameters {"shared": ..., "layers": ...}, float32, every leaf of "layers" with a leading dim of
             the number of layers; traceable. By default `fit` is given the parameters.
@@ -58,6 +59,8 @@ class Model:
     head_values: Callable[..., Any] | None = None
     specs: Any = None
     is_trained: Any = None
+    other_layers: tuple[Callable[[Any, Any, Any, Any], Any], ...] = ()
+    pattern: Pattern = ONE_KIND
 
     has_dropout = True  # the model may draw; in a step without a draw an unused key is harmless
 
@@ -167,7 +170,7 @@ def given_task(
     # Leaves are [microbatch, sequence, ...].
     sequence = {name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype) for name, leaf in example.items()}
     recompute = kind_of_others(config)
-    task = _task(config, replace(model, layer=recomputed(model.layer, recompute)), train, heldout, example)
+    task = _task(config, recomputing(model, recompute), train, heldout, example)
     return config, replace(task, params=params, given=GivenModel(model, like, sequence, recompute))
 
 

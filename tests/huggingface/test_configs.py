@@ -7,9 +7,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import their_models
-from their_models import BERT, GPT2, LLAMA, LLAMA3, QWEN3_MOE
+from their_models import BERT, GPT2, GPT_OSS, LLAMA, LLAMA3, QWEN3_MOE
 
-from jaxpipe.config import base_config, model_config
+from jaxpipe.config import base_config, check, model_config
 from jaxpipe.config.base import RunConfig
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import configs
@@ -17,7 +17,7 @@ from jaxpipe.models.rotary import RotaryScaling
 
 BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA, "Qwen2ForCausalLM": LLAMA}
 BASE |= {"Qwen3ForCausalLM": LLAMA | {"head_dim": 8}}
-BASE |= {"MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
+BASE |= {"GptOssForCausalLM": LLAMA | GPT_OSS, "MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
 BASE |= {"MegatronBertForPreTraining": BERT}
 
 
@@ -116,6 +116,25 @@ def test_rotary_positions_of_transformers_4_and_5_are_the_same(old, new):
     assert read("LlamaForCausalLM", **old) != read("LlamaForCausalLM", rope_theta=51.0)
 
 
+def test_what_a_yarn_leaves_out_is_as_in_transformers():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    for same in ({"beta_fast": 32, "beta_slow": None}, {"truncate": True}, {"mscale": 3.0}, {"factor": None}):
+        assert read("LlamaForCausalLM", rope_scaling=yarn | same) == read("LlamaForCausalLM", rope_scaling=yarn)
+    both = read("LlamaForCausalLM", rope_scaling=yarn | {"mscale": 1.0, "mscale_all_dim": 1.0})
+    assert both.model.rope_attention_factor == 1.0
+    scaling = model_config(read("LlamaForCausalLM", rope_scaling=yarn)).rope_scaling
+    assert scaling == RotaryScaling("yarn", 4.0, original_max_position=16)
+    assert scaling.amplitude == pytest.approx(1.13863, rel=1e-5)
+
+
+def test_a_dynamic_scaling_is_none_up_to_the_longest_sequence():
+    config = read("LlamaForCausalLM", rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert config.model.rope_original_positions == config.data.seq_len == LLAMA["max_position_embeddings"]
+    longer = config.replaced({"data.seq_len": config.data.seq_len + 1})
+    with pytest.raises(ConfigError, match="rule rope-dynamic"):
+        check(longer)
+
+
 def test_an_original_length_at_the_top_comes_before_the_one_inside():
     inside = {"rope_parameters": LLAMA3}
     without = {"rope_parameters": {key: value for key, value in LLAMA3.items() if key[:8] != "original"}}
@@ -135,6 +154,7 @@ CONFIG_CLASSES = {
     "Qwen3ForCausalLM": "Qwen3Config",
     "MixtralForCausalLM": "MixtralConfig",
     "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
+    "GptOssForCausalLM": "GptOssConfig",
     "MegatronBertForPreTraining": "MegatronBertConfig",
     "MegatronBertForMaskedLM": "MegatronBertConfig",
 }
@@ -235,6 +255,21 @@ def test_a_converted_config_is_of_its_family():
     assert config.by_path.keys() == RunConfig.of(base_config("llama")).by_path.keys()
 
 
+def test_layers_of_qwen2_without_a_window_are_followed():
+    window = {"use_sliding_window": True, "sliding_window": 4}
+
+    def windows(**fields):
+        model = read("Qwen2ForCausalLM", **window, **fields).model
+        return model.sliding_window, model.full_first, model.full_every
+
+    assert windows(max_window_layers=1) == ("4", 1, 0)
+    sliding, full = "sliding_attention", "full_attention"
+    assert windows(layer_types=[sliding, full, sliding]) == ("4", 0, 2)
+    assert windows(layer_types=[full, sliding, full]) == ("4", 1, 2)
+    assert windows(layer_types=[full, full, sliding]) == ("4", 2, 0)
+    assert windows(layer_types=[sliding, sliding, full]) == ("4", 0, 3)
+
+
 def test_windows_that_all_layers_of_qwen2_have_are_followed():
     window = {"use_sliding_window": True, "sliding_window": 4}
     assert read("Qwen2ForCausalLM", **window, max_window_layers=0).model.sliding_window == "4"
@@ -254,8 +289,16 @@ REFUSED = [
     ("LlamaForCausalLM", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
     ("LlamaForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
     ("LlamaForCausalLM", {"auto_map": {"AutoModelForCausalLM": "m.M"}}, "auto_map="),
-    ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type='dynamic'"),
-    ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type='yarn'"),
+    (
+        "LlamaForCausalLM",
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "longer": 3}},
+        "rope_scaling.longer=3",
+    ),
+    (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 1.0, "attention_factor": 0.5}},
+        "rope_parameters.attention_factor=0.5",
+    ),
     ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type='longrope'"),
     (
         "LlamaForCausalLM",
@@ -265,18 +308,16 @@ REFUSED = [
     ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     (
         "Qwen2ForCausalLM",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-        "max_window_layers=1",
-    ),
-    (
-        "Qwen2ForCausalLM",
         {
             "use_sliding_window": True,
             "sliding_window": 4,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         },
-        "layer_types=['full_attention', 'sliding_attention', 'full_attention']",
+        "layer_types=['sliding_attention', 'full_attention', 'full_attention']",
     ),
+    ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
+    ("GptOssForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+    ("GptOssForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
     ("MixtralForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
     ("MixtralForCausalLM", {"num_shared_experts": 1}, "num_shared_experts=1"),
     ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),

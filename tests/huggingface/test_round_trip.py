@@ -149,6 +149,16 @@ NEW = {
         "LlamaForCausalLM",
         {"rope_scaling": "linear", "rope_scaling_factor": 3.0, "tie_embeddings": True, "head_size": "6"},
     ),
+    "llama_yarn": (
+        "llama",
+        "LlamaForCausalLM",
+        {"rope_scaling": "yarn", "rope_scaling_factor": 3.0, "rope_original_positions": 4, "rope_truncate": False},
+    ),
+    "llama_dynamic": (
+        "llama",
+        "LlamaForCausalLM",
+        {"rope_scaling": "dynamic", "rope_scaling_factor": 3.0, "rope_original_positions": 20},
+    ),
     "llama_biases": (
         "llama",
         "LlamaForCausalLM",
@@ -164,9 +174,24 @@ NEW = {
     "mixtral_with_a_capacity": ("mixtral", "MixtralForCausalLM", {"dispatch": "capacity", "capacity_factor": 8.0}),
     "qwen2": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True}),
     "qwen2_window": ("llama", "Qwen2ForCausalLM", {"query_key_value_bias": True, "sliding_window": "6"}),
+    "qwen2_first_full": (
+        "llama",
+        "Qwen2ForCausalLM",
+        {"query_key_value_bias": True, "sliding_window": "6", "full_first": 1},
+    ),
+    "qwen3_in_turn": (
+        "llama",
+        "Qwen3ForCausalLM",
+        {"query_key_norm": True, "sliding_window": "6", "full_every": 2},
+    ),
     "qwen3": ("llama", "Qwen3ForCausalLM", {"query_key_norm": True, "head_size": "10", "tie_embeddings": True}),
     "mixtral": ("mixtral", "MixtralForCausalLM", {"num_experts": 3, "experts_per_token": 1, "balance_loss": 0.0}),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", {"num_kv_heads": 2, "normalize_weights": False, "z_loss": 0.1}),
+    "gpt_oss": (
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {"num_kv_heads": 2, "sliding_window": "6", "rope_scaling": "yarn", "rope_scaling_factor": 4.0, "z_loss": 0.1},
+    ),
     "bert": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3}),
     "bert_masked": ("bert", "MegatronBertForMaskedLM", {"num_token_types": 3, "sentence_order": False}),
     "bert_untied": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3, "tie_embeddings": False}),

@@ -32,6 +32,23 @@ QWEN3_MOE = {
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
 }
+# Windows of 4 and an original length of 8: sequences of the tests go beyond both.
+GPT_OSS = {
+    "head_dim": 8,
+    "sliding_window": 4,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 1.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "beta_fast": 2.0,
+        "beta_slow": 0.3,
+        "truncate": False,
+    },
+}
 BERT = {
     "vocab_size": 61,
     "hidden_size": 48,
@@ -50,6 +67,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+# Sequences of the tests go beyond its original length.
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
@@ -64,16 +83,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}},
     ),
+    "llama_yarn": ("LlamaForCausalLM", LLAMA | {"rope_parameters": YARN}),
+    "llama_dynamic": (
+        "LlamaForCausalLM",
+        LLAMA | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 3.0}},
+    ),
     "llama_biases": ("LlamaForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True}),
     "llama_heads": ("LlamaForCausalLM", LLAMA | {"head_dim": 14}),
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5}),
     "mistral_all": ("MistralForCausalLM", LLAMA | {"sliding_window": None}),
     "qwen2": ("Qwen2ForCausalLM", LLAMA),
+    "qwen2_yarn": (
+        "Qwen2ForCausalLM",
+        LLAMA | {"rope_parameters": YARN | {"beta_fast": 3, "beta_slow": 0.2, "truncate": False, "mscale": 2.0}},
+    ),
     "qwen2_window": (
         "Qwen2ForCausalLM",
         LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "tie_word_embeddings": True},
     ),
+    "qwen2_first_full": (
+        "Qwen2ForCausalLM",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    ),
+    "qwen3_in_turn": (
+        "Qwen3ForCausalLM",
+        LLAMA
+        | {"head_dim": 6, "num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 4}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
+    ),
     "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 14}),
+    "qwen3_yarn": (
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 14, "rope_parameters": YARN | {"attention_factor": 0.7, "beta_fast": 2, "beta_slow": 0.5}},
+    ),
     "qwen3_odd": (
         "Qwen3ForCausalLM",
         LLAMA | {"head_dim": 8, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
@@ -87,6 +129,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA | {"head_dim": 6, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
     ),
     "mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral_yarn": (
+        "MixtralForCausalLM",
+        LLAMA
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8}  # without which theirs fails
+        | {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "beta_fast": 1.5, "beta_slow": 0.1}},
+    ),
     "mixtral_one": (
         "MixtralForCausalLM",
         LLAMA | {"num_local_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1, "sliding_window": 5},
@@ -103,6 +151,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe_many": (
         "Qwen3MoeForCausalLM",
         LLAMA | QWEN3_MOE | {"num_experts": 33, "num_experts_per_tok": 8, "attention_bias": True},
+    ),
+    "gpt_oss": ("GptOssForCausalLM", LLAMA | GPT_OSS),
+    "gpt_oss_full": (
+        "GptOssForCausalLM",
+        LLAMA
+        | GPT_OSS
+        | {"num_attention_heads": 9, "num_key_value_heads": 3, "num_experts_per_tok": 1, "tie_word_embeddings": True}
+        | {"layer_types": ["full_attention"] * 3, "swiglu_limit": 0.2, "swiglu_alpha": 1.1},
+    ),
+    "gpt_oss_first_full": (
+        "GptOssForCausalLM",
+        LLAMA
+        | GPT_OSS
+        | {"num_hidden_layers": 4, "attention_bias": False}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]},
     ),
     "bert": ("MegatronBertForPreTraining", BERT),
     "bert_tanh": ("MegatronBertForPreTraining", BERT | {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),

@@ -31,7 +31,7 @@ def kept(batch: int, num_heads: int, seq: int) -> jax.Array:
     return keep_mask(KEY, site=Site.ATTENTION_PROBABILITIES, rows=jnp.array(rows), num_columns=seq, rate=RATE)
 
 
-def plain_attention(query, key, value, keep=None, visible=CAUSAL):
+def plain_attention(query, key, value, keep=None, visible=CAUSAL, sinks=None):
     group = query.shape[2] // key.shape[2]
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
@@ -40,7 +40,11 @@ def plain_attention(query, key, value, keep=None, visible=CAUSAL):
     kind = {"causal": visible.causal, "window": visible.window, "padding_mask": visible.padding_mask}
     seen = textbook.seen_keys(query.shape[1], **kind, document=document)
     scores = jnp.where(seen, scores, -jnp.inf)
-    probabilities = jax.nn.softmax(scores, axis=-1)
+    if sinks is None:
+        probabilities = jax.nn.softmax(scores, axis=-1)
+    else:  # a column more, of a key whose value is zero
+        column = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+        probabilities = jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
     if keep is not None:
         probabilities = jnp.where(keep, probabilities / (1 - RATE), 0)
     return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)

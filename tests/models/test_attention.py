@@ -24,6 +24,7 @@ from plain_attention import (
 from small_models import assert_near, in_tiers, normal
 
 from jaxpipe.errors import ConfigError
+from jaxpipe.models import attention_chunked
 from jaxpipe.models.attention import ATTENTION, AttentionDropout, Visible, check_cudnn, chunked, cudnn, xla
 from jaxpipe.models.attention_chunked import blocks
 from jaxpipe.models.choices import attend_normed_of
@@ -60,6 +61,33 @@ def test_values_and_gradients_are_those_of_the_plain_formula(form, seq, num_kv_h
     # Float32 sums of a few hundred terms, some of them cancelling.
     for a, b in zip(ours, reference, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("seq", "num_kv_heads", "window", "has_dropout"),
+    in_tiers(
+        [(7, 1, None, False), (300, 2, 128, True), (129, 4, 3, False), (300, 2, None, False)],
+        default=[(300, 2, 128, True)],
+    ),
+)
+@pytest.mark.parametrize("by_tiles", [False, True])
+def test_sinks_are_a_further_term_of_each_softmax(monkeypatch, by_tiles, seq, num_kv_heads, window, has_dropout):
+    monkeypatch.setattr(attention_chunked, "MOST_IN_ROW", 6 if by_tiles else 8192)
+    query, key, value, weight = new_arrays(seq=seq, num_kv_heads=num_kv_heads)
+    sinks = normal(4)
+    visible = Visible(window=window)
+    dropout = new_dropout() if has_dropout else None
+    keep = kept(2, 4, seq) if has_dropout else None
+
+    def results(form):
+        arrays = query, key, value, sinks
+        return form(*arrays), jax.grad(lambda *arrays: (form(*arrays) * weight).sum(), (0, 1, 2, 3))(*arrays)
+
+    ours = results(lambda q, k, v, s: chunked(q, k, v, visible=visible, dropout=dropout, sinks=s))
+    plain = results(lambda q, k, v, s: plain_attention(q, k, v, keep=keep, visible=visible, sinks=s))
+    assert_near(ours, plain, tolerance=2e-5)
+    without = chunked(query, key, value, visible=visible, dropout=dropout)
+    assert np.abs(ours[0] - without).max() > 0.1
 
 
 @FORMS

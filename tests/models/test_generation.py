@@ -11,7 +11,8 @@ from small_models import in_tiers
 
 from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.tokenizer import with_beginning
-from jaxpipe.models import GPTConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import GPTConfig, GptOssConfig, LanguageModel, LlamaConfig
+from jaxpipe.models.rotary import RotaryScaling
 from jaxpipe.sample import Continuation, generate
 
 WINDOW, NUM_TOKENS, PROMPT = 6, 9, [3, 1, 4]
@@ -68,9 +69,11 @@ def test_the_seed_decides_and_draws_anew_for_every_token(params):
 
 
 LLAMA = {"num_layers": 3, "hidden": 16, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 24, "vocab_size": 11}
+YARN = RotaryScaling("yarn", 4.0, original_max_position=4)
 CONFIGS = {
     "gpt": GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=12),
     "llama": LlamaConfig(**LLAMA, sliding_window=4, attention="chunked"),
+    "gpt_oss": GptOssConfig(**LLAMA, sliding_window=4, full_every=2, num_experts=3, rope_scaling=YARN),
     "qwen3": LlamaConfig(**LLAMA, head_size=6, query_key_norm=True, tie_embeddings=True, recompute="full"),
 }
 

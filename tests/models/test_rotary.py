@@ -52,6 +52,29 @@ def test_scaled_frequencies_are_those_of_llama_3_1():
     np.testing.assert_allclose(scaled[-3:], [4.6246538e-07, 3.7673226e-07, 3.0689259e-07], rtol=1e-6)
 
 
+def test_yarn_keeps_the_frequencies_of_its_first_planes_and_divides_those_of_its_last():
+    """gpt-oss: theta 150000, factor 32, 4096 positions, planes between not rounded."""
+    scaling = RotaryScaling("yarn", 32.0, original_max_position=4096, truncate=False)
+    plain = np.array(frequencies(64, 150000.0))
+    scaled = np.array(frequencies(64, 150000.0, scaling))
+    # The planes that turn 32 times and once in 4096 positions: 64 ln(4096 / (2 pi turns)) / (2 ln 150000).
+    first, last = 8.09, 17.40
+    np.testing.assert_allclose(scaled[:9], plain[:9], rtol=1e-12)
+    np.testing.assert_allclose(scaled[18:], plain[18:] / 32, rtol=1e-12)
+    divided = (np.arange(9, 18) - first) / (last - first)
+    np.testing.assert_allclose(scaled[9:18], plain[9:18] * (1 - divided + divided / 32), rtol=2e-2)
+    assert scaling.amplitude == pytest.approx(0.1 * math.log(32) + 1)
+
+
+def test_a_rotation_with_an_amplitude_and_its_gradient_are_multiplied_by_it():
+    x = _normal(2, 5, 3, 16)
+    table = frequencies(16, 1e4)
+    plain, transposed = jax.vjp(partial(rotate, frequencies=table), x)
+    larger, of_larger = jax.vjp(partial(rotate, frequencies=table, amplitude=1.5), x)
+    np.testing.assert_allclose(larger, 1.5 * plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_larger(plain)[0], 1.5 * transposed(plain)[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scaling", [None, RotaryScaling(original_max_position=64)])
 def test_planes_turn_by_position_times_frequency(scaling):
     table = frequencies(16, 1e4, scaling)

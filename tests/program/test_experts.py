@@ -14,7 +14,7 @@ from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, summed
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models import LanguageModel, MixtureConfig, dispatch, experts
+from jaxpipe.models import GptOssConfig, LanguageModel, MixtureConfig, dispatch, experts
 from jaxpipe.models.grouped import grouped
 from jaxpipe.program.device import add_layer
 from jaxpipe.program.jaxprs import InStack, Summand
@@ -80,6 +80,9 @@ CASES = tiers(
     ci=[
         Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
         Case("qwen3_moe", "1f1b", recompute="full", data=2, tensor=2, shard="weights"),
+        Case("gpt_oss", "zb_v", expert=2, tensor=2),
+        Case("gpt_oss", "bitpipe", recompute="full", tensor=2, padding=3),
+        Case("gpt_oss", "1f1b", data=2, expert=2, dispatch="capacity", shard="weights"),
     ],
     slow=[
         Case("qwen3_moe", "1f1b", expert=2, tensor=2, bias_rate=0.1, padding=5),
@@ -87,6 +90,9 @@ CASES = tiers(
         Case("qwen3_moe", "zb_v", recompute="full", tensor=2),
         Case("mixtral", "bitpipe", data=2, expert=2, dispatch="capacity", shard="weights"),
         *covering(),
+        Case("gpt_oss", "bpipe", num_devices=4, num_microbatches=8, expert=2),
+        Case("gpt_oss", "interleaved_1f1b", split=True, tensor=2, bias_rate=0.1),
+        Case("gpt_oss", "chimera", data=2, recompute="full", shard="gradients"),
         Case("mixtral", "1f1b", data=2),
         Case("qwen3_moe", "chimera", recompute="attention", data=2, tensor=2),
         Case("mixtral", "bpipe", num_devices=4, num_microbatches=6, tensor=2),
@@ -146,16 +152,25 @@ class WatchedRouting(experts.Routing):
         return super().choose(logits, bias)
 
 
-class WatchedConfig(MixtureConfig):
+class Watched:
     @property
     def routing(self) -> WatchedRouting:
         routing = super().routing
         return WatchedRouting(**{each.name: getattr(routing, each.name) for each in fields(routing)})
 
 
+class WatchedConfig(Watched, MixtureConfig):
+    pass
+
+
+class WatchedGptOss(Watched, GptOssConfig):
+    pass
+
+
 def expected(case: Case, config: Any, params: Any, batch: Any) -> tuple[Any, Any]:
     """Scaled losses and gradients of one device, whose choices no rounding changes."""
-    model = LanguageModel(WatchedConfig(**{each.name: getattr(config, each.name) for each in fields(config)}))
+    watched = WatchedGptOss if isinstance(config, GptOssConfig) else WatchedConfig
+    model = LanguageModel(watched(**{each.name: getattr(config, each.name) for each in fields(config)}))
     GAPS.clear()
     scale = scale_of(case)
 

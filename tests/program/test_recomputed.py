@@ -120,13 +120,13 @@ def test_pages_of_layers_that_are_computed_again_do_not_travel():
 @pytest.mark.parametrize(
     ("layers", "counts", "loops"),
     [
-        ((4, 4), (), [LayerLoop(False, (4, 4), 4)]),
-        ((4, 3), (), [LayerLoop(False, (4, 3), 0)]),
-        ((4, 4), (2, 2), [LayerLoop(True, (2, 2), 2), LayerLoop(False, (2, 2), 2)]),
-        ((6, 6), (4, 2), [LayerLoop(True, (4, 2), 2), LayerLoop(False, (2, 4), 2)]),
+        ((4, 4), (), [LayerLoop((0,), (4, 4), 4)]),
+        ((4, 3), (), [LayerLoop((0,), (4, 3), 0)]),
+        ((4, 4), (2, 2), [LayerLoop((1,), (2, 2), 2), LayerLoop((0,), (2, 2), 2)]),
+        ((6, 6), (4, 2), [LayerLoop((1,), (4, 2), 2), LayerLoop((0,), (2, 4), 2)]),
         # Of a loop that XLA knows to run once nothing is hoisted.
-        ((4, 4), (3, 1), [LayerLoop(True, (3, 1), 0), LayerLoop(False, (1, 3), 0)]),
-        ((4, 4), (4, 0), [LayerLoop(True, (4, 0), 0), LayerLoop(False, (0, 4), 0)]),
+        ((4, 4), (3, 1), [LayerLoop((1,), (3, 1), 0), LayerLoop((0,), (1, 3), 0)]),
+        ((4, 4), (4, 0), [LayerLoop((1,), (4, 0), 0), LayerLoop((0,), (0, 4), 0)]),
     ],
 )
 def test_turns_that_all_stages_share_are_known(layers, counts, loops):

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import BertConfig, GPTConfig, LanguageModel, LlamaConfig, MixtureConfig
+from jaxpipe.models import BertConfig, GPTConfig, GptOssConfig, LanguageModel, LlamaConfig, MixtureConfig
+from jaxpipe.models.rotary import RotaryScaling
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.without_flush import Stream, one_batch
 from jaxpipe.schedules import Schedule
@@ -23,6 +24,12 @@ ModelConfig = BertConfig | GPTConfig | LlamaConfig
 
 def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: Any) -> ModelConfig:
     """The config of a family; GPT and BERT drop everywhere, at three rates that differ."""
+    if family == "gpt_oss":
+        sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 2, "feed_forward": 24, "head_size": 6}
+        sizes |= {"num_experts": 5, "balance_loss": 0.7, "z_loss": 0.3, "swiglu_limit": 0.5}
+        scaling = RotaryScaling("yarn", 4.0, original_max_position=4)
+        windows = {"sliding_window": 3, "full_every": 2, "rope_scaling": scaling}
+        return GptOssConfig(num_layers=num_layers, **{**sizes, **windows, **choices})
     if family in ("llama", "qwen3", "mixtral", "qwen3_moe"):
         assert not dropout
         sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 2, "feed_forward": 24}

@@ -65,7 +65,7 @@ def test_a_field_of_the_other_family_says_so(command):
     assert_error(
         done,
         "model.num_kv_heads is no field",
-        "model.family='llama' or 'mixtral' or 'qwen3_moe' alone",
+        "model.family='llama' or 'mixtral' or 'qwen3_moe' or 'gpt_oss' alone",
         "--config=configs/llama_7b.py",
     )
 
@@ -141,7 +141,7 @@ def test_a_run_has_the_fields_of_its_family(command, llama_run):
     [
         (
             "config = base_config()\n    config.model.rope_theta = 1e6",
-            ["model.family='llama' or 'mixtral' or 'qwen3_moe' alone"],
+            ["model.family='llama' or 'mixtral' or 'qwen3_moe' or 'gpt_oss' alone"],
         ),
         (
             "config = base_config('llama')\n    config.model.hidden_dropout = 0.1",

@@ -95,7 +95,30 @@ def test_a_mistyped_field_names_the_closest():
         ({"family": "bert", "model__num_token_types": 1}, ["token-types", "or model.sentence_order=False"]),
         ({"family": "llama", "model__head_size": "65"}, ["rotary-pairs", "model.head_size=66"]),
         ({"family": "llama", "model__sliding_window": "auto"}, ["word-or-number", "'none'"]),
-        ({"family": "llama", "model__rope_scaling": "yarn"}, ["field-choice", "linear, llama3"]),
+        (
+            {"family": "llama", "model__full_every": 2, "model__sliding_window": "8", "model__recompute": "full:1,0"}
+            | {"mesh__pipe": 2},
+            ["kinds-compose", "by stage"],
+        ),
+        (
+            {"family": "llama", "model__full_first": 1, "model__sliding_window": "8", "mesh__pipe": 2}
+            | {"pipeline__schedule": "pipedream_2bw"},
+            ["kinds-compose", "no flush", "pipeline.schedule='1f1b'"],
+        ),
+        ({"family": "gpt_oss", "model__attention": "cudnn"}, ["attention-sinks", "set model.attention='chunked'"]),
+        ({"family": "llama", "model__full_every": 2}, ["full-layers", "model.sliding_window='none'"]),
+        ({"family": "llama", "model__full_every": 1, "model__sliding_window": "8"}, ["full-layers", "full_every=2"]),
+        ({"family": "llama", "model__rope_scaling": "longrope"}, ["field-choice", "dynamic, linear, llama3, yarn"]),
+        (
+            {"family": "llama", "model__rope_scaling": "dynamic", "model__rope_scaling_factor": 2.0}
+            | {"model__rope_original_positions": 64},
+            ["rope-dynamic", "data.seq_len=128", "data.seq_len=64"],
+        ),
+        (
+            {"family": "llama", "model__rope_scaling": "yarn", "model__rope_scaling_factor": 2.0}
+            | {"model__rope_theta": 1.0},
+            ["rope-base", "rope_theta=1.0"],
+        ),
         ({"family": "llama", "model__rope_scaling": "linear"}, ["rope-scaling", "no effect", "factor=1.0"]),
         (
             {
@@ -104,7 +127,7 @@ def test_a_mistyped_field_names_the_closest():
                 "model__rope_scaling_factor": 2.0,
                 "model__rope_high_frequency_factor": 8.0,
             },
-            ["rope-scaling", "no effect", "leave rope_high_frequency_factor out"],
+            ["rope-scaling", "only rope_scaling_factor have", "leave rope_high_frequency_factor out"],
         ),
         ({"mesh__tensor": 2, "data__seq_len": 127}, ["tensor-divides", "data.seq_len: 127 = 2 x 63 + 1"]),
         ({"family": "llama", "mesh__tensor": 2, "model__num_kv_heads": 1}, ["model.num_kv_heads=1\n", "tensor=1,"]),
@@ -273,6 +296,8 @@ def test_the_model_takes_every_field_of_its_family():
         model__output_bias=True,
         model__feed_forward_bias=True,
         model__sliding_window="7",
+        model__full_first=1,
+        model__full_every=2,
         model__rope_theta=5.0,
         model__rope_scaling_factor=2.0,
         model__rope_low_frequency_factor=3.0,
@@ -297,6 +322,8 @@ def test_the_model_takes_every_field_of_its_family():
         output_bias=True,
         feed_forward_bias=True,
         sliding_window=7,
+        full_first=1,
+        full_every=2,
         rope_theta=5.0,
         rope_scaling=scaling,
         norm_epsilon=0.5,
@@ -305,7 +332,7 @@ def test_the_model_takes_every_field_of_its_family():
     )
     assert model_config(llama) == model
     llama.model.rope_scaling = "linear"
-    assert model_config(llama) == replace(model, rope_scaling=replace(scaling, kind="linear"))
+    assert model_config(llama) == replace(model, rope_scaling=RotaryScaling("linear", 2.0))
     llama.model.rope_scaling_factor = 1.0
     unscaled = model_config(llama)
     assert isinstance(unscaled, LlamaConfig)
@@ -316,7 +343,7 @@ def test_the_model_takes_every_field_of_its_family():
 def test_what_is_derived_is_derived_from_the_config(family):
     model = model_config(_with(family, model__hidden=64, model__num_heads=4, data__seq_len=64))
     if isinstance(model, LlamaConfig):
-        assert (model.anatomy.head_size, model.anatomy.window) == (16, None)
+        assert (model.anatomy.head_size, model.anatomy.window) == (16, 128 if family == "gpt_oss" else None)
     else:
         assert (model.num_positions, model.feed_forward) == (64, None)
     assert model.anatomy.num_rows == (384 if family == "bert" else 256)  # the next multiple of 128

@@ -13,6 +13,7 @@ from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.recompute import FULL
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting, TimeSource
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.plan.bounds import least_bytes
 from jaxpipe.estimate.recompute import recomputations
 from jaxpipe.estimate.setting import placement_of
@@ -31,6 +32,8 @@ def bytes_within(setting: Setting, *, margin: float) -> int:
 def least_recomputed_s(setting: Setting, source: TimeSource, *, margin: float) -> float:
     """Seconds of the fastest of `counted_recomputations` if all but pages took as few bytes as can be; inf: none."""
     if setting.schedule_name not in BY_STAGE or setting.recomputed or setting.model.recompute != NOTHING:
+        return math.inf
+    if len(kinds_in(setting)) > 1:  # all layers are computed again, or none
         return math.inf
     others = least_bytes(setting, placement_of(setting), pages=0).total
     most_bytes = bytes_within(setting, margin=margin)

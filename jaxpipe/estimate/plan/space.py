@@ -20,6 +20,7 @@ from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.checks import check, check_given
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes, node_sizes
 from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.models.given import GivenModel
@@ -228,6 +229,8 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
         if placement
         and placement.num_stages <= group.model.num_layers
         and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
+        # Without flush layers are of one kind.
+        and not (len(kinds_in(group)) > 1 and has_delays(variant, group.pipe))
         # A tied table would have to lie on two devices of one replica.
         and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )
