@@ -35,6 +35,7 @@ from jaxpipe.estimate.plan.space import (
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
+from jaxpipe.schedules import Costs
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
 # The rows that have room for pairs: with a forward more ahead, as `jaxpipe.schedules.passes.overlap` says.
@@ -50,7 +51,7 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
         group,
         schedule_name=variant.name,
         options=variant.options,
-        costs=costs_of(times),
+        costs=_unpaired(times),
         error_feedback=group.error_feedback and has_delays(variant, group.pipe),
     )
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
@@ -62,7 +63,13 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
             apart = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
             yield apart
             if not vocab_over_pipe and is_worth_pairs(apart, times):
-                yield replace(apart, options=f"{apart.options},{ROOM_FOR_PAIRS}", overlap=True)
+                options = f"{apart.options},{ROOM_FOR_PAIRS}"
+                yield replace(apart, options=options, overlap=True, costs=costs_of(times))
+
+
+def _unpaired(times: Times) -> Costs:
+    """Costs of a setting without pairs, as those that its config states."""
+    return replace(costs_of(times), pair=1.0)
 
 
 def is_worth_pairs(setting: Setting, times: Times) -> bool:
@@ -164,7 +171,8 @@ class Frontier:
         """An item with an order for times that are longer by what travels."""
         times = action_times(setting, self._source)
         collectives = step_collectives(setting, self._source, times, reads_rows=False)
-        return _bounded(candidate, replace(setting, costs=costs_of(times)), times, collectives)
+        costs = costs_of(times) if setting.overlap else _unpaired(times)
+        return _bounded(candidate, replace(setting, costs=costs), times, collectives)
 
     def push_recomputed(self, item: BoundedSetting) -> None:
         """Adds what may fit of a setting that does not, if some layers of each stage are computed again."""
