@@ -106,6 +106,12 @@ CASES = tiers(
         ("hanayo", "llama", {"pipe": 2, "lora": Lora(2, 4.0, ("down",))}),
         ("dualpipe_v", "llama", {"pipe": 2, "data": 2}),
         ("v_half", "gpt", {"pipe": 4, "num_layers": 8}),
+        ("v_min", "llama", {"pipe": 2, "tensor": 2}),
+        ("zb_h2", "gpt", {"pipe": 2, "data": 2, "shard": "gradients"}),
+        ("gems", "llama", {"pipe": 2, "tensor": 2, "lora": ONE}),
+        ("dualpipe", "gpt", {"pipe": 2, "data": 2, "shard": "weights"}),
+        ("mixpipe", "llama", {"pipe": 2}),
+        ("breadth_first", "qwen3", {"pipe": 2, "data": 2, "shard": "weights"}),
     ],
 )
 

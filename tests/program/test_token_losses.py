@@ -87,6 +87,10 @@ CASES = tiers(
         Case("zb_h1", "llama", 2, 4, 4, tensor=2, chunk=5, packed=True, loss="policy"),
         Case("interleaved_1f1b", "gpt", 2, 4, 4, data=2, split=True, loss="policy"),
         Case("bitpipe", "gpt", 2, 4, 4, loss="policy", rank=2),
+        Case("bitpipe", "llama", 2, 4, 4, split=True, chunk=5, loss="dpo"),
+        Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="policy"),
+        Case("zb_v", "llama", 2, 4, 4, data=2, chunk=5, loss="policy"),
+        Case("bpipe", "gpt", 4, 6, 4, tensor=2, packed=True, loss="policy"),
         Case("1f1b", "gpt", 2, 3, 2, tensor=2, split=True, packed=True, loss="dpo", rank=2),
     ],
 )
