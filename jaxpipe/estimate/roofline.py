@@ -166,9 +166,7 @@ class Roofline:
         drawn = dropout_draws(setting)
         dtype = setting.dtype
         is_again = setting.model.recompute == "full"
-        # An own model has none.
-        own_keys_s = 0.0 if setting.is_given else self.matmul_s(own_keys_scores(setting), dtype)
-        sent_s = collectives_s(setting, self.gather_s, hides_keys_s=own_keys_s)
+        sent_s = collectives_s(setting, self.gather_s, hides_keys_s=self.matmul_s(own_keys_scores(setting), dtype))
 
         kernels = self._kernels(setting)
 

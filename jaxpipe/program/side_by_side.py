@@ -82,11 +82,6 @@ class Phases:
             phases[place].append(equation)
         return cls(closed, frozenset(handed), tuple(phases), (last + 1) // 2)
 
-    @property
-    def has_collectives(self) -> bool:
-        """Whether there is anything to hide."""
-        return any(map(_exchanges_inside, self.closed.jaxpr.eqns))
-
 
 Side = tuple[Phases, Sequence[Any], str]  # phases, what the jaxpr reads, the name of the scope in which it is run
 
