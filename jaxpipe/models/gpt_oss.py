@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,7 @@ class GptOssConfig(MixtureConfig):
         ConfigError: the sizes and choices do not fit together.
     """
 
+    has_sinks: ClassVar[bool] = True
     attention: str = "chunked"
     query_key_value_bias: bool = True
     output_bias: bool = True
@@ -62,11 +64,6 @@ class GptOssConfig(MixtureConfig):
                 rule="attention-sinks: queries and keys of a model with sinks have no norms",
                 repair="set model.query_key_norm=False",
             )
-
-    @property
-    def has_sinks(self) -> bool:
-        """Whether each head has a sink."""
-        return True
 
     def new_feed_forward(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Router and experts."""
@@ -99,12 +96,10 @@ def clipped_swiglu(gate_up: jax.Array, *, alpha: float, limit: float) -> jax.Arr
     return (up + 1) * gate * jax.nn.sigmoid(alpha * gate)
 
 
-_NOT_OF_GPT_OSS = ("query_key_norm",)  # beside sinks
-
 GPT_OSS = Family(
     name="gpt_oss",
     fields={
-        **{name: value for name, value in MIXTRAL.fields.items() if name not in _NOT_OF_GPT_OSS},
+        **{name: value for name, value in MIXTRAL.fields.items() if name != "query_key_norm"},
         "attention": "chunked",  # the only one that has sinks
         "sliding_window": "128",
         "full_every": 2,

@@ -75,6 +75,7 @@ class LlamaConfig:
     """
 
     splits_sequences: ClassVar[bool] = True
+    has_sinks: ClassVar[bool] = False  # whether the softmax of each head has a further term
 
     num_layers: int
     hidden: int
@@ -137,11 +138,6 @@ class LlamaConfig:
                 rule="full-layers: some layer has the window",
                 repair="set model.full_every=2 for every second layer, or model.sliding_window='none' for all",
             )
-
-    @property
-    def has_sinks(self) -> bool:
-        """Whether each head has a sink; of other models."""
-        return False
 
     @property
     def kinds(self) -> tuple[LlamaConfig, ...]:
