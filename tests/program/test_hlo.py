@@ -88,7 +88,7 @@ def test_nor_do_experts(name, dispatch, expert):
     assert whole_writes(text, shapes) == []
 
 
-@pytest.mark.parametrize("name", tiers([], ci=["breadth_first"], slow=["interleaved_1f1b", "zb_v", "1f1b"]))
+@pytest.mark.parametrize("name", tiers([], ci=["1f1b"], slow=["breadth_first", "interleaved_1f1b", "zb_v"]))
 def test_nor_are_all_slots_of_kept_weights_and_sums_written(name):
     """A layer is gathered, or added, in the place of the one that has just been read."""
     schedule = build(name, num_devices=2, num_microbatches=4)
@@ -138,8 +138,7 @@ def test_gradients_of_kernels_read_no_transposed_copies(name):
     assert copied == []
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", tiers([], ci=["gpt"], slow=["llama"]))
 def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(family):
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
     pipeline, params, _, text = compile_step(

@@ -74,22 +74,24 @@ CASES = tiers(
         ("split 1f1b", 2, 9, FIRST_THREE, {"layers_per_stage": (4, 5)}),
     ],
     ci=[
-        ("1f1b", 4, 16, IN_TURN, {}),
         ("zb_v", 2, 11, IN_TURN, {}),
-        ("zb_v", 2, 12, FIRST_THREE, {"layers_per_stage": (2, 3, 3, 4)}),
-        ("bpipe", 4, 13, MIXED, {"layers_per_stage": (3, 4, 2, 4)}),
-        ("bitpipe", 4, 17, IN_TURN, {}),
         ("bitpipe", 2, 9, FIRST_THREE, {}),
-        ("interleaved_1f1b", 2, 15, IN_TURN, {"layers_per_stage": (3, 5, 4, 3)}),
         ("interleaved_1f1b", 2, 15, MIXED, {"data": 2, "shard": "weights"}),
-        ("1f1b", 2, 12, IN_TURN, {"data": 2, "shard": "gradients"}),
-        ("1f1b", 2, 10, IN_TURN, {"data": 2, "shard": "weights"}),
     ],
     slow=[
-        (name, devices, layers, pattern, {"data": data, "shard": shard})
-        for name, devices in (("zb_h1", 4), ("chimera", 2), ("gpipe", 2), ("dualpipe_v", 2), ("hanayo", 2))
-        for pattern, layers in ((IN_TURN, 14), (FIRST_THREE, 13), (MIXED, 17))
-        for data, shard in ((1, "optimizer"), (2, "weights"))
+        ("1f1b", 2, 10, IN_TURN, {"data": 2, "shard": "weights"}),
+        ("1f1b", 2, 12, IN_TURN, {"data": 2, "shard": "gradients"}),
+        ("interleaved_1f1b", 2, 15, IN_TURN, {"layers_per_stage": (3, 5, 4, 3)}),
+        ("bitpipe", 4, 17, IN_TURN, {}),
+        ("bpipe", 4, 13, MIXED, {"layers_per_stage": (3, 4, 2, 4)}),
+        ("zb_v", 2, 12, FIRST_THREE, {"layers_per_stage": (2, 3, 3, 4)}),
+        ("1f1b", 4, 16, IN_TURN, {}),
+        *(
+            (name, devices, layers, pattern, {"data": data, "shard": shard})
+            for name, devices in (("zb_h1", 4), ("chimera", 2), ("gpipe", 2), ("dualpipe_v", 2), ("hanayo", 2))
+            for pattern, layers in ((IN_TURN, 14), (FIRST_THREE, 13), (MIXED, 17))
+            for data, shard in ((1, "optimizer"), (2, "weights"))
+        ),
     ],
 )
 
