@@ -89,10 +89,8 @@ ONE = Lora(1, 3.0, ("all",))  # so few that I makes all gradients
 MANY = Lora(12, 4.0, ("all",))  # W has some
 CASES = tiers(
     [("1f1b", "gpt", {"pipe": 2, "num_layers": 2})],
-    ci=[
-        ("zb_h1", "llama", {"pipe": 2, "data": 2, "tensor": 2, "shard": "weights", "lora": ONE, "num_layers": 2}),
-    ],
     slow=[
+        ("zb_h1", "llama", {"pipe": 2, "data": 2, "tensor": 2, "shard": "weights", "lora": ONE, "num_layers": 2}),
         ("bitpipe", "llama", {"pipe": 2, "data": 2, "shard": "gradients"}),
         ("zb_h1", "llama", {"pipe": 2, "data": 2, "shard": "weights", "lora": MANY}),
         ("1f1b", "gpt", {"pipe": 2, "data": 2, "tensor": 2}),

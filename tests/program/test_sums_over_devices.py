@@ -99,8 +99,8 @@ def plain_loss_and_grads(num_layers, num_microbatches):
     "case",
     tiers(
         [("interleaved_1f1b", 16, {"data": 2})],
-        ci=[("1f1b", 4, {"data": 2, "behind_layers": False})],
         slow=[
+            ("1f1b", 4, {"data": 2, "behind_layers": False}),
             *((name, 8, {"data": 2}) for name in ("zb_v", "bitpipe", "bpipe")),
             ("1f1b", 4, {"data": 2, "tensor": 2}),
             ("1f1b", 4, {"data": 4, "shard": "none"}),
