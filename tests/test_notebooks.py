@@ -7,7 +7,7 @@ from nbclient.exceptions import CellExecutionError
 from experiments.notebooks import execute
 from experiments.notebooks.execute import NOTEBOOKS, cleaned, path_of, texts
 
-LONG = ("train_from_a_notebook", "bring_your_own_model", "decide_for_a_cluster")
+LONG = ("train_from_a_notebook", "bring_your_own_model", "decide_for_a_cluster", "policy_gradient")
 MOST_BYTES = 400_000  # of a file: pictures are kept
 
 

@@ -35,7 +35,6 @@ COMPILED = {
 }
 NUM_QUICK = 16
 SLOW_TO_LOWER = ("gpt3_13b gpipe full", "gpt3_134b mixpipe full", "bert_64 bpipe full", "gpt3_125m zb_v attention")
-# In the ci tier: half of the time.
 SECOND = ("gpt3_1b3 chimera none", "gpt_96 interleaved_1f1b attention", "gpt3_13b gems none")
 MISSED = ("gpt3_125m v_min attention", "gpt3_125m bitpipe full")  # workspaces that the forms do not meet; see the page
 # Messages in the table of few microbatches, which is estimated, and in that of all, where they differ.

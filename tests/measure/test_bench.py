@@ -135,7 +135,7 @@ def test_bytes_of_a_llama_layer_are_counted_one_by_one():
         assert found == s * b * numbers_of_a_token * itemsize // tensor
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tensor", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("recompute", "attention"), FORMS)
 @pytest.mark.parametrize("family", ["gpt", "llama"])

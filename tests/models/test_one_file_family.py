@@ -84,7 +84,7 @@ def test_it_trains_and_is_sampled_by_the_commands(config_file, tmp_path, capsys)
 
 @pytest.mark.parametrize(
     ("schedule", "tensor"),
-    [pytest.param("zb_h1", 2, marks=pytest.mark.ci), pytest.param("1f1b", 1, marks=pytest.mark.slow)],
+    [pytest.param("1f1b", 1, marks=pytest.mark.ci), pytest.param("zb_h1", 2, marks=pytest.mark.slow)],
 )
 def test_gradients_through_the_pipeline_are_those_of_plain_grad(schedule, tensor):
     config = small_config(pipeline__schedule=schedule, mesh__tensor=tensor)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from tiers import tiers
 from tiny_mlp import FUNCTIONS, HIDDEN, head, layer, make_batch, make_params
 
 from jaxpipe.errors import CompileError

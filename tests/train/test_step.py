@@ -96,9 +96,9 @@ def _plain_loss_and_gradient():
 @pytest.mark.parametrize(
     ("share", "num_devices"),
     [
-        pytest.param(0.3, 2, id="larger than allowed", marks=pytest.mark.slow),
+        pytest.param(0.3, 2, id="larger than allowed", marks=pytest.mark.ci),
         pytest.param(3.0, 2, id="smaller than allowed", marks=pytest.mark.slow),
-        pytest.param(0.3, 8, id="larger, on all axes", marks=pytest.mark.ci),
+        pytest.param(0.3, 8, id="larger, on all axes", marks=pytest.mark.slow),
         pytest.param(3.0, 8, id="smaller, on all axes", marks=pytest.mark.slow),
     ],
 )

@@ -47,7 +47,8 @@ STRICT = {
 @pytest.mark.parametrize(
     ("config", "optimizer"),
     [
-        pytest.param("quickstart", "muon", marks=pytest.mark.ci),
+        pytest.param("quickstart", "adamw", marks=pytest.mark.ci),
+        pytest.param("quickstart", "muon", marks=pytest.mark.slow),
         pytest.param("quickstart_bert", "adamw", marks=pytest.mark.slow),
         pytest.param("quickstart_moe", "lion", marks=pytest.mark.slow),
     ],

@@ -251,7 +251,7 @@ NOTHING_FITS = [
         ["data.seq_len=1048576", "model.num_layers=2"],
         "mostly (activations|workspace of a layer)",
         r"repair: set data.seq_len=\d+$",
-        marks=pytest.mark.ci,
+        marks=pytest.mark.slow,
     ),
 ]
 

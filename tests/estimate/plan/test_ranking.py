@@ -88,7 +88,7 @@ def best_steps(every_setting):
     return sorted(steps.values())
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     rows = search(space, SOURCE, top=20).rows
     monkeypatch.setattr(of_frontier, "can_split_head", lambda group, variant: False)
@@ -99,8 +99,7 @@ def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     assert sum(steps) < sum(steps_without)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", tiers([], ci=[False], slow=[True]))
 def test_schedules_without_flush_are_planned_for_the_sizes_and_models_that_they_take(monkeypatch, tied):
     for name, method in DELAYED.items():
         monkeypatch.setitem(REGISTRY, name, method)
@@ -258,7 +257,7 @@ def test_where_1f1b_does_not_fit_the_first_stages_alone_compute_again(monkeypatc
 @pytest.mark.parametrize(
     ("num_layers", "seq_len"),
     [
-        pytest.param(8, 12288, marks=pytest.mark.ci),
+        pytest.param(8, 12288, marks=pytest.mark.slow),
         pytest.param(9, 10240, marks=pytest.mark.slow),
         pytest.param(9, 16384, marks=pytest.mark.slow),
         pytest.param(10, 9000, marks=pytest.mark.slow),
