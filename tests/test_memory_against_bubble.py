@@ -101,7 +101,7 @@ def test_the_index_has_every_bound_and_files_are_as_written(run):
     assert texts == {(to_json if each.schedule.num_replicas > 1 else to_csv)(each.schedule) for each in run.found()}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_search_finds_nothing_longer_than_what_stands_in_its_file(run):
     again = sys.modules["found"].find("1/1/1", "V", 6)
     (stands,) = (each for each in run.found() if (each.costs, each.placements, each.bound) == ("1/1/1", "V", 6))

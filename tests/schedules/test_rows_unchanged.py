@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiers import tiers
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import build, check, to_json
@@ -40,8 +41,10 @@ def test_rows_of_few_devices(method):
     assert {d: digest(method, d) for d in FEW_DEVICES} == {d: DIGESTS[method][str(d)] for d in FEW_DEVICES}
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("method", DIGESTS)
+@pytest.mark.parametrize(
+    "method",
+    tiers([], ci=[each for each in DIGESTS if "," not in each], slow=[each for each in DIGESTS if "," in each]),
+)
 def test_rows_of_many_devices(method):
     assert {d: digest(method, d) for d in MANY_DEVICES} == {d: DIGESTS[method][str(d)] for d in MANY_DEVICES}
 
