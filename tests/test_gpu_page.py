@@ -357,7 +357,7 @@ PARTS |= {"recomputed", "methods"}
 @pytest.mark.parametrize(
     ("only", "parts", "written"),
     [
-        pytest.param(["--only=rounds"], {"rounds"}, set(), marks=pytest.mark.ci, id="one part"),
+        pytest.param(["--only=rounds"], {"rounds"}, set(), marks=pytest.mark.slow, id="one part"),
         pytest.param([], PARTS, {"layers.png", "head.png", "costs.json"}, marks=pytest.mark.slow, id="all"),
     ],
 )

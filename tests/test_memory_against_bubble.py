@@ -31,7 +31,7 @@ def test_what_stands_in_the_page_is_what_the_command_gives(run):
     assert put_between(run.document(), page) == page
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_picture_is_of_these_figures(run):
     assert content_of(run.PICTURE) == sys.modules["picture"].content(run.panels())
 

@@ -34,8 +34,10 @@ COMPILED = {
     if "total_bytes" in line
 }
 NUM_QUICK = 16
-SLOW_TO_LOWER = ("gpt3_13b gpipe full", "gpt3_134b mixpipe full", "bert_64 bpipe full", "gpt3_125m zb_v attention")
-SECOND = ("gpt3_1b3 chimera none", "gpt_96 interleaved_1f1b attention", "gpt3_13b gems none")
+SLOW_TO_LOWER = (
+    *("gpt3_13b gpipe full", "gpt3_134b mixpipe full", "bert_64 bpipe full", "gpt3_125m zb_v attention"),
+    *("gpt3_1b3 chimera none", "gpt_96 interleaved_1f1b attention", "gpt3_13b gems none"),
+)
 MISSED = ("gpt3_125m v_min attention", "gpt3_125m bitpipe full")  # workspaces that the forms do not meet; see the page
 # Messages in the table of few microbatches, which is estimated, and in that of all, where they differ.
 MESSAGES = {
@@ -75,9 +77,7 @@ def as_named(said: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.ci)
-        if name in SECOND
-        else pytest.param(name, marks=[] if i < NUM_QUICK and name not in SLOW_TO_LOWER else pytest.mark.slow)
+        pytest.param(name, marks=[] if i < NUM_QUICK and name not in SLOW_TO_LOWER else pytest.mark.slow)
         for i, name in enumerate(COMPILED)
     ],
 )
@@ -199,7 +199,7 @@ def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = "
 @pytest.mark.parametrize(
     ("pipe", "num_microbatches", "name", "options"),
     [
-        *(pytest.param(4, 40, name, "", marks=pytest.mark.ci) for name in sorted(REGISTRY)),
+        *(pytest.param(4, 40, name, "", marks=pytest.mark.slow) for name in sorted(REGISTRY)),
         *((4, 35, name, "") for name in sorted(REGISTRY)),
         *(pytest.param(8, 96, name, "", marks=pytest.mark.slow) for name in sorted(REGISTRY)),
         # Their rows repeat after as many microbatches as are in a group.

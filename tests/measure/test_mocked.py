@@ -232,7 +232,7 @@ def test_jax_is_asked_for_the_gpus_of_the_cluster(num_told, monkeypatch):
     assert "--xla_gpu_shard_autotuning=false" in os.environ["XLA_FLAGS"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_collectives_of_the_partitioner_are_refused(local_collectives):
     config = config_of(data=2)
     config.optimizer.name = "muon"

@@ -272,7 +272,7 @@ def lose_a_chunk(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", tiers([], ci=[release_too_early, lose_a_chunk], slow=[read_what_is_stale, sum_into_another_chunk])
+    "spoil", tiers([], ci=[release_too_early], slow=[lose_a_chunk, read_what_is_stale, sum_into_another_chunk])
 )
 def test_the_bound_would_show_a_slot_that_has_another_chunk(spoil):
     pipeline = kept_weights()
@@ -322,7 +322,7 @@ def test_the_bound_would_show_a_piece_that_is_left_out(name):
 
 @pytest.mark.parametrize(
     "spoil",
-    tiers([], ci=[gather_a_layer_too_late, sum_a_layer_twice], slow=[gather_another_layer, lose_what_is_left]),
+    tiers([], ci=[gather_a_layer_too_late], slow=[sum_a_layer_twice, gather_another_layer, lose_what_is_left]),
 )
 def test_the_bound_would_show_weights_and_gradients_that_are_not_brought_together(monkeypatch, spoil):
     pipeline = split_weights()

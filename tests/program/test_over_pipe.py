@@ -51,9 +51,9 @@ CASES = tiers(
     [ONE],
     ci=[
         Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
-        Case("zb_h1", "gpt", 4, 3, 4, tied=True),
     ],
     slow=[
+        Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 3, 2, tied=True, dropout=0.3, context=2),
         Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("bitpipe", "gpt", 2, 5, 4, tied=True),

@@ -186,7 +186,7 @@ PROGRAMS = {
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }
 QUICK = ["pages"]
-MORE = ["two replicas", "gathers", "I and W, and pages"]
+MORE = ["gathers", "I and W, and pages"]
 
 
 @pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))

@@ -56,10 +56,8 @@ ONE = Case("1f1b", "llama", 2, 3, 2, chunk=5)
 SPLIT = Case("1f1b", "gpt", 3, 2, 3, split=True, vocab_multiple=48)  # 32 words in 48 rows: one device has none
 CASES = tiers(
     [ONE],
-    ci=[
-        Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
-    ],
     slow=[
+        Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
         SPLIT,
         Case("zb_h1", "llama", 2, 3, 2, tensor=2, chunk=5, loss="dpo", rank=2),
         Case("bitpipe", "gpt", 2, 4, 4, tensor=2, chunk=5, packed=True),

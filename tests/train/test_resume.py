@@ -175,7 +175,7 @@ def test_another_model_is_another_run(whole):
     assert json.loads((whole / "config.json").read_text()) == before
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_starts_anew(whole, tmp_path):
     workdir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole, workdir], check=True)

@@ -115,7 +115,7 @@ def test_gradients_are_clipped_as_optax_does_it(share, num_devices):
         assert np.linalg.norm(leaf - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_each_step_has_its_learning_rate_and_drops_others():
     (_, first), (_, second) = _steps(_dropping(), 2, max_grad_norm=1.0, dropout_seed=7)
     assert [first["learning_rate"], second["learning_rate"]] == pytest.approx([0.1, 0.05])

@@ -154,6 +154,10 @@ def test_rows_of_metrics_are_as_far_apart_as_asked_for(tmp_path):
     done = train(tmp_path / "run", *ONE_DEVICE, "--config.train.log_every=5")
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in metrics(tmp_path / "run")] == [5, 6, 10, 12]  # 6 and 12 have a held-out loss
+
+
+@pytest.mark.slow
+def test_skipped_steps_have_a_row_however_far_apart_rows_are(tmp_path):
     bad = [
         "--config.optimizer.learning_rate=1e37",
         "--config.train.max_skipped_in_row=2",
