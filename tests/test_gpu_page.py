@@ -157,6 +157,7 @@ def test_constants_are_fractions_of_the_data_sheet(size):
     assert page.costs(RECORDS) == {"format": 1}
 
 
+@pytest.mark.ci
 def test_the_matmul_fraction_is_the_one_that_predicts_the_layers(size):
     from experiments.gpu.layers import SHAPES, _estimated, config_of, fitted_matmul_fraction
 

@@ -127,7 +127,7 @@ FAST = [each for each in variants(4) if "group_size" not in each[1]]
 @pytest.mark.parametrize(
     ("name", "options", "num_devices"),
     [
-        each if i % 6 == 0 else pytest.param(*each, marks=pytest.mark.slow if i % 2 else pytest.mark.ci)
+        each if i % 12 == 0 else pytest.param(*each, marks=pytest.mark.slow if i % 2 else pytest.mark.ci)
         for i, each in enumerate(FAST)
     ],
 )

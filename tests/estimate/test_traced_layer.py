@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiers import tiers
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.setting import Setting
@@ -140,7 +141,7 @@ def check_storage(of: Setting) -> None:
     assert layer.apart_bytes == sum(pool.page_bytes for pool in found.pools[1:])
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 7, pytest.param(64, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("microbatch_size", tiers([7], ci=[64], slow=[1]))
 @pytest.mark.parametrize(
     ("dispatch", "dtype", "tensor", "expert"),
     [

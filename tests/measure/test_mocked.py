@@ -116,7 +116,7 @@ def part_on(device, tree):
 
 
 STEPS = [
-    pytest.param(config_of(), 1, id="1F1B"),
+    pytest.param(config_of(), 1, id="1F1B", marks=pytest.mark.slow),
     pytest.param(config_of("bitpipe"), 1, id="BitPipe", marks=pytest.mark.slow),
     pytest.param(config_of(family="llama", tensor=2, data=2), 1, id="tensor and data", marks=pytest.mark.ci),
     pytest.param(config_of("zb_v"), 0, id="ZB-V", marks=pytest.mark.slow),

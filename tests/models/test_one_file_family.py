@@ -144,6 +144,7 @@ def test_its_parameters_and_flops_by_hand():
     assert counted == setting.microbatch_size * model_flops(model, seq_len=16)
 
 
+@pytest.mark.ci
 def test_a_step_is_estimated_and_planned(config_file, capsys):
     found = estimate(setting_of(small_config(), TOPOLOGY), Roofline(TOPOLOGY.hardware))
     assert 0 < found.step_s < 1
@@ -153,7 +154,7 @@ def test_a_step_is_estimated_and_planned(config_file, capsys):
     assert rows[0]["step_s"] <= rows[1]["step_s"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_step_compiles_on_cpus():
     step = compile_step(small_config(), jax.devices()[:2])
     found = memory(setting_of(small_config(), TOPOLOGY))

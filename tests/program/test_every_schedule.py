@@ -56,16 +56,16 @@ def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int,
 FEW = tiers(
     [
         Case("mlp", "dualpipe", {}, 4, 8, data=2),
-        Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
         Case("mlp", "zb_h1", {}, 4, 8, data=2, shard="none"),  # messages wait at their senders
         Case("mlp", "1f1b", {}, 2, 4, data=2, shard="gradients", kept=KeptChunks(sums=1)),
         Case("mlp", "breadth_first", {"num_chunks": 2}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 1)),
     ],
     ci=[
         Case("mlp", "interleaved_1f1b", {"extra_warm_up": True}, 4, 7, data=2),
+        Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
         Case("mlp", "v_half", {}, 2, 5),
-        Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
+        Case("mlp", "bitpipe", {}, 4, 6, split=True),
         Case("mlp", "gems", {}, 4, 3, data=2),
         Case("mlp", "gpipe", {}, 4, 6),
         Case("mlp", "hanayo", {"waves": 2}, 4, 9, data=2),
@@ -77,7 +77,7 @@ FEW = tiers(
         Case("mlp", "1f1b", {}, 4, 8, split=True, balanced=True),
     ],
     slow=[
-        Case("mlp", "bitpipe", {}, 4, 6, split=True),
+        Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
         Case("mlp", "bitpipe", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(2)),
         Case("mlp", "zb_v", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 2)),
         # A chunk of two layers leaves behind one of one.

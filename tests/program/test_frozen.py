@@ -201,6 +201,7 @@ def test_a_model_with_adapters_begins_as_the_one_without():
     assert not np.array_equal(a[0], a[1])
 
 
+@pytest.mark.ci
 def test_some_parameters_of_a_model_of_ones_own_are_frozen():
     def layer(params, x, batch, random):
         return x + jnp.tanh(x @ params["frozen"]) @ params["trained"]

@@ -235,7 +235,7 @@ def shifted(name: str) -> Any:
     return lambda batch: batch | {name: np.roll(batch[name], 1, axis=-1)}
 
 
-@pytest.mark.parametrize("case", tiers([ONE], slow=[SPLIT]), ids=str)
+@pytest.mark.parametrize("case", tiers([], slow=[ONE, SPLIT]), ids=str)
 def test_what_belongs_to_another_token_would_be_seen(case, monkeypatch):
     chunked(case, monkeypatch)
     errors = errors_of(case, shifted("advantages"))

@@ -176,6 +176,7 @@ def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topo
     assert several == sorted(several)
 
 
+@pytest.mark.ci
 def test_more_shared_is_hardly_faster_where_only_what_does_not_fit_shares_more(every_setting):
     faster = {True: 0.0, False: 0.0}  # whether all are tried -> the largest fraction that any gains
     for _, _, _, setting in every_setting[::3]:
@@ -349,7 +350,7 @@ def test_rows_of_few_microbatches_bound_the_step_of_many(name):
     assert least_by_few_s(replace(setting, schedule_name="1f1b", layers_per_stage=(2,) * 4), SOURCE) == 0.0
 
 
-@pytest.mark.parametrize("step", tiers([3], slow=[1]))
+@pytest.mark.parametrize("step", tiers([], ci=[3], slow=[1]))
 def test_nothing_takes_fewer_bytes_than_its_bounds(every_setting, step):
     """Of every third setting by default."""
     for group, _, variant, setting in every_setting[::step]:
