@@ -51,8 +51,8 @@ def setup_commands() -> list[str]:
 
 
 IN_DEFAULT = ("README-0", "own_model-0")
-# Tests of the second tier show the same: losses of one's own, a model of one's own and what it saves, modules of Flax.
-SLOW = ("own_losses-0", "own_losses-1", "own_model-1", "own_model-4", "own_model-6")
+# Tests of the second tier show the same: models that come and go, losses and models of one's own, modules of Flax.
+SLOW = ("huggingface-0", "own_losses-0", "own_losses-1", "own_model-1", "own_model-4", "own_model-6")
 
 
 @pytest.mark.parametrize(

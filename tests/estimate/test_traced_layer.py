@@ -120,7 +120,10 @@ def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attent
     ("dispatch", "expert", "tensor", "recompute"),
     [
         ("capacity", 3, 2, "none"),
-        *(pytest.param(*case, marks=pytest.mark.ci) for case in OF_EXPERTS),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow if i % 2 else pytest.mark.ci)
+            for i, case in enumerate(OF_EXPERTS)
+        ),
     ],
 )
 def test_a_layer_of_experts_keeps_what_its_vjp_keeps(dispatch, expert, tensor, recompute):

@@ -138,7 +138,7 @@ def test_bytes_of_a_llama_layer_are_counted_one_by_one():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tensor", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("form", tiers(FORMS[:2], slow=FORMS[2:]))
+@pytest.mark.parametrize("form", tiers(FORMS[:2], slow=FORMS[2:]), ids="-".join)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_slot_is_no_larger_than_the_literature_says(family, form, tensor, dtype):
     recompute, attention = form

@@ -93,7 +93,7 @@ def errors_of(family: str, schedule: str = "1f1b", *, pipe: int = 1, **sizes: in
 # Those for fewer devices than `pipe`, and without a flush, have their own tests of what they need.
 @pytest.mark.parametrize(
     "schedule",
-    tiers([], ci=["bitpipe"], slow=sorted({*method_names()} - {"bitpipe", "pipedream_2bw", "wpipe", "bpipe"})),
+    tiers([], slow=sorted({*method_names()} - {"pipedream_2bw", "wpipe", "bpipe"})),
 )
 def test_every_schedule_has_the_gradients_of_one_device(schedule):
     config = config_of("llama", num_layers=8, attention="chunked")

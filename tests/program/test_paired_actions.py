@@ -53,7 +53,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("what", tiers([], ci=["llama"], slow=["gpt", "mixtral"]))
+@pytest.mark.parametrize("what", tiers([], slow=["llama", "gpt", "mixtral"]))
 def test_pairs_of_models_on_a_mesh_have_the_digits_of_two_actions(what):
     family, axes, choices, recompute = MODELS[what]
     config = config_of(family, num_layers=6, recompute=recompute, **choices)

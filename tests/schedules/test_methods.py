@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 from legal_devices import options_of, takes
+from tiers import tiers
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import REGISTRY, Method, Option, build, check, find_method, peak_activations, register, simulate
@@ -23,7 +24,7 @@ def sizes(*nums_devices: int):
             yield d, n
 
 
-@pytest.mark.parametrize("nums_devices", [(2, 3, 4), pytest.param((6,), marks=pytest.mark.ci)], ids=str)
+@pytest.mark.parametrize("nums_devices", tiers([(2, 3, 4)], slow=[(6,)]), ids=str)
 @pytest.mark.parametrize(("method", "options"), AT_EQUAL_TIMES)
 def test_closed_forms_are_what_is_simulated(method: Method, options, nums_devices):
     for d, n in sizes(*nums_devices):

@@ -111,10 +111,8 @@ def test_a_preference_is_the_formula_of_its_paper():
     assert dpo().num_terms({"targets": np.zeros((3, 4, 5))}) == 6
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [pytest.param("1f1b", marks=pytest.mark.slow), pytest.param("pipedream_2bw", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
 def test_the_cross_entropy_as_a_loss_of_ones_own_trains_alike(schedule, tmp_path):
     given = {
         "train_batches": lambda step: token_batch(tokens_of(step)),

@@ -151,7 +151,13 @@ def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
             8,
             "optimizer",
         ),
-        ("a100-80g:2x1", {"num_layers": 4, "hidden": 2048, "vocab_size": 50257}, 4, "none"),
+        pytest.param(
+            "a100-80g:2x1",
+            {"num_layers": 4, "hidden": 2048, "vocab_size": 50257},
+            4,
+            "none",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topology, sizes, batch_size, shard):
@@ -176,7 +182,7 @@ def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topo
     assert several == sorted(several)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_more_shared_is_hardly_faster_where_only_what_does_not_fit_shares_more(every_setting):
     faster = {True: 0.0, False: 0.0}  # whether all are tried -> the largest fraction that any gains
     for _, _, _, setting in every_setting[::3]:
@@ -395,7 +401,7 @@ def test_experts_are_planned_over_as_many_devices_as_divide_them():
     assert {group.expert for group in space_of(mixture(5), TOPOLOGY).groups} == {1}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_experts_are_shared_where_that_is_faster():
     whole = space_of(mixture(16), TOPOLOGY)
     # Layers that are split over `tensor` have fewer kernels to read, too.
