@@ -65,12 +65,12 @@ def variants(*num_devices: int) -> list[tuple[str, dict[str, Any], int]]:
 def tiered(*num_devices: int) -> list[Any]:
     """`variants` as parameters: by default all methods on two and four devices.
 
-    All methods on other numbers are in the second tier, and each option on one number; the others in the third.
+    All methods on other numbers are in the second tier, and every second option on one; the others in the third.
     """
     found, seen = [], set()
     for name, options, d in variants(*sorted(num_devices, key=lambda d: (d != 4, d))):
         is_second = bool(options) or d not in (2, 4)
-        is_third = bool(options) and (name, str(options)) in seen
+        is_third = bool(options) and ((name, str(options)) in seen or len(seen) % 2 == 1)
         seen.add((name, str(options)))
         marks = [pytest.mark.slow] if is_third else [pytest.mark.ci] if is_second else []
         found.append(pytest.param(name, options, d, marks=marks, id=f"{name}-{options}-{d}"))

@@ -80,6 +80,7 @@ def makespan(run, schedule, costs: str) -> float:
     return simulate(schedule, costs_of_stages(run.COSTS[costs], schedule.placement)).makespan
 
 
+@pytest.mark.ci
 def test_no_schedule_that_fits_is_shorter_and_some_bounds_are_met_better(run):
     better = set()
     for each in run.found():

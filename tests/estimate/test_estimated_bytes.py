@@ -216,7 +216,10 @@ def of_schedule(name: str, *, pipe: int, num_microbatches: int, options: str = "
     ("pipe", "num_microbatches", "name", "options"),
     [
         *(pytest.param(4, 40, name, "", marks=pytest.mark.slow) for name in sorted(REGISTRY)),
-        *((4, 35, name, "") for name in sorted(REGISTRY)),
+        *(
+            pytest.param(4, 35, name, "", marks=pytest.mark.ci if i % 2 else ())
+            for i, name in enumerate(sorted(REGISTRY))
+        ),
         *(pytest.param(8, 96, name, "", marks=pytest.mark.slow) for name in sorted(REGISTRY)),
         # Their rows repeat after as many microbatches as are in a group.
         (4, 100, "interleaved_1f1b", "group_size=16,num_chunks=3"),

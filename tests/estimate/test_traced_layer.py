@@ -92,7 +92,7 @@ OF_EXPERTS = (
 def _tier(i: int, k: int) -> list[pytest.MarkDecorator]:
     if (i + k) % len(KEEPS):
         return [pytest.mark.slow]
-    return [pytest.mark.ci] if i % 2 else []
+    return [pytest.mark.ci] if i % 4 else []
 
 
 def cases():

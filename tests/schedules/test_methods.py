@@ -15,7 +15,10 @@ VARIANTS = [
     for name, method in REGISTRY.items()
     for options in options_of(method)
 ]
-AT_EQUAL_TIMES = [each for each in VARIANTS if "input_gradient" not in each.values[1]]
+IN_TIERS = [
+    each if not each.values[1] else pytest.param(*each.values, id=each.id, marks=pytest.mark.ci) for each in VARIANTS
+]
+AT_EQUAL_TIMES = [each for each in IN_TIERS if "input_gradient" not in each.values[1]]
 
 
 def sizes(*nums_devices: int):
@@ -48,7 +51,7 @@ def test_every_method_has_closed_forms_a_summary_and_a_paper(method: Method):
     assert method.paper
 
 
-@pytest.mark.parametrize(("method", "options"), VARIANTS)
+@pytest.mark.parametrize(("method", "options"), IN_TIERS)
 def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options):
     schedules = [
         check(method.build(num_devices=d, num_microbatches=n, **options))
@@ -60,7 +63,7 @@ def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options)
     assert any(schedule.parks_pages for schedule in schedules) == method.parks_pages
 
 
-@pytest.mark.parametrize(("method", "options"), VARIANTS)
+@pytest.mark.parametrize(("method", "options"), IN_TIERS)
 def test_rows_repeat_after_the_period(method: Method, options):
     """A period more of microbatches takes as long each time, as `estimate.extension` assumes, at least nearly."""
     d = max(4, method.least_devices)
