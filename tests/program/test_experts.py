@@ -74,15 +74,14 @@ def covering() -> list[Case]:
 
 
 CASES = tiers(
-    [
-        Case("mixtral", "1f1b", expert=2, dispatch="capacity", bias_rate=0.1),
-    ],
+    [],
     ci=[
-        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
+        Case("mixtral", "1f1b", expert=2, dispatch="capacity", bias_rate=0.1),
         Case("qwen3_moe", "1f1b", recompute="full", data=2, tensor=2, shard="weights"),
         Case("gpt_oss", "1f1b", data=2, expert=2, dispatch="capacity", padding=3, shard="weights"),
     ],
     slow=[
+        Case("mixtral", "zb_h1", expert=2, tensor=2, dispatch="capacity", bias_rate=0.1),
         Case("gpt_oss", "bitpipe", recompute="full", tensor=2, padding=3),
         Case("gpt_oss", "zb_v", expert=2, tensor=2),
         Case("qwen3_moe", "1f1b", expert=2, tensor=2, bias_rate=0.1, padding=5),

@@ -48,11 +48,10 @@ class Case(NamedTuple):
 ONE = Case("1f1b", "llama", 2, 3, 2)
 BERT = Case("1f1b", "bert", 2, 3, 2, tied=True)  # 27 words in 32 rows
 CASES = tiers(
-    [ONE],
-    ci=[
-        Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
-    ],
+    [],
+    ci=[ONE],
     slow=[
+        Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 3, 2, tied=True, dropout=0.3, context=2),
         Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),

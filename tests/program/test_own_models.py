@@ -135,7 +135,7 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("made", [complex_filter, empty], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", tiers([complex_filter], ci=[empty]), ids=lambda made: made.__name__)
 def test_gradients_are_those_of_jax_grad(made):
     assert_gradients(made)
 
@@ -226,7 +226,7 @@ def squared_errors(shared, x, microbatch):
     return {"errors": errors, "ends": x[:, :2] * errors[:, None]}
 
 
-@pytest.mark.parametrize(("name", "data"), [("1f1b", 2), ("bitpipe", 1)])
+@pytest.mark.parametrize(("name", "data"), [("1f1b", 2), pytest.param("bitpipe", 1, marks=pytest.mark.ci)])
 def test_values_of_sequences_are_those_of_the_functions_alone(name, data):
     schedule = build(name, num_devices=2, num_microbatches=NUM_MICROBATCHES)
     functions = dataclasses.replace(FUNCTIONS, head_values=squared_errors)

@@ -31,9 +31,9 @@ def schedule_of(name: str, num_devices: int, num_microbatches: int, **options: A
 CASES = tiers(
     [
         ("1f1b", 2, 4, 8, (4, 0), {}),
-        ("split 1f1b", 4, 8, 16, (4, 3, 2, 0), {}),
     ],
     ci=[
+        ("split 1f1b", 4, 8, 16, (4, 3, 2, 0), {}),
         ("1f1b", 4, 8, 11, (3, 1, 0, 2), {"layers_per_stage": (4, 2, 2, 3), "data": 2, "shard": "gradients"}),
     ],
     slow=[

@@ -55,7 +55,8 @@ class Case(NamedTuple):
 ONE = Case("1f1b", "llama", 2, 3, 2, chunk=5)
 SPLIT = Case("1f1b", "gpt", 3, 2, 3, split=True, vocab_multiple=48)  # 32 words in 48 rows: one device has none
 CASES = tiers(
-    [ONE],
+    [],
+    ci=[ONE],
     slow=[
         Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
         SPLIT,

@@ -46,7 +46,7 @@ def tokens_of(seed: int = 0, rows: int = NUM_ROWS) -> np.ndarray:
     return np.random.default_rng(seed).integers(24, size=(rows, SEQ_LEN))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_log_probs_are_of_each_token_given_those_before_in_its_document():
     """Five rows, in microbatches of two; documents of 3, 1 and 8 tokens, in every other row one alone."""
     model = LanguageModel(model_config(config_of()))
