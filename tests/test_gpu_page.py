@@ -414,7 +414,7 @@ def test_options_of_the_compiler_are_known_and_no_words():
             assert str(value).lower() not in ("true", "false") or isinstance(value, bool), (name, value)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_both_programs_of_a_candidate_take_turns_and_have_their_own_options(tmp_path):
     size = Size(quick=True, device=jax.devices()[0], output=tmp_path)
     step = "LLaMA of 1.1 B"

@@ -236,7 +236,6 @@ print(json.dumps(sorted({f"{shape} {opcode}" for shape, opcode in kernels})))
 """
 
 
-# In the ci tier test_hlo looks at 1F1B's, as a CPU has them.
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_kernels_of_experts_are_neither_copied_nor_added_by_others(schedule):

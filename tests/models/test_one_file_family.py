@@ -144,7 +144,7 @@ def test_its_parameters_and_flops_by_hand():
     assert counted == setting.microbatch_size * model_flops(model, seq_len=16)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_step_is_estimated_and_planned(config_file, capsys):
     found = estimate(setting_of(small_config(), TOPOLOGY), Roofline(TOPOLOGY.hardware))
     assert 0 < found.step_s < 1

@@ -140,14 +140,8 @@ def test_gradients_are_those_of_jax_grad(made):
     assert_gradients(made)
 
 
-OFTEN = (keys,)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [pytest.param(made, marks=pytest.mark.ci if made in OFTEN else pytest.mark.slow) for made in KINDS],
-    ids=lambda made: made.__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
 def test_gradients_are_those_of_jax_grad_if_backwards_are_split(made):
     assert_gradients(made, schedule="zb_v", deterministic=True)
 

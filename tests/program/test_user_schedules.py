@@ -11,11 +11,11 @@ from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.transfers.messages import OWN
 from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
-QUICK, MORE = [], ["V leaves", "leaves twice"]
+OFTEN = ["V leaves", "leaves twice"]
 SENDS_PAGES = ["some leave", "leaves twice", "crosswise", "away for a moment", "chunks leave", "V leaves"]
 
 
-@pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in CSV if what not in (*QUICK, *MORE)]))
+@pytest.mark.parametrize("what", tiers([], ci=OFTEN, slow=[what for what in CSV if what not in OFTEN]))
 def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(CSV[what])

@@ -445,7 +445,7 @@ def check_never_worse(config: ConfigDict, shapes: Iterable[tuple[int, int]], *, 
     return num_idle
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_fewer_gpus_are_taken_where_all_are_slower():
     """Seven share 7 layers, with a bubble, and not 4 sequences; four share both better."""
     plan = plan_of(thin_config(), 1, 7)
