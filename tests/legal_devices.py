@@ -63,14 +63,15 @@ def variants(*num_devices: int) -> list[tuple[str, dict[str, Any], int]]:
 
 
 def tiered(*num_devices: int) -> list[Any]:
-    """`variants` as parameters: by default all methods on few devices, each option on one number.
+    """`variants` as parameters: by default all methods on two and four devices.
 
-    All methods on more devices are in the second tier, options on other numbers in the third.
+    All methods on other numbers are in the second tier, and every second option on one; the others in the third.
     """
     found, seen = [], set()
     for name, options, d in variants(*sorted(num_devices, key=lambda d: (d != 4, d))):
-        is_default = (d <= 4 or max(num_devices) <= 4) if not options else (name, str(options)) not in seen
+        is_second = bool(options) or d not in (2, 4)
+        is_third = bool(options) and ((name, str(options)) in seen or len(seen) % 2 == 1)
         seen.add((name, str(options)))
-        marks = [] if is_default else [pytest.mark.slow if options else pytest.mark.ci]
+        marks = [pytest.mark.slow] if is_third else [pytest.mark.ci] if is_second else []
         found.append(pytest.param(name, options, d, marks=marks, id=f"{name}-{options}-{d}"))
     return found

@@ -60,11 +60,11 @@ def in_child(module: str, *arguments: str, is_optimized: bool = False) -> subpro
     )
 
 
-def run(module: str, *arguments: str, is_optimized: bool = False) -> subprocess.CompletedProcess:
-    """`jaxpipe.MODULE.main` in this process, whose settings are afterwards as before."""
+def run(module: str, *arguments: str, is_optimized: bool = False, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    """`jaxpipe.MODULE.main` in this process, in `folder`; its settings are afterwards as before."""
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(ROOT))
+        stack.enter_context(contextlib.chdir(folder))
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(errors))
         stack.enter_context(settings(is_optimized=is_optimized))

@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 from patched_package import num_changed, patched_package
+from tiers import tiers
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/add_an_action.md"
-# Heading of the change -> the most edits of files that were there, and the script of this folder that runs it.
+# Heading of the change -> the most edits of files that were there, and the script of `added` that runs it.
 CHANGES = {
     "An action with a transfer: PROBE": (12, "run_probe.py"),
     "A channel on the loop over layers: norms of layers": (4, "run_norms.py"),
 }
+RUNS = tiers(
+    [],
+    ci=[(heading, "1f1b") for heading in CHANGES],
+    slow=[
+        ("An action with a transfer: PROBE", "zb_h1"),
+        ("A channel on the loop over layers: norms of layers", "zb_v"),
+    ],
+)
 
 
 @pytest.mark.parametrize("heading", CHANGES)
@@ -23,13 +32,13 @@ def test_the_page_fits_the_package_and_needs_few_edits(heading, tmp_path):
     patched_package(PAGE, tmp_path, heading=heading)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("heading", CHANGES)
-def test_a_copy_of_the_package_runs_it(heading, tmp_path):
+@pytest.mark.parametrize("case", RUNS, ids=": ".join)
+def test_a_copy_of_the_package_runs_it(case, tmp_path):
+    heading, schedule = case
     script = Path(__file__).parent / "added" / CHANGES[heading][1]
     folders = [patched_package(PAGE, tmp_path, heading=heading), ROOT / "tests", ROOT / "tests" / "program"]
     done = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, script, schedule],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,

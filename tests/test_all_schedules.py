@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from experiment_modules import modules_of
+from tiers import tiers
 
 from experiments.pages import put_between
 from jaxpipe.lowering import lower
@@ -61,7 +62,7 @@ def test_every_schedule_is_compared(tables):
     assert {row.name for row in tables.ROWS} == set(REGISTRY)
 
 
-@pytest.mark.parametrize("num_devices", [4, 6, 12])
+@pytest.mark.parametrize("num_devices", tiers([4, 6], ci=[12]))
 @pytest.mark.parametrize("num_units", [1, 2, 4])
 def test_formulas_are_what_is_simulated(tables, num_devices, num_units):
     """Where a published formula does not hold, ours stands behind it."""

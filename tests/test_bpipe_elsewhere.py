@@ -69,6 +69,6 @@ def test_the_page_takes_the_tables(run):
     assert put_between("new", run.README.read_text()).count("new\n") == 1
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_picture_is_of_these_figures(run):
     assert content_of(run.PICTURE) == sys.modules["picture"].content(run.figures())

@@ -31,6 +31,7 @@ def cell(recompute, microbatch_size=1, schedule="1f1b", model="gpt3_96b", mesh=(
     return setting_of(config, TOPOLOGY)
 
 
+@pytest.mark.ci
 def test_a_layer_keeps_what_korthikanti_et_al_count():
     """MLSys 2023: s b h (10 + 24/t + 5 a s / (h t)); with sequence parallelism s b h (34 + 5 a s / h) / t."""
     h, a, s, t, b = 9984, 104, 2048, 4, 2

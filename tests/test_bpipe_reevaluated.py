@@ -15,6 +15,7 @@ def run():
         yield modules["run"]
 
 
+@pytest.mark.ci
 def test_every_published_statement_comes_out(run):
     for said in run.PUBLISHED["statements"]:
         *_, by_equation, simulated = run.gains(said["model"], said["kernel"], ours=False)

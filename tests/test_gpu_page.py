@@ -157,6 +157,7 @@ def test_constants_are_fractions_of_the_data_sheet(size):
     assert page.costs(RECORDS) == {"format": 1}
 
 
+@pytest.mark.ci
 def test_the_matmul_fraction_is_the_one_that_predicts_the_layers(size):
     from experiments.gpu.layers import SHAPES, _estimated, config_of, fitted_matmul_fraction
 
@@ -357,7 +358,7 @@ PARTS |= {"recomputed", "methods"}
 @pytest.mark.parametrize(
     ("only", "parts", "written"),
     [
-        pytest.param(["--only=rounds"], {"rounds"}, set(), marks=pytest.mark.ci, id="one part"),
+        pytest.param(["--only=rounds"], {"rounds"}, set(), marks=pytest.mark.slow, id="one part"),
         pytest.param([], PARTS, {"layers.png", "head.png", "costs.json"}, marks=pytest.mark.slow, id="all"),
     ],
 )
@@ -413,7 +414,7 @@ def test_options_of_the_compiler_are_known_and_no_words():
             assert str(value).lower() not in ("true", "false") or isinstance(value, bool), (name, value)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_both_programs_of_a_candidate_take_turns_and_have_their_own_options(tmp_path):
     size = Size(quick=True, device=jax.devices()[0], output=tmp_path)
     step = "LLaMA of 1.1 B"

@@ -31,7 +31,7 @@ def test_what_stands_in_the_page_is_what_the_command_gives(run):
     assert put_between(run.document(), page) == page
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_picture_is_of_these_figures(run):
     assert content_of(run.PICTURE) == sys.modules["picture"].content(run.panels())
 
@@ -80,6 +80,7 @@ def makespan(run, schedule, costs: str) -> float:
     return simulate(schedule, costs_of_stages(run.COSTS[costs], schedule.placement)).makespan
 
 
+@pytest.mark.ci
 def test_no_schedule_that_fits_is_shorter_and_some_bounds_are_met_better(run):
     better = set()
     for each in run.found():
@@ -101,7 +102,7 @@ def test_the_index_has_every_bound_and_files_are_as_written(run):
     assert texts == {(to_json if each.schedule.num_replicas > 1 else to_csv)(each.schedule) for each in run.found()}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_search_finds_nothing_longer_than_what_stands_in_its_file(run):
     again = sys.modules["found"].find("1/1/1", "V", 6)
     (stands,) = (each for each in run.found() if (each.costs, each.placements, each.bound) == ("1/1/1", "V", 6))

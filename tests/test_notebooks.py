@@ -7,12 +7,12 @@ from nbclient.exceptions import CellExecutionError
 from experiments.notebooks import execute
 from experiments.notebooks.execute import NOTEBOOKS, cleaned, path_of, texts
 
-LONG = ("train_from_a_notebook", "bring_your_own_model", "decide_for_a_cluster")
+SHORT = ("compare_schedules",)
 MOST_BYTES = 400_000  # of a file: pictures are kept
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else pytest.mark.ci) for name in NOTEBOOKS]
+    "name", [pytest.param(name, marks=pytest.mark.ci if name in SHORT else pytest.mark.slow) for name in NOTEBOOKS]
 )
 def test_a_notebook_shows_what_is_kept(name):
     kept = nbformat.read(path_of(name), as_version=4)

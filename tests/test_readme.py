@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import settings
+from running import run, settings
 
 from jaxpipe.config import base_config
 from jaxpipe.drawing.method_list import method_table
@@ -50,22 +50,28 @@ def setup_commands() -> list[str]:
     return [command for command in bash_commands("README") if command.startswith("python3.11 -m venv")]
 
 
+IN_DEFAULT = ("README-0", "own_model-0")
+# Tests of the second tier show the same: models that come and go, losses and models of one's own, modules of Flax.
+SLOW = ("huggingface-0", "own_losses-0", "own_losses-1", "own_model-1", "own_model-4", "own_model-6")
+
+
 @pytest.mark.parametrize(
     "code",
     [
         pytest.param(
             code,
-            id=f"{page}-{number}",
-            marks=[] if page == "README" or (page, number) == ("own_model", 0) else pytest.mark.ci,
+            id=name,
+            marks=() if name in IN_DEFAULT else pytest.mark.slow if name in SLOW else pytest.mark.ci,
         )
         for page, text in PAGES.items()
         for number, code in enumerate(code_blocks(text, "python"))
+        for name in (f"{page}-{number}",)
     ],
 )
 def test_python_block_runs(code: str, tmp_path: Path, monkeypatch, request):
     """In this process but for the default tier, whose blocks show that a new one has all it needs."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    if request.node.get_closest_marker("ci"):
+    if request.node.callspec.id not in IN_DEFAULT:
         monkeypatch.chdir(tmp_path)
         methods = dict(REGISTRY)
         with settings():
@@ -97,7 +103,8 @@ def test_show_and_optimize_commands_run(tmp_path: Path):
     calls = [call for call in module_calls("schedules") if call[0] in shows]
     assert {call[0] for call in calls} == set(shows)
     for call in calls:
-        result = run_python(["-m", *call, *shows[call[0]]], tmp_path)
+        module, *arguments = call
+        result = run(module.removeprefix("jaxpipe."), *arguments, *shows[module], folder=tmp_path)
         assert result.returncode == 0, f"{shlex.join(call)}\n{result.stderr}"
         written = [argument.partition("=")[2] for argument in call if argument.startswith(("--output=", "--html="))]
         assert all((tmp_path / name).stat().st_size for name in written)

@@ -24,6 +24,7 @@ def test_the_guide_has_the_command():
     assert f"`{COMMAND}`" in (ROOT / "docs/guide.md").read_text()
 
 
+@pytest.mark.ci
 def test_the_reference_of_schedules_is_built(tmp_path):
     assert build("jaxpipe.schedules", tmp_path) == ""
     page = (tmp_path / "jaxpipe" / "schedules.html").read_text()

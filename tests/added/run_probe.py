@@ -1,5 +1,6 @@
 """PROBE of docs/add_an_action.md: values, gradients, pictures, files, bytes and times; run in a patched copy."""
 
+import sys
 from pathlib import Path
 
 import conftest  # noqa: F401  eight devices
@@ -59,8 +60,8 @@ def check_numbers(name, num_devices, num_microbatches, num_layers, **axes):
 
 
 assert Path(jaxpipe.__file__).is_relative_to(Path.cwd())  # the patched copy
-check_numbers("1f1b", 4, 6, 4)
-check_numbers("zb_h1", 2, 4, 4, data=2)
+num_devices, num_microbatches, axes = {"1f1b": (4, 6, {}), "zb_h1": (2, 4, {"data": 2})}[sys.argv[1]]
+check_numbers(sys.argv[1], num_devices, num_microbatches, 4, **axes)
 small = probed(build("1f1b", num_devices=3, num_microbatches=4))
 timeline = simulate(small, Costs(probe=1.0))
 assert "1PROBE0" in text(timeline)

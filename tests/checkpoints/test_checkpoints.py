@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tiers import tiers
 from tiny_states import ADAMW, FORMS, MODEL, SIZES, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import CHECKPOINTS, Checkpoints, Keep, restore_canonical, restore_params, save_canonical
@@ -145,10 +146,8 @@ def test_each_file_is_in_one_share(tmp_path, pipeline, states):
             path.write_bytes(before)
 
 
-@pytest.mark.parametrize(
-    "damage", ["flipped", *(pytest.param(name, marks=pytest.mark.ci) for name in list(DAMAGES)[1:])]
-)
-@pytest.mark.parametrize("which", ["the largest file", "the sums"])
+@pytest.mark.parametrize("damage", tiers(["flipped"], ci=["removed"], slow=["truncated"]))
+@pytest.mark.parametrize("which", tiers(["the largest file"], ci=["the sums"]))
 def test_a_damaged_checkpoint_is_named_passed_over_and_set_aside(tmp_path, pipeline, states, damage, which):
     write_three(tmp_path, pipeline, states)
     largest = max(files_of(tmp_path / "30"), key=lambda path: path.stat().st_size)
@@ -241,7 +240,7 @@ def test_parameters_alone(tmp_path, pipeline, states):
         assert_equal(params, staged(numbers(2), other, count=0).params)
 
 
-@pytest.mark.parametrize("is_averaged", [True, False])
+@pytest.mark.parametrize("is_averaged", tiers([True], ci=[False]))
 @pytest.mark.parametrize("was_averaged", [True, False])
 def test_an_average_is_kept_begun_or_left_out_as_the_run_that_goes_on_wants(
     tmp_path, pipeline, states, was_averaged, is_averaged

@@ -7,6 +7,7 @@ from itertools import count
 import jax
 import numpy as np
 import pytest
+from tiers import tiers
 from tiny_states import FORMS, MODEL, assert_equal, like_of, make_pipeline, numbers, staged
 
 from jaxpipe.checkpoints import Checkpoints, Keep, open_canonical, restore_canonical, restore_params
@@ -70,8 +71,8 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("vanish", [delete, pytest.param(renamed_only, marks=pytest.mark.ci)])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("vanish", [delete, pytest.param(renamed_only, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moment", tiers(list(MOMENTS)[::2], ci=list(MOMENTS)[1::2]))
 def test_a_state_that_vanishes_is_chosen_anew(run, pipeline, monkeypatch, moment, vanish):
     where, after = MOMENTS[moment]
     where = where if "." in where else f"jaxpipe.checkpoints.checkpoints.{where}"
@@ -96,7 +97,7 @@ def test_a_state_that_vanishes_between_two_groups_of_its_leaves(run, pipeline, m
     assert_equal(state, staged(numbers(1), pipeline, count=1))
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", tiers(list(MOMENTS)[::2], slow=list(MOMENTS)[1::2]))
 def test_parameters_that_vanish_are_chosen_anew(run, pipeline, monkeypatch, moment):
     where, after = MOMENTS[moment]
     where = where if "." in where else f"jaxpipe.checkpoints.params.{where}"

@@ -51,7 +51,7 @@ def run_two_processes(folder: Path) -> list[str]:
     return [said for said, _ in results]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_processes_and_meshes_come_and_go(tmp_path):
     first = make_pipeline(**FORMS["interleaved, all axes"])
     with Checkpoints(tmp_path, pipeline=first, keep=Keep()) as saved:

@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from small_masked import SEQUENCES as MASKED
+from tiers import tiers
 
 from jaxpipe.data import Batches, CausalSequences
 from jaxpipe.data.corpus import CheckedTokens
@@ -119,7 +120,7 @@ def test_the_rows_of_any_processes_together_are_the_batch(batches):
 
 
 @pytest.mark.parametrize("batches", ALL)
-@pytest.mark.parametrize("step", [0, 1, 17, 10**9])
+@pytest.mark.parametrize("step", tiers([0, 17], slow=[1, 10**9]))
 def test_what_is_read_ahead_is_what_each_step_has_from_wherever_a_run_goes_on(batches, step):
     rows = np.array([1])
     for found, expected in zip(islice(batches.following(step), 10), range(step, step + 10), strict=True):

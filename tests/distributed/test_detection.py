@@ -79,7 +79,9 @@ def test_two_processes_join_without_any_flag(cluster, without_cluster):
         assert out == f"{process} 2 {process} process 0 {process}\n"
 
 
-@pytest.mark.parametrize("cluster", [{}, pytest.param(slurm(0) | {"SLURM_NTASKS": "1"}, id="one task of SLURM")])
+@pytest.mark.parametrize(
+    "cluster", [{}, pytest.param(slurm(0) | {"SLURM_NTASKS": "1"}, id="one task of SLURM", marks=pytest.mark.ci)]
+)
 def test_alone_a_process_joins_nothing_and_sees_all_gpus(cluster, without_cluster):
     environment = without_cluster | {"PYTHONPATH": str(ROOT)} | cluster
     result = subprocess.run([sys.executable, "-c", JOINS], env=environment, capture_output=True, text=True, check=False)

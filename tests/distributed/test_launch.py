@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from tiers import tiers
 
 from jaxpipe.distributed import shared_device
 from jaxpipe.launch import main
@@ -323,9 +324,12 @@ def test_what_does_not_end_is_killed(launch):
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"), [([0, 0], 0), ([75, 75], 75), ([0, 75], 75), ([75, 0], 75), ([75, 4], 4), ([2, 2], 2)]
+    "case",
+    tiers([([0, 75], 75), ([75, 4], 4)], slow=[([0, 0], 0), ([75, 75], 75), ([75, 0], 75), ([2, 2], 2)]),
+    ids=str,
 )
-def test_to_stop_on_request_is_no_failure(launch, codes, code):
+def test_to_stop_on_request_is_no_failure(launch, case):
+    codes, code = case
     program = f"time.sleep(0.3 * me); print('ends'); sys.exit({codes}[me])"
     found, out, err = launch(program, "--num_processes=2")
     assert found == code

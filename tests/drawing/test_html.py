@@ -93,7 +93,7 @@ def test_actions_stand_at_their_times_in_their_colours(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.parametrize("font", ["DejaVuSans", "STIXGeneral"])  # wide and narrow
+@pytest.mark.parametrize("font", ["DejaVuSans", pytest.param("STIXGeneral", marks=pytest.mark.slow)])  # wide and narrow
 def test_the_address_zooms_selects_and_shows_the_program(tmp_path, font):
     address = "from=4&to=8&clock=program&path=1&select=0:2B0"
     # What is told stands over the tracks, wherever there is room for it.
@@ -242,7 +242,7 @@ PAPER = {False: (0xFF, 0xFF, 0xFF), True: (0x19, 0x19, 0x18)}
 
 
 @needs_chromium
-@pytest.mark.parametrize("is_dark", [False, True])
+@pytest.mark.parametrize("is_dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_the_page_shows_differs_from_its_ground(tmp_path, is_dark):
     path = written(tmp_path, "bpipe", *ONE_F_ONE_B[1:], "--transfer=0.1", "--compare=bitpipe", "--compare=zb_v")
     seen = see(path, address="clock=both&select=0:1F0", is_dark=is_dark, script=CONTRASTS)
@@ -271,7 +271,9 @@ def test_text_as_light_as_its_ground_would_be_seen(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(16, 512), (64, 512)])
+@pytest.mark.parametrize(
+    ("num_devices", "num_microbatches"), [pytest.param(16, 512, marks=pytest.mark.slow), (64, 512)]
+)
 def test_a_large_schedule_is_drawn_with_mean_colours(tmp_path, num_devices, num_microbatches):
     sizes = [f"--num_devices={num_devices}", f"--num_microbatches={num_microbatches}"]
     seen = see(written(tmp_path, "gpipe", *sizes), size=(1200, 2400))

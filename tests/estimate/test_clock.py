@@ -126,7 +126,10 @@ FAST = [each for each in variants(4) if "group_size" not in each[1]]
 
 @pytest.mark.parametrize(
     ("name", "options", "num_devices"),
-    [each if i % 6 == 0 else pytest.param(*each, marks=pytest.mark.ci) for i, each in enumerate(FAST)],
+    [
+        each if i % 12 == 0 else pytest.param(*each, marks=pytest.mark.slow if i % 2 else pytest.mark.ci)
+        for i, each in enumerate(FAST)
+    ],
 )
 def test_many_microbatches_are_on_a_line_with_few(name, options, num_devices):
     assert_on_a_line(name, options, num_devices, (40, 43))

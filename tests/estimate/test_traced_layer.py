@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiers import tiers
 
 from jaxpipe.cluster.topology import parse_topology
 from jaxpipe.estimate.setting import Setting
@@ -91,7 +92,7 @@ OF_EXPERTS = (
 def _tier(i: int, k: int) -> list[pytest.MarkDecorator]:
     if (i + k) % len(KEEPS):
         return [pytest.mark.slow]
-    return [pytest.mark.ci] if i % 2 else []
+    return [pytest.mark.ci] if i % 4 else []
 
 
 def cases():
@@ -119,7 +120,10 @@ def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attent
     ("dispatch", "expert", "tensor", "recompute"),
     [
         ("capacity", 3, 2, "none"),
-        *(pytest.param(*case, marks=pytest.mark.ci) for case in OF_EXPERTS),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow if i % 2 else pytest.mark.ci)
+            for i, case in enumerate(OF_EXPERTS)
+        ),
     ],
 )
 def test_a_layer_of_experts_keeps_what_its_vjp_keeps(dispatch, expert, tensor, recompute):
@@ -140,7 +144,7 @@ def check_storage(of: Setting) -> None:
     assert layer.apart_bytes == sum(pool.page_bytes for pool in found.pools[1:])
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 7, pytest.param(64, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("microbatch_size", tiers([7], ci=[64], slow=[1]))
 @pytest.mark.parametrize(
     ("dispatch", "dtype", "tensor", "expert"),
     [

@@ -57,7 +57,7 @@ def write_tokenizer(path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.ci if name == "qwen3" else pytest.mark.slow) for name in MODELS]
+    "name", [pytest.param(name, marks=pytest.mark.ci if name == "llama" else pytest.mark.slow) for name in MODELS]
 )
 def test_a_model_learns_the_answers_stops_and_goes_back(transformers, tmp_path, capsys, monkeypatch, name):
     kind, sizes, schedule = MODELS[name]

@@ -33,12 +33,14 @@ def assert_same_logits(transformers, folder, name, *, batch, seq, is_padded=Fals
         assert np.abs(ours[head] - logits).max() < TOLERANCE
 
 
+def tier(name, index):
+    """One of a family always, of the others every second one in the second tier."""
+    return () if name in ONE_OF_A_FAMILY else pytest.mark.slow if index % 2 else pytest.mark.ci
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        pytest.param(name, SHAPES[index % 3], marks=() if name in ONE_OF_A_FAMILY else pytest.mark.ci, id=name)
-        for index, name in enumerate(MODELS)
-    ],
+    [pytest.param(name, SHAPES[index % 3], marks=tier(name, index), id=name) for index, name in enumerate(MODELS)],
 )
 def test_logits_are_those_of_transformers(transformers, saved, name, shape):
     assert_same_logits(transformers, saved(name), name, batch=shape[0], seq=shape[1])
@@ -61,10 +63,12 @@ SWEEP = [
 OF_CI = [
     ("llama3", "1f1b", {"tensor": 2}),
     ("gpt2", "zb_h1", {"tensor": 2}),
-    ("qwen3", "bitpipe", {"data": 2}),
-    ("mixtral", "zb_v", {"expert": 2}),
 ]
-CASES = OF_CI + [case for case in SWEEP if case not in OF_CI]
+CASES = (
+    OF_CI
+    + [("qwen3", "bitpipe", {"data": 2}), ("mixtral", "zb_v", {"expert": 2})]
+    + [case for case in SWEEP if case not in OF_CI]
+)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,11 @@ def assert_same_files(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_A_FAMILY else pytest.mark.ci) for name in MODELS]
+    "name",
+    [
+        pytest.param(name, marks=() if name in ONE_OF_A_FAMILY else pytest.mark.slow if i % 2 else pytest.mark.ci)
+        for i, name in enumerate(MODELS)
+    ],
 )
 def test_a_round_trip_is_byte_identical(saved, tmp_path, name):
     assert_same_files(saved(name), round_trip(saved(name), tmp_path))
@@ -200,7 +204,10 @@ NEW = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "llama" else pytest.mark.ci) for name in NEW],
+    [
+        pytest.param(name, marks=() if name == "llama" else pytest.mark.slow if i % 2 else pytest.mark.ci)
+        for i, name in enumerate(NEW)
+    ],
 )
 def test_a_model_of_ours_loads_in_transformers(transformers, tmp_path, name):
     family, kind, changes = NEW[name]

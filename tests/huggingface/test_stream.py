@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from streamed_runs import digest, exported, live_bytes, make_run, staged
 from their_models import logits_of, microbatch, their_logits
+from tiers import tiers
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.errors import JaxpipeError
@@ -28,7 +29,7 @@ CASES = {
 }
 TIERS = {
     ("llama", "all"): (),
-    **dict.fromkeys([("gpt", "vocabulary"), ("mixtral", "expert"), ("llama", "adapters")], pytest.mark.ci),
+    **dict.fromkeys([("gpt", "vocabulary"), ("mixtral", "expert")], pytest.mark.ci),
 }
 
 
@@ -137,8 +138,7 @@ def test_mistakes_are_told(name, llama):
     assert [word for word in words if word not in str(error.value)] == []
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", tiers([], ci=["mixtral"], slow=["llama"]))
 def test_transformers_takes_the_tensors_in_memory_and_has_our_logits(transformers, tmp_path, family):
     import torch
 

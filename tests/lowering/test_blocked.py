@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 from interpreter import interpret
+from tiers import tiers
 from user_schedules import PLACEMENTS, random_schedule
 
 from jaxpipe.lowering import lower
@@ -14,6 +15,7 @@ from jaxpipe.lowering.transfers.messages import NOTHING
 from jaxpipe.schedules import REGISTRY, Costs, Schedule, build, simulate
 from jaxpipe.schedules.analysis.dependencies import dependencies
 
+FEW = ("1f1b", "bitpipe", "zb_v")
 OF_TWO = {name: placement for name, placement in PLACEMENTS.items() if placement.num_devices == 2}
 COSTS = [
     Costs(gradient_messages=0.0),
@@ -65,7 +67,9 @@ def test_no_rounds_are_shorter(placement, seed):
         assert replay(table, costs, blocking=True).makespan == pytest.approx(least_time(schedule, costs))
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(REGISTRY) if REGISTRY[name].takes(2)])
+@pytest.mark.parametrize(
+    "name", tiers(FEW, ci=[name for name in sorted(REGISTRY) if REGISTRY[name].takes(2) and name not in FEW])
+)
 def test_a_step_is_little_longer_than_on_the_asynchronous_clock(name):
     for num_microbatches in (2, 5, 8):
         schedule = build(name, num_devices=2, num_microbatches=num_microbatches)

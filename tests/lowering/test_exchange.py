@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from interpreter import interpret
 from legal_devices import TWO_REPLICAS, variants
+from tiers import tiers
 from user_schedules import TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import IDLE, RoundTable, lower
@@ -60,8 +61,11 @@ def tail_start(table: RoundTable) -> int:
     return int(table.rounds[table.schedule.columns.is_kind(Kind.F)].max()) + 1
 
 
-@pytest.mark.parametrize(("name", "options", "num_devices"), VARIANTS, ids=str)
-def test_gradients_travel_in_the_tail_once_both_holders_have_them(name, options, num_devices):
+@pytest.mark.parametrize(
+    "variant", tiers(VARIANTS[::3], slow=[each for i, each in enumerate(VARIANTS) if i % 3]), ids=str
+)
+def test_gradients_travel_in_the_tail_once_both_holders_have_them(variant):
+    name, options, num_devices = variant
     for num_microbatches in (1, num_devices, 2 * num_devices + 1):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_microbatches, **options)
         assert_planned(schedule, lowered(schedule))
@@ -127,8 +131,11 @@ def left_over(schedule: Schedule, table: RoundTable, num_lanes: int, start: int)
     return [len(layers) - most_hidden(layers, rounds, num_lanes) for layers in owed]
 
 
-@pytest.mark.parametrize(("name", "options", "num_devices"), VARIANTS, ids=str)
-def test_lanes_are_as_few_as_leave_nothing_over_that_could_be_hidden(name, options, num_devices):
+@pytest.mark.parametrize(
+    "variant", tiers(VARIANTS[::3], slow=[each for i, each in enumerate(VARIANTS) if i % 3]), ids=str
+)
+def test_lanes_are_as_few_as_leave_nothing_over_that_could_be_hidden(variant):
+    name, options, num_devices = variant
     for num_layers in (1, 3, 5):
         schedule = build(name, num_devices=num_devices, num_microbatches=num_devices, **options)
         table = lowered(schedule, num_layers)

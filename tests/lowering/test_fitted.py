@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interpreter import interpret
+from tiers import tiers
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import RoundTable, fitted
@@ -31,7 +32,7 @@ def table_of(schedule: Schedule, body: Couplings, fitted: tuple[np.ndarray, np.n
 
 
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS.values(), ids=ALL_PLACEMENTS)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.ci) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed", tiers([0], ci=[1], slow=[2, 3]))
 def test_what_fits_without_waiting_is_as_fast_as_the_asynchronous_clock(placement, seed):
     """Whatever the row, whatever each stage costs; and the program does what the rows say."""
     schedule = random_schedule(

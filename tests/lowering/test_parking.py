@@ -14,7 +14,10 @@ from jaxpipe.lowering.rounds import periodic_rounds
 from jaxpipe.schedules import Costs, build, simulate
 
 GRID = [*product((4, 5, 6, 7, 8), range(1, 26)), *product((9, 16), (1, 8, 15, 16, 17, 33, 65)), (33, 64)]
-MORE = [pytest.param(*sizes, marks=pytest.mark.ci) for sizes in ((4, 16), (5, 16), (8, 32), (16, 40))]
+MORE = [
+    *(pytest.param(*sizes, marks=pytest.mark.ci) for sizes in ((4, 16), (5, 16))),
+    *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((8, 32), (16, 40))),
+]
 WIDE = [*product((9, 16, 33, 64), (1, 8, 15, 16, 17, 33, 65, 128))]
 
 

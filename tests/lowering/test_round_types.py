@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from interpreter import ABSENT, interpret, transfer_of
 from legal_devices import tiered
+from tiers import tiers
 from user_schedules import PLACEMENTS, TWO_WAYS, random_schedule
 
 from jaxpipe.lowering import RoundTable, lower
@@ -86,8 +87,7 @@ def test_gradients_are_sent_as_often_as_asked_for_and_pages_in_every_turn_that_m
     assert 0 < asked <= num_sent <= most * asked
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("num_devices", tiers([], ci=[2, 4], slow=[8]))
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_rounds_laid_out_for_blocking_permutes_cost_little(name, num_devices):
     if not REGISTRY[name].takes(num_devices):

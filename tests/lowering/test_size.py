@@ -33,12 +33,7 @@ def test_slots_are_the_published_peaks(name, options, peak):
 
 @pytest.mark.parametrize(
     ("name", "options", "num_devices"),
-    [
-        pytest.param(
-            *case, marks=() if not case[1] and case[0] in FEW else pytest.mark.slow if case[1] else pytest.mark.ci
-        )
-        for case in variants(8)
-    ],
+    [pytest.param(*case, marks=() if not case[1] and case[0] in FEW else pytest.mark.slow) for case in variants(8)],
 )
 def test_the_program_grows_neither_with_microbatches_nor_with_devices(name, options, num_devices):
     for factor, multiple in ((1, 2), (1, 8), (2, 2)):

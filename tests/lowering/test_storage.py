@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from interpreter import ABSENT, FILLS, FREES, POOLS, grids_of, interpret
 from legal_devices import tiered
+from tiers import tiers
 from user_schedules import PLACEMENTS, TWO_WAYS, handwritten_v, random_schedule
 
 from jaxpipe.lowering import Pages, RoundTable, lower
@@ -68,7 +69,7 @@ def test_registered_schedules_are_stored_safely_everywhere(name, options, num_de
 
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", tiers(range(4), slow=range(4, 8)))
 def test_user_schedules_are_stored_safely(placement, seed):
     has_syncs = placement in TWO_WAYS.values() and seed % 2 == 0
     schedule = random_schedule(placement, num_microbatches=1 + seed, seed=seed, has_syncs=has_syncs)
@@ -79,7 +80,7 @@ def test_user_schedules_are_stored_safely(placement, seed):
 
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS.values(), *TWO_WAYS.values()], ids=[*PLACEMENTS, *TWO_WAYS])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", tiers(range(4), slow=range(4, 8)))
 def test_so_they_are_with_backwards_in_two_parts(placement, seed):
     split_fraction = (0.5, 1.0)[seed % 2]
     schedule = random_schedule(placement, num_microbatches=2 + seed, seed=seed, split_fraction=split_fraction)

@@ -85,10 +85,16 @@ def digest_of_random(placement: str) -> str:
     return whole.hexdigest()[:16]
 
 
+def tier_of(num_devices, *, has_options):
+    """Plain methods on four devices, then on others and options on four."""
+    by_how_far = [[], pytest.mark.ci, pytest.mark.slow]
+    return by_how_far[(num_devices != 4) + has_options]
+
+
 @pytest.mark.parametrize(
     ("method", "num_devices"),
     [
-        pytest.param(method, d, marks=[] if d == 4 else pytest.mark.slow if "," in method else pytest.mark.ci)
+        pytest.param(method, d, marks=tier_of(d, has_options="," in method))
         for method in DIGESTS["methods"]
         for d in NUMS_DEVICES
     ],

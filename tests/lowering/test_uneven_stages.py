@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from tiers import tiers
 
 from jaxpipe.config import base_config, build_schedule, check
 from jaxpipe.estimate import resolve
@@ -18,7 +19,7 @@ def three_then_two(num_stages: int) -> tuple[int, ...]:
     return tuple(3 if stage < 3 else 2 for stage in range(num_stages))
 
 
-@pytest.mark.parametrize("num_devices", [4, 8])
+@pytest.mark.parametrize("num_devices", tiers([4], ci=[8]))
 @pytest.mark.parametrize("name", REGISTRY)
 def test_rounds_are_as_fast_as_rows(name, num_devices):
     schedule = build(name, num_devices=num_devices, num_microbatches=16)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from literature import layer_bytes
+from tiers import tiers
 
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.estimate import resolve
@@ -135,11 +136,12 @@ def test_bytes_of_a_llama_layer_are_counted_one_by_one():
         assert found == s * b * numbers_of_a_token * itemsize // tensor
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tensor", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize(("recompute", "attention"), FORMS)
+@pytest.mark.parametrize("form", tiers(FORMS[:2], slow=FORMS[2:]), ids="-".join)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_slot_is_no_larger_than_the_literature_says(family, recompute, attention, tensor, dtype):
+def test_a_slot_is_no_larger_than_the_literature_says(family, form, tensor, dtype):
+    recompute, attention = form
     rates = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1} if family == "gpt" else {}
     config = tiny_config(family, tensor=tensor, recompute=recompute, attention=attention, dtype=dtype, **rates)
     model, pipeline = build_pipeline(resolve(config), jax.devices()[: 4 * tensor])

@@ -109,6 +109,7 @@ def test_the_part_of_a_split_head_is_that_of_a_smaller_vocabulary():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_head["layers"]))
 
 
+@pytest.mark.slow
 def test_some_actions_reach_their_stage_alone(stages):
     run = stages.compile_some(stages.whole)
     loss, grads = run(some_actions(stages.whole, 2, (Kind.F, Kind.B)))

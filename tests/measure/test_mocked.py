@@ -116,7 +116,7 @@ def part_on(device, tree):
 
 
 STEPS = [
-    pytest.param(config_of(), 1, id="1F1B"),
+    pytest.param(config_of(), 1, id="1F1B", marks=pytest.mark.slow),
     pytest.param(config_of("bitpipe"), 1, id="BitPipe", marks=pytest.mark.slow),
     pytest.param(config_of(family="llama", tensor=2, data=2), 1, id="tensor and data", marks=pytest.mark.ci),
     pytest.param(config_of("zb_v"), 0, id="ZB-V", marks=pytest.mark.slow),
@@ -232,7 +232,7 @@ def test_jax_is_asked_for_the_gpus_of_the_cluster(num_told, monkeypatch):
     assert "--xla_gpu_shard_autotuning=false" in os.environ["XLA_FLAGS"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_collectives_of_the_partitioner_are_refused(local_collectives):
     config = config_of(data=2)
     config.optimizer.name = "muon"

@@ -53,6 +53,7 @@ def test_the_installed_xla_takes_the_recommended_flags():
     assert (done.stdout, done.returncode) == ("1 devices\n", 0), done.stderr
 
 
+@pytest.mark.ci
 def test_an_unknown_flag_ends_a_process_that_sets_it_and_is_left_out_by_us():
     assert "Unknown flag" in started("pass", XLA_FLAGS=f"--{UNKNOWN}=true").stderr
     done = started(f"add_flags({{'{UNKNOWN}': 'true', '{SCHEDULER}': 'true'}})")

@@ -26,8 +26,8 @@ CONFIGS = {
 
 
 def in_tiers(cases: Iterable[Any], *, default: Collection[Any]) -> list[Any]:
-    """`cases` of a parameter, or of several: those in `default`, and of the rest every other one in the second tier."""
-    tiers = cycle((pytest.mark.ci, pytest.mark.slow))
+    """`cases` of a parameter, or of several: those in `default`, and of the rest every third one in the second tier."""
+    tiers = cycle((pytest.mark.ci, pytest.mark.slow, pytest.mark.slow))
     return [
         case if case in default else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=next(tiers))
         for case in cases

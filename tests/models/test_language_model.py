@@ -119,7 +119,7 @@ def _drops() -> list:
     ("family", "form"),
     in_tiers(
         [("gpt", {}), ("gpt", {"attention": "chunked", "recompute": "full"}), ("bert", {"attention": "chunked"})],
-        default=[("gpt", {})],
+        default=[],
     ),
     ids=["xla", "chunked full", "bert chunked"],
 )

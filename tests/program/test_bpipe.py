@@ -51,7 +51,6 @@ def bound(num_devices: int) -> int:
 
 
 MORE = [
-    Case("mlp", 4, 16, uneven(4), unit="microbatch", data=2),
     Case("mlp", 5, 11, uneven(5)),
 ]
 SIXTEEN = [
@@ -60,6 +59,7 @@ SIXTEEN = [
 ]
 
 ALL = [
+    Case("mlp", 4, 16, uneven(4), unit="microbatch", data=2),
     Case("llama", 4, 9, (2,) * 4, data=2, recompute="full", tied=True),
     Case("mlp", 8, 32, (4,) * 8),
     Case("gpt", 4, 9, uneven(4), unit="microbatch", tensor=2, recompute="attention", dropout=DROPOUT),

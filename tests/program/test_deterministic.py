@@ -80,7 +80,7 @@ def float_sums(text: str) -> list[str]:
     return names
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_deterministic_programs_leave_no_sum_over_devices_to_xla():
     assert float_sums(train("in order")[2]) == []
 

@@ -56,22 +56,16 @@ def has_whole_backwards(name: str, options: Mapping[str, Any], num_devices: int,
 FEW = tiers(
     [
         Case("mlp", "dualpipe", {}, 4, 8, data=2),
-        Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
         Case("mlp", "zb_h1", {}, 4, 8, data=2, shard="none"),  # messages wait at their senders
         Case("mlp", "1f1b", {}, 2, 4, data=2, shard="gradients", kept=KeptChunks(sums=1)),
         Case("mlp", "breadth_first", {"num_chunks": 2}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 1)),
     ],
     ci=[
         Case("mlp", "interleaved_1f1b", {"extra_warm_up": True}, 4, 7, data=2),
+        Case("mlp", "bpipe", {}, 4, 6, data=2, shard="weights"),
         Case("mlp", "v_half", {}, 2, 5),
-        Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
-        Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
-        Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2, shard="gradients"),
         Case("mlp", "chimera", {"forward_doubling": True}, 6, 12),
-        # A chunk of two layers leaves behind one of one.
-        Case("mlp", "interleaved_1f1b", {}, 2, 4, data=2, shard="gradients", kept=KeptChunks(sums=1)),
-        Case("mlp", "zb_v", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 2)),
-        Case("mlp", "bitpipe", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(2)),
+        Case("mlp", "bitpipe", {}, 4, 6, split=True),
         Case("mlp", "gems", {}, 4, 3, data=2),
         Case("mlp", "gpipe", {}, 4, 6),
         Case("mlp", "hanayo", {"waves": 2}, 4, 9, data=2),
@@ -80,10 +74,16 @@ FEW = tiers(
         Case("gpt", "zb_v", {}, 2, 3),
         Case("mlp", "v_min", {}, 4, 9),
         Case("mlp", "dualpipe_v", {}, 2, 4, one_layer=True),
-        Case("mlp", "bitpipe", {}, 4, 6, split=True),
         Case("mlp", "1f1b", {}, 4, 8, split=True, balanced=True),
     ],
     slow=[
+        Case("mlp", "bitpipe", {}, 4, 8, data=2, split=True, shard="weights"),
+        Case("mlp", "bitpipe", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(2)),
+        Case("mlp", "zb_v", {}, 2, 4, data=2, shard="weights", kept=KeptChunks(1, 2)),
+        # A chunk of two layers leaves behind one of one.
+        Case("mlp", "interleaved_1f1b", {}, 2, 4, data=2, shard="gradients", kept=KeptChunks(sums=1)),
+        Case("mlp", "breadth_first", {"num_chunks": 3}, 3, 5, data=2, shard="gradients"),
+        Case("mlp", "bitpipe", {"num_chunks": 3, "v_shape": False, "scaling": "figure"}, 4, 11, data=2),
         Case("gpt", "zb_v", {}, 2, 5, data=2, shard="weights"),
         Case("gpt", "interleaved_1f1b", {}, 4, 8, data=2, shard="weights", kept=KeptChunks(1, 2)),
         Case("bert", "chimera", {}, 4, 5, data=2, shard="weights", kept=KeptChunks(1)),
@@ -235,8 +235,7 @@ def exchange_another_layer(pipeline: Pipeline) -> None:
     pipeline.table.grids["replica_gradients"] = dataclasses.replace(grids, send_layer=given)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("spoil", [forget_an_exchange, exchange_another_layer])
+@pytest.mark.parametrize("spoil", tiers([], ci=[forget_an_exchange], slow=[exchange_another_layer]))
 def test_the_bound_would_show_gradients_that_are_not_exchanged(spoil):
     pipeline = two_replicas()
     spoil(pipeline)
@@ -273,7 +272,7 @@ def lose_a_chunk(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", tiers([release_too_early], ci=[read_what_is_stale, sum_into_another_chunk, lose_a_chunk])
+    "spoil", tiers([], ci=[release_too_early], slow=[lose_a_chunk, read_what_is_stale, sum_into_another_chunk])
 )
 def test_the_bound_would_show_a_slot_that_has_another_chunk(spoil):
     pipeline = kept_weights()
@@ -312,7 +311,7 @@ def lose_what_is_left(monkeypatch, pipeline: Pipeline) -> None:
     monkeypatch.setattr(gradient_shards.GradientShards, "end", lambda self, carry: carry)
 
 
-@pytest.mark.parametrize("name", tiers(["sum_pieces"], ci=["copy_pieces"]))
+@pytest.mark.parametrize("name", tiers([], ci=["sum_pieces"], slow=["copy_pieces"]))
 def test_the_bound_would_show_a_piece_that_is_left_out(name):
     schedule = build("interleaved_1f1b", num_devices=2, num_microbatches=4)
     pipeline = tiny_mlp.make_pipeline(schedule, num_layers=8, data=2)
@@ -322,7 +321,8 @@ def test_the_bound_would_show_a_piece_that_is_left_out(name):
 
 
 @pytest.mark.parametrize(
-    "spoil", tiers([gather_a_layer_too_late], ci=[sum_a_layer_twice, gather_another_layer, lose_what_is_left])
+    "spoil",
+    tiers([], ci=[gather_a_layer_too_late], slow=[sum_a_layer_twice, gather_another_layer, lose_what_is_left]),
 )
 def test_the_bound_would_show_weights_and_gradients_that_are_not_brought_together(monkeypatch, spoil):
     pipeline = split_weights()

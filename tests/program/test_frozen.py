@@ -89,10 +89,8 @@ ONE = Lora(1, 3.0, ("all",))  # so few that I makes all gradients
 MANY = Lora(12, 4.0, ("all",))  # W has some
 CASES = tiers(
     [("1f1b", "gpt", {"pipe": 2, "num_layers": 2})],
-    ci=[
-        ("zb_h1", "llama", {"pipe": 2, "data": 2, "tensor": 2, "shard": "weights", "lora": ONE, "num_layers": 2}),
-    ],
     slow=[
+        ("zb_h1", "llama", {"pipe": 2, "data": 2, "tensor": 2, "shard": "weights", "lora": ONE, "num_layers": 2}),
         ("bitpipe", "llama", {"pipe": 2, "data": 2, "shard": "gradients"}),
         ("zb_h1", "llama", {"pipe": 2, "data": 2, "shard": "weights", "lora": MANY}),
         ("1f1b", "gpt", {"pipe": 2, "data": 2, "tensor": 2}),
@@ -203,6 +201,7 @@ def test_a_model_with_adapters_begins_as_the_one_without():
     assert not np.array_equal(a[0], a[1])
 
 
+@pytest.mark.ci
 def test_some_parameters_of_a_model_of_ones_own_are_frozen():
     def layer(params, x, batch, random):
         return x + jnp.tanh(x @ params["frozen"]) @ params["trained"]

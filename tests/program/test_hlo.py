@@ -69,7 +69,7 @@ def test_nor_do_larger_layers_write_the_whole_pool_or_gradient_sums_in_the_loops
     ("name", "dispatch", "expert"),
     [
         pytest.param("1f1b", "dropless", 1, marks=pytest.mark.slow),
-        pytest.param("1f1b", "capacity", 2, marks=pytest.mark.ci),
+        pytest.param("1f1b", "capacity", 2, marks=pytest.mark.slow),
         pytest.param("zb_v", "dropless", 2, marks=pytest.mark.slow),
         pytest.param("zb_v", "capacity", 1, marks=pytest.mark.slow),
     ],
@@ -88,7 +88,7 @@ def test_nor_do_experts(name, dispatch, expert):
     assert whole_writes(text, shapes) == []
 
 
-@pytest.mark.parametrize("name", tiers([], ci=["breadth_first"], slow=["interleaved_1f1b", "zb_v", "1f1b"]))
+@pytest.mark.parametrize("name", tiers([], ci=["1f1b"], slow=["breadth_first", "interleaved_1f1b", "zb_v"]))
 def test_nor_are_all_slots_of_kept_weights_and_sums_written(name):
     """A layer is gathered, or added, in the place of the one that has just been read."""
     schedule = build(name, num_devices=2, num_microbatches=4)
@@ -112,7 +112,7 @@ def test_nor_where_slots_have_room_for_all_that_waits():
     assert whole_writes(compiled.as_text(), shapes) == []
 
 
-@pytest.mark.parametrize("name", tiers([], ci=["zb_v"], slow=["interleaved_1f1b"]))
+@pytest.mark.parametrize("name", tiers([], slow=["zb_v", "interleaved_1f1b"]))
 def test_tables_of_rotations_are_computed_once_in_a_stage_of_one_layer(name):
     """Else in every element of every head: XLA takes the cosines into the loop that rotates, or moves them out."""
     _, _, _, text = compile_step(build(name, num_devices=2, num_microbatches=4), num_layers=4, family="llama")
@@ -138,8 +138,7 @@ def test_gradients_of_kernels_read_no_transposed_copies(name):
     assert copied == []
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", tiers([], ci=["gpt"], slow=["llama"]))
 def test_gradients_of_layers_are_reduced_in_the_loop_where_a_chunk_completes(family):
     schedule = build("1f1b", num_devices=2, num_microbatches=5)
     pipeline, params, _, text = compile_step(

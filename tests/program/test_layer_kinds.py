@@ -71,25 +71,27 @@ MIXED = Pattern(unit=(0, 1, 1, 2), first=(2, 0))
 CASES = tiers(
     [
         ("1f1b", 2, 7, IN_TURN, {}),
-        ("split 1f1b", 2, 9, FIRST_THREE, {"layers_per_stage": (4, 5)}),
     ],
     ci=[
-        ("1f1b", 4, 16, IN_TURN, {}),
         ("zb_v", 2, 11, IN_TURN, {}),
-        ("zb_v", 2, 12, FIRST_THREE, {"layers_per_stage": (2, 3, 3, 4)}),
-        ("bpipe", 4, 13, MIXED, {"layers_per_stage": (3, 4, 2, 4)}),
-        ("bitpipe", 4, 17, IN_TURN, {}),
         ("bitpipe", 2, 9, FIRST_THREE, {}),
-        ("interleaved_1f1b", 2, 15, IN_TURN, {"layers_per_stage": (3, 5, 4, 3)}),
         ("interleaved_1f1b", 2, 15, MIXED, {"data": 2, "shard": "weights"}),
-        ("1f1b", 2, 12, IN_TURN, {"data": 2, "shard": "gradients"}),
-        ("1f1b", 2, 10, IN_TURN, {"data": 2, "shard": "weights"}),
     ],
     slow=[
-        (name, devices, layers, pattern, {"data": data, "shard": shard})
-        for name, devices in (("zb_h1", 4), ("chimera", 2), ("gpipe", 2), ("dualpipe_v", 2), ("hanayo", 2))
-        for pattern, layers in ((IN_TURN, 14), (FIRST_THREE, 13), (MIXED, 17))
-        for data, shard in ((1, "optimizer"), (2, "weights"))
+        ("split 1f1b", 2, 9, FIRST_THREE, {"layers_per_stage": (4, 5)}),
+        ("1f1b", 2, 10, IN_TURN, {"data": 2, "shard": "weights"}),
+        ("1f1b", 2, 12, IN_TURN, {"data": 2, "shard": "gradients"}),
+        ("interleaved_1f1b", 2, 15, IN_TURN, {"layers_per_stage": (3, 5, 4, 3)}),
+        ("bitpipe", 4, 17, IN_TURN, {}),
+        ("bpipe", 4, 13, MIXED, {"layers_per_stage": (3, 4, 2, 4)}),
+        ("zb_v", 2, 12, FIRST_THREE, {"layers_per_stage": (2, 3, 3, 4)}),
+        ("1f1b", 4, 16, IN_TURN, {}),
+        *(
+            (name, devices, layers, pattern, {"data": data, "shard": shard})
+            for name, devices in (("zb_h1", 4), ("chimera", 2), ("gpipe", 2), ("dualpipe_v", 2), ("hanayo", 2))
+            for pattern, layers in ((IN_TURN, 14), (FIRST_THREE, 13), (MIXED, 17))
+            for data, shard in ((1, "optimizer"), (2, "weights"))
+        ),
     ],
 )
 
@@ -160,7 +162,7 @@ def test_pages_of_all_kinds_are_in_one_pool_and_have_room_for_any_of_them():
     assert both.slot_bytes == 4 * both.storage.page_bytes
 
 
-@pytest.mark.parametrize("name", ["1f1b", "split 1f1b", pytest.param("bpipe", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("name", tiers(["1f1b"], ci=["bpipe"], slow=["split 1f1b"]))
 def test_no_copy_of_a_pool_is_made(name):
     pipeline = pipeline_of(name, 4, 15, IN_TURN)
     params = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(15)))

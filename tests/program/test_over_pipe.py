@@ -48,13 +48,12 @@ class Case(NamedTuple):
 ONE = Case("1f1b", "llama", 2, 3, 2)
 BERT = Case("1f1b", "bert", 2, 3, 2, tied=True)  # 27 words in 32 rows
 CASES = tiers(
-    [ONE],
-    ci=[
+    [],
+    ci=[ONE],
+    slow=[
         Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 3, 2, tied=True, dropout=0.3, context=2),
-    ],
-    slow=[
         Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("bitpipe", "gpt", 2, 5, 4, tied=True),
         Case("zb_h1", "bert", 3, 2, 3, tied=True, dropout=0.3, vocab_multiple=12),
@@ -208,10 +207,10 @@ class Spoiled(NamedTuple):
 SPOILED = tiers(
     [],
     ci=[
-        Spoiled(without_the_largest_of_a_part, ONE, (LOSS, KERNEL)),
         Spoiled(with_a_loss_of_its_own, ONE, (LOSS, KERNEL)),
     ],
     slow=[
+        Spoiled(without_the_largest_of_a_part, ONE, (LOSS, KERNEL)),
         Spoiled(with_rows_twice, ONE, (LOSS, KERNEL)),
         Spoiled(with_the_order_on_every_device, BERT, (ORDER, TABLE)),
         Spoiled(without_the_largest_of_a_part, BERT, (LOSS, BIAS, TABLE, TRANSFORM)),

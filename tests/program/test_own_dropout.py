@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from tiers import tiers
 
 from jaxpipe.errors import CompileError
 from jaxpipe.mesh import make_mesh
@@ -50,7 +51,7 @@ def masks(draw, *, data: int, schedule: str = "1f1b") -> np.ndarray:
     return np.array([int(losses[f"{i}"]) for i in range(NUM_SEQUENCES)])
 
 
-@pytest.mark.parametrize("draw", ["dropout", pytest.param("keys", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("draw", tiers([], ci=["dropout"], slow=["keys"]))
 def test_every_sequence_of_the_global_batch_has_its_own_mask_on_every_mesh(draw):
     found = masks(DRAWS[draw], data=1)
     assert len(set(found.tolist())) == NUM_SEQUENCES

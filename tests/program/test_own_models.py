@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from tiers import tiers
 from tiny_mlp import FUNCTIONS, HIDDEN, head, layer, make_batch, make_params
 
 from jaxpipe.errors import CompileError
@@ -134,19 +135,13 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("made", [complex_filter, empty], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", tiers([complex_filter], ci=[empty]), ids=lambda made: made.__name__)
 def test_gradients_are_those_of_jax_grad(made):
     assert_gradients(made)
 
 
-OFTEN = (complex_filter, empty, keys)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [pytest.param(made, marks=pytest.mark.ci if made in OFTEN else pytest.mark.slow) for made in KINDS],
-    ids=lambda made: made.__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
 def test_gradients_are_those_of_jax_grad_if_backwards_are_split(made):
     assert_gradients(made, schedule="zb_v", deterministic=True)
 
@@ -158,8 +153,7 @@ def test_gradients_are_those_of_jax_grad_under_every_kind_of_schedule(made, sche
     assert_gradients(made, schedule=schedule, pipe=pipe)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("made", [complex_filter, permutation], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", tiers([], ci=[permutation], slow=[complex_filter]), ids=lambda made: made.__name__)
 def test_only_floats_are_computed_with_in_the_given_dtype(made):
     """8 bits of a bfloat16, and some twenty roundings one after the other."""
 
@@ -226,7 +220,7 @@ def squared_errors(shared, x, microbatch):
     return {"errors": errors, "ends": x[:, :2] * errors[:, None]}
 
 
-@pytest.mark.parametrize(("name", "data"), [("1f1b", 2), ("bitpipe", 1)])
+@pytest.mark.parametrize(("name", "data"), [("1f1b", 2), pytest.param("bitpipe", 1, marks=pytest.mark.ci)])
 def test_values_of_sequences_are_those_of_the_functions_alone(name, data):
     schedule = build(name, num_devices=2, num_microbatches=NUM_MICROBATCHES)
     functions = dataclasses.replace(FUNCTIONS, head_values=squared_errors)

@@ -25,10 +25,8 @@ PAIRED = "interleaved_1f1b, paired"
 # Family, schedule, attention, recomputation, tensor, data: every pair of values at least once, with `slow`.
 CASES = tiers(
     [("gpt", "1f1b", "xla", "none", 1, 1)],
-    ci=[
-        ("llama", "bpipe", "xla", "full", 1, 1),
-    ],
     slow=[
+        ("llama", "bpipe", "xla", "full", 1, 1),
         ("qwen3", "zb_h1", "chunked", "none", 2, 1),
         ("gpt", "zb_h1", "xla", "attention", 1, 2),
         ("qwen3", "chimera", "xla", "none", 1, 2),

@@ -33,7 +33,7 @@ MLPS = {
 
 
 @pytest.mark.parametrize(
-    "what", tiers(["uneven"], ci=["two chunks", "two replicas"], slow=["three chunks", "one chunk", "V"])
+    "what", tiers([], ci=["two replicas"], slow=["uneven", "two chunks", "three chunks", "one chunk", "V"])
 )
 def test_pairs_have_the_gradients_of_plain_grad_and_the_digits_of_two_actions(what):
     schedule, layers_per_stage = MLPS[what]

@@ -185,11 +185,9 @@ PROGRAMS = {
     "recomputed by stage": (make_mlp_that_recomputes_by_stage, tiny_mlp.loss_and_grads),
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
 }
-QUICK = ["pages"]
-MORE = ["recomputed by stage", "two replicas", "gathers", "I and W, and pages"]
 
 
-@pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in PROGRAMS if what not in (*QUICK, *MORE)]))
+@pytest.mark.parametrize("what", tiers([], ci=["pages"], slow=[what for what in PROGRAMS if what != "pages"]))
 def test_poisoned_storage_changes_nothing(what, poison):
     make, run = PROGRAMS[what]
     clean = run(make())
@@ -273,11 +271,12 @@ def leave_it_elsewhere(pipeline: Pipeline) -> None:
     vars(table)["weight_gradient_pages"] = dataclasses.replace(pages, of_layer=of_layer, num_pages=num_pages + 2)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("make", "spoil"),
-    [(lambda: make_mlp("zb_h1"), weights_of_an_unwritten_page), (make_mlp_that_recomputes, leave_it_elsewhere)],
-    ids=["in place", "apart"],
+    [
+        pytest.param(lambda: make_mlp("zb_h1"), weights_of_an_unwritten_page, id="in place", marks=pytest.mark.ci),
+        pytest.param(make_mlp_that_recomputes, leave_it_elsewhere, id="apart", marks=pytest.mark.slow),
+    ],
 )
 def test_the_poison_would_be_seen_by_weight_gradients(make, spoil, poison):
     for poisoned in (False, True):
@@ -291,7 +290,7 @@ def test_the_poison_would_be_seen_by_weight_gradients(make, spoil, poison):
         assert all(finite) != poisoned, finite
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_poison_would_be_seen_in_a_layer_that_is_gathered_too_late(poison):
     """No action gathers the first layer of the second chunk: each gathers its own once more."""
     for poisoned in (False, True):
@@ -320,7 +319,7 @@ def wait_in_the_place_of_another(pipeline: Pipeline) -> None:
     vars(table)["weight_gradient_pages"] = dataclasses.replace(pages, of_layer=of_layer)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_gradients_would_show_that_what_waits_is_overwritten():
     """All is written before it is read: no poison is seen."""
     tiny_mlp.assert_equivalent(make_mlp_that_recomputes())

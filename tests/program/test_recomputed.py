@@ -31,15 +31,17 @@ def schedule_of(name: str, num_devices: int, num_microbatches: int, **options: A
 CASES = tiers(
     [
         ("1f1b", 2, 4, 8, (4, 0), {}),
-        ("split 1f1b", 4, 8, 16, (4, 3, 2, 0), {}),
     ],
     ci=[
-        ("bpipe", 4, 8, 16, (3, 2, 1, 0), {"data": 2, "shard": "weights"}),
+        ("split 1f1b", 4, 8, 16, (4, 3, 2, 0), {}),
         ("1f1b", 4, 8, 11, (3, 1, 0, 2), {"layers_per_stage": (4, 2, 2, 3), "data": 2, "shard": "gradients"}),
-        ("bitpipe", 4, 8, 20, (2, 2, 1, 0, 1, 3, 0, 0), {}),
-        ("balanced split 1f1b", 4, 8, 16, (3, 3, 2, 2), {}),
     ],
-    slow=[("zb_v", 2, 4, 16, (4, 0, 3, 2), {"data": 2})],
+    slow=[
+        ("balanced split 1f1b", 4, 8, 16, (3, 3, 2, 2), {}),
+        ("bitpipe", 4, 8, 20, (2, 2, 1, 0, 1, 3, 0, 0), {}),
+        ("bpipe", 4, 8, 16, (3, 2, 1, 0), {"data": 2, "shard": "weights"}),
+        ("zb_v", 2, 4, 16, (4, 0, 3, 2), {"data": 2}),
+    ],
 )
 
 

@@ -42,7 +42,10 @@ def in_float64(tree: Any) -> list[np.ndarray]:
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("name", tiers(QUICK, ci=[name for name in LAYERS if name not in QUICK]))
+OTHERS = [name for name in LAYERS if name not in QUICK]
+
+
+@pytest.mark.parametrize("name", tiers(QUICK, ci=OTHERS[::2], slow=OTHERS[1::2]))
 def test_the_gradients_are_those_of_the_whole_backward(name):
     (params, x, dy, given), parts = arguments_of(name), split_of(name)
     function = LAYERS[name].function

@@ -11,11 +11,11 @@ from jaxpipe.lowering import RoundTable, lower
 from jaxpipe.lowering.transfers.messages import OWN
 from jaxpipe.schedules import Placement, Schedule, build, check, from_csv, parse_action, read_csv
 
-QUICK, MORE = ["V leaves"], ["leaves twice", "crosswise"]
+OFTEN = ["V leaves", "leaves twice"]
 SENDS_PAGES = ["some leave", "leaves twice", "crosswise", "away for a moment", "chunks leave", "V leaves"]
 
 
-@pytest.mark.parametrize("what", tiers(QUICK, ci=MORE, slow=[what for what in CSV if what not in (*QUICK, *MORE)]))
+@pytest.mark.parametrize("what", tiers([], ci=OFTEN, slow=[what for what in CSV if what not in OFTEN]))
 def test_a_schedule_from_csv_has_the_gradients_of_plain_grad(what, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(CSV[what])
@@ -71,8 +71,7 @@ TWO_REPLICAS = {
 }
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("what", TWO_REPLICAS)
+@pytest.mark.parametrize("what", tiers([], ci=["SYNC of some"], slow=["no SYNC"]))
 def test_two_replicas_as_a_user_writes_them_have_the_gradients_of_plain_grad(what):
     devices, num_microbatches, rows = TWO_REPLICAS[what]
     actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
@@ -80,7 +79,7 @@ def test_two_replicas_as_a_user_writes_them_have_the_gradients_of_plain_grad(wha
     assert_equivalent(make_pipeline(schedule, num_layers=2 * len(devices[0]) - 1))
 
 
-@pytest.mark.parametrize("case", tiers([], ci=[("gpipe", 2)], slow=[("1f1b", 1)]), ids=str)
+@pytest.mark.parametrize("case", tiers([], slow=[("gpipe", 2), ("1f1b", 1)]), ids=str)
 def test_a_model_of_one_layer_a_stage(case):
     name, data = case
     assert_equivalent(make_pipeline(build(name, num_devices=3, num_microbatches=5), num_layers=3, data=data))
@@ -95,9 +94,11 @@ def test_unrolled_rounds_give_the_same():
 @pytest.mark.parametrize(
     "case",
     tiers(
-        [("hanayo", 4)],
-        ci=[("zb_v", 4), ("bitpipe", 4), ("bpipe", 4), ("dualpipe_v", 2)],
+        [],
+        ci=[("bpipe", 4)],
         slow=[
+            ("hanayo", 4),
+            *(("zb_v", 4), ("bitpipe", 4), ("dualpipe_v", 2)),
             *((name, 4) for name in ("1f1b", "gems", "dualpipe", "mixpipe", "v_min")),
             *((name, 2) for name in ("zb_h1", "zb_v", "interleaved_1f1b")),
         ],

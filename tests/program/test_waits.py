@@ -122,8 +122,8 @@ def test_turns_take_every_round_in_order_and_know_their_waits(seed):
     ("name", "num_devices", "by_chunk"),
     [
         ("1f1b", 2, False),
-        pytest.param("bpipe", 4, False, marks=pytest.mark.ci),
-        pytest.param("zb_v", 2, True, marks=pytest.mark.ci),
+        pytest.param("bpipe", 4, False, marks=pytest.mark.slow),
+        pytest.param("zb_v", 2, True, marks=pytest.mark.slow),
         pytest.param("bitpipe", 2, False, marks=pytest.mark.ci),
     ],
 )

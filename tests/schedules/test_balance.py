@@ -73,7 +73,11 @@ def assert_bound_is_kept(num_devices: int, num_microbatches: int):
             assert timeline.makespan == pytest.approx(makespan), (num_devices, num_microbatches, options, time)
 
 
-@pytest.mark.parametrize("sizes", [SMALL, pytest.param(LARGE, marks=pytest.mark.ci)], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param(SMALL, marks=pytest.mark.ci), pytest.param(LARGE, marks=pytest.mark.slow)],
+    ids=["small", "large"],
+)
 def test_no_device_stores_more_than_the_bound_and_no_time_is_lost(sizes):
     for num_devices, num_microbatches in sizes:
         assert_bound_is_kept(num_devices, num_microbatches)

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 from legal_devices import options_of, takes
+from tiers import tiers
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import REGISTRY, Method, Option, build, check, find_method, peak_activations, register, simulate
@@ -14,7 +15,10 @@ VARIANTS = [
     for name, method in REGISTRY.items()
     for options in options_of(method)
 ]
-AT_EQUAL_TIMES = [each for each in VARIANTS if "input_gradient" not in each.values[1]]
+IN_TIERS = [
+    each if not each.values[1] else pytest.param(*each.values, id=each.id, marks=pytest.mark.ci) for each in VARIANTS
+]
+AT_EQUAL_TIMES = [each for each in IN_TIERS if "input_gradient" not in each.values[1]]
 
 
 def sizes(*nums_devices: int):
@@ -23,7 +27,7 @@ def sizes(*nums_devices: int):
             yield d, n
 
 
-@pytest.mark.parametrize("nums_devices", [(2, 3, 4), pytest.param((6,), marks=pytest.mark.ci)], ids=str)
+@pytest.mark.parametrize("nums_devices", tiers([(2, 3, 4)], slow=[(6,)]), ids=str)
 @pytest.mark.parametrize(("method", "options"), AT_EQUAL_TIMES)
 def test_closed_forms_are_what_is_simulated(method: Method, options, nums_devices):
     for d, n in sizes(*nums_devices):
@@ -47,7 +51,7 @@ def test_every_method_has_closed_forms_a_summary_and_a_paper(method: Method):
     assert method.paper
 
 
-@pytest.mark.parametrize(("method", "options"), VARIANTS)
+@pytest.mark.parametrize(("method", "options"), IN_TIERS)
 def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options):
     schedules = [
         check(method.build(num_devices=d, num_microbatches=n, **options))
@@ -59,7 +63,7 @@ def test_stated_kinds_of_actions_and_replicas_are_there(method: Method, options)
     assert any(schedule.parks_pages for schedule in schedules) == method.parks_pages
 
 
-@pytest.mark.parametrize(("method", "options"), VARIANTS)
+@pytest.mark.parametrize(("method", "options"), IN_TIERS)
 def test_rows_repeat_after_the_period(method: Method, options):
     """A period more of microbatches takes as long each time, as `estimate.extension` assumes, at least nearly."""
     d = max(4, method.least_devices)

@@ -103,6 +103,7 @@ def test_it_is_planned_after_a_plan_without_it():
     assert {variant.name for variant in set(legal_variants(group)) - set(before)} == {NAME}
 
 
+@pytest.mark.ci
 def test_optimize_starts_from_it(capsys):
     register_file(FILE)
     names = [each.name for each in registered(Problem(4, 8), Costs(), room_ma=8.0)]

@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import pytest
 from legal_devices import OPTIONS, takes
+from tiers import tiers
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import spmd_makespan
@@ -117,7 +118,7 @@ def test_with_room_only_the_start_is_idle(placement, last_starts):
 @pytest.mark.parametrize(
     ("num_devices", "num_microbatches"), [(1, 1), (1, 5), (2, 1), (2, 7), (3, 4), (4, 3), (4, 9), (5, 6)]
 )
-@pytest.mark.parametrize("limit", [1, 2.5])
+@pytest.mark.parametrize("limit", tiers([2.5], slow=[1]))
 def test_legal_and_within_the_bound(num_devices, num_microbatches, limit):
     found = optimize(Problem(num_devices, num_microbatches), costs=UNEVEN, memory_bound=limit, num_trials=60)
     check(found)
@@ -126,7 +127,7 @@ def test_legal_and_within_the_bound(num_devices, num_microbatches, limit):
 
 
 @pytest.mark.parametrize("placement", [linear(4), V4, looped(4, 2), zig_zag(4, 4), bidirectional(V4)])
-@pytest.mark.parametrize("weight_gradient", [0.25, 1.0, 2.5])
+@pytest.mark.parametrize("weight_gradient", tiers([2.5], slow=[0.25, 1.0]))
 def test_one_microbatch_at_a_time_always_fits(placement, weight_gradient):
     least = (placement.num_chunks - 1 + max(1.0, weight_gradient)) / placement.num_chunks
     bound = MemoryBound(least, weight_gradient=weight_gradient)
@@ -151,6 +152,7 @@ def test_never_longer_than_registered(limit, costs):
                 assert found <= makespan(schedule, costs) + 1e-9, (name, options)
 
 
+@pytest.mark.ci
 def test_the_search_finds_what_registered_schedules_are_not():
     problem = Problem(4, 8)
     searched, known = (
@@ -269,6 +271,7 @@ def test_goes_out_and_comes_back(placement):
         assert from_csv(to_csv(found), name=found.name) == found
 
 
+@pytest.mark.ci
 def test_the_clock_decides():
     def only_registered(schedule: Schedule, costs: Costs) -> float:
         return simulate(schedule, costs).makespan + 100.0 * (schedule.name == "optimized")

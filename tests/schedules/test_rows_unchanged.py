@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiers import tiers
 
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import build, check, to_json
@@ -17,6 +18,7 @@ from jaxpipe.schedules.methods.option import parse_options
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rows.json"
 DIGESTS = json.loads(GOLDEN.read_text())
+PLAIN, WITH_OPTIONS = ([name for name in DIGESTS if ("," in name) == has] for has in (False, True))
 FEW_DEVICES = (1, 2, 3, 4, 5, 6)
 MANY_DEVICES = (8, 12)
 
@@ -35,13 +37,12 @@ def digest(method, num_devices):
     return whole.hexdigest()[:16]
 
 
-@pytest.mark.parametrize("method", DIGESTS)
+@pytest.mark.parametrize("method", tiers(PLAIN, ci=WITH_OPTIONS[::2], slow=WITH_OPTIONS[1::2]))
 def test_rows_of_few_devices(method):
     assert {d: digest(method, d) for d in FEW_DEVICES} == {d: DIGESTS[method][str(d)] for d in FEW_DEVICES}
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("method", DIGESTS)
+@pytest.mark.parametrize("method", tiers([], ci=PLAIN, slow=WITH_OPTIONS))
 def test_rows_of_many_devices(method):
     assert {d: digest(method, d) for d in MANY_DEVICES} == {d: DIGESTS[method][str(d)] for d in MANY_DEVICES}
 

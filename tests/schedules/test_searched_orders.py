@@ -100,12 +100,14 @@ def test_early_forwarding_is_never_worse_than_units(d, v):
             assert forwards.rows == compute
 
 
+@pytest.mark.ci
 def test_early_forwarding_of_many_microbatches_reuses_what_is_best_for_fewer():
     schedule = forwarded(16, 512)
     assert bubble(schedule) == 3 * (16 - 2) / 2
     assert peak_activations(schedule).max() <= (3 * 16 - 3) / 2
 
 
+@pytest.mark.slow
 def test_early_forwarding_is_searched_again_where_that_does_not_last():
     # what is best for 32 microbatches of four chunks leaves a bubble of 46 with 64
     assert bubble(forwarded(8, 64, 4)) == 3 * (8 - 2) / 2

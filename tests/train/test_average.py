@@ -111,19 +111,20 @@ def assert_average_is_plain(done, average):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     with settings():
-        config = small_config("pipedream_2bw", "muon")
+        config = small_config("pipedream_2bw")
         return averaged_run(config, tmp_path_factory.mktemp("averaged") / "run", initial_of(config))
 
 
 @pytest.mark.ci
 def test_the_average_of_a_run_is_a_plain_one(trained):
-    """Of a schedule without flush, whose optimizer steps layer by layer inside the program, under Muon."""
+    """Of a schedule without flush, whose optimizer steps layer by layer inside the program."""
     assert_average_is_plain(*trained)
 
 
 @pytest.mark.parametrize(
     ("schedule", "optimizer"),
     [
+        pytest.param("pipedream_2bw", "muon", marks=pytest.mark.slow),
         pytest.param("bitpipe", "muon", marks=pytest.mark.slow),
         pytest.param("1f1b", "adamw", marks=pytest.mark.slow),  # in test_skipped_steps, too
         pytest.param("wpipe", "adamw", marks=pytest.mark.slow),

@@ -60,6 +60,7 @@ def test_48_virtual_devices_are_made_by_the_program_itself():
     )
 
 
+@pytest.mark.ci
 def test_a_count_that_the_user_set_is_kept_and_checked():
     flag = "--xla_force_host_platform_device_count=4"
     assert "(2, 2, 1, 1, 1) 4 virtual CPU devices" in _run(4, XLA_FLAGS=flag).stdout
@@ -74,7 +75,11 @@ def test_a_count_that_the_user_set_is_kept_and_checked():
             "from jaxpipe.mesh import choose_devices; print(choose_devices(2).reason)",
             "2 virtual CPU devices, because there are 0 GPUs\n",
         ),
-        ("import jax; from jaxpipe.program import Pipeline; print(jax.devices('cpu')[0].platform)", "cpu\n"),
+        pytest.param(
+            "import jax; from jaxpipe.program import Pipeline; print(jax.devices('cpu')[0].platform)",
+            "cpu\n",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "import jax; from jaxpipe.training import fit; print(jax.device_count())", "1\n", marks=pytest.mark.ci
         ),

@@ -115,7 +115,7 @@ def test_given_parameters_are_where_a_run_starts(tmp_path, capsys):
     assert "optimizer  given in Python, gradients clipped" in capsys.readouterr().out
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_from_parameters_of_16_bits_goes_on_with_those_of_32(tmp_path):
     half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), MODEL.init(jax.random.key(7)))
     half = jax.device_put(half, jax.devices()[-1])  # of the mesh, or none of it

@@ -221,7 +221,7 @@ def empty_batches(step):
     return {**batches(step), "none": np.zeros((BATCH_SIZE, 0), np.float32)}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_empty_parameters_and_batches_change_nothing(tmp_path):
     """Stopped, resumed, and taken as the start of another run."""
     given = {"model": EMPTY, "train_batches": empty_batches, "optimizer": optax.adam(0.01)}

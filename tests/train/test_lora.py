@@ -18,7 +18,7 @@ def config_of(**model):
     config.model.update(num_layers=4, hidden=32, feed_forward=48, num_kv_heads=1, dtype="bfloat16", **model)
     config.data.update(batch_size=8, seq_len=16, files="jaxpipe/mesh/*.py")
     config.mesh.update(data=2, pipe=2, platform="cpu")
-    config.pipeline.update(num_microbatches=2, schedule="zb_h1")
+    config.pipeline.update(num_microbatches=2, schedule="1f1b")
     config.optimizer.update(learning_rate=1e-2, average_decay=0.9)
     config.train.update(steps=4, eval_every=2, eval_batches=1)
     config.checkpoint.save_every = 2

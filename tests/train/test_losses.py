@@ -99,10 +99,8 @@ def test_a_masked_model_does_not_ignore_what_is_learned(tmp_path):
         task_of(config)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [pytest.param("1f1b", marks=pytest.mark.ci), pytest.param("pipedream_2bw", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
 def test_a_batch_of_prompts_alone_has_no_loss(tmp_path, schedule):
     workdir = tmp_path / "run"
     more = ["--config.train.eval_batches=99", f"--config.pipeline.schedule={schedule}", "--config.mesh.data=1"]

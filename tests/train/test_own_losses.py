@@ -46,6 +46,7 @@ def tokens_of(seed: int = 0, rows: int = NUM_ROWS) -> np.ndarray:
     return np.random.default_rng(seed).integers(24, size=(rows, SEQ_LEN))
 
 
+@pytest.mark.slow
 def test_log_probs_are_of_each_token_given_those_before_in_its_document():
     """Five rows, in microbatches of two; documents of 3, 1 and 8 tokens, in every other row one alone."""
     model = LanguageModel(model_config(config_of()))
@@ -110,10 +111,8 @@ def test_a_preference_is_the_formula_of_its_paper():
     assert dpo().num_terms({"targets": np.zeros((3, 4, 5))}) == 6
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [pytest.param("1f1b", marks=pytest.mark.ci), pytest.param("pipedream_2bw", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
 def test_the_cross_entropy_as_a_loss_of_ones_own_trains_alike(schedule, tmp_path):
     given = {
         "train_batches": lambda step: token_batch(tokens_of(step)),

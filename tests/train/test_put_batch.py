@@ -18,7 +18,7 @@ def test_one_process_holds_all_rows_of_any_mesh():
         check_mesh(name, order, processes=[0, 1, 2, 3])
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_each_of_several_processes_holds_the_rows_of_its_devices():
     with socket.socket() as free:
         free.bind(("localhost", 0))

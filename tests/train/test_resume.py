@@ -144,7 +144,7 @@ def test_a_run_that_resumes_under_another_flag_says_so(tmp_path, monkeypatch):
     assert "xla_cpu_other=true" in (tmp_path / "run" / "xla_flags.txt").read_text().splitlines()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_one_that_ends_while_it_compiles_with_more_checkpoints_can_be_resumed(tmp_path, monkeypatch):
     """The steps before were too few for a checkpoint, and are not for those that are saved more often."""
     # Other programs than that of `whole`, one for each number of steps, and small ones.
@@ -175,7 +175,7 @@ def test_another_model_is_another_run(whole):
     assert json.loads((whole / "config.json").read_text()) == before
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_damaged_checkpoints_are_passed_over_aloud_and_if_all_are_the_run_never_starts_anew(whole, tmp_path):
     workdir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole, workdir], check=True)

@@ -96,9 +96,9 @@ def _plain_loss_and_gradient():
 @pytest.mark.parametrize(
     ("share", "num_devices"),
     [
-        pytest.param(0.3, 2, id="larger than allowed", marks=pytest.mark.slow),
+        pytest.param(0.3, 2, id="larger than allowed", marks=pytest.mark.ci),
         pytest.param(3.0, 2, id="smaller than allowed", marks=pytest.mark.slow),
-        pytest.param(0.3, 8, id="larger, on all axes", marks=pytest.mark.ci),
+        pytest.param(0.3, 8, id="larger, on all axes", marks=pytest.mark.slow),
         pytest.param(3.0, 8, id="smaller, on all axes", marks=pytest.mark.slow),
     ],
 )
@@ -115,7 +115,7 @@ def test_gradients_are_clipped_as_optax_does_it(share, num_devices):
         assert np.linalg.norm(leaf - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_each_step_has_its_learning_rate_and_drops_others():
     (_, first), (_, second) = _steps(_dropping(), 2, max_grad_norm=1.0, dropout_seed=7)
     assert [first["learning_rate"], second["learning_rate"]] == pytest.approx([0.1, 0.05])

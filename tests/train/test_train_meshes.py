@@ -31,7 +31,7 @@ def llama(tmp_path_factory):
     return folder / "run", run("train", *files, *small, *axes)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_llama_learns_on_a_mesh_with_tensor(llama):
     workdir, done = llama
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_a_llama_learns_on_a_mesh_with_tensor(llama):
     assert rows[-1]["eval_loss"] < rows[0]["loss"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_checkpoint_has_the_same_loss_on_another_mesh(llama):
     axes = ["--config.mesh.data=2", "--config.mesh.pipe=3", "--config.mesh.tensor=1"]
     done = run("eval", f"--workdir={llama[0]}", *axes)

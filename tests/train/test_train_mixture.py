@@ -25,7 +25,7 @@ def get_config(arg=""):
     return config
 """
 ARGUMENTS = [each for each in SMALL if "dropout" not in each] + ["--config.model.num_layers=4"]
-SPLIT = ["--config.mesh.data=1", "--config.mesh.pipe=2", "--config.mesh.tensor=2", "--config.pipeline.schedule=zb_v"]
+SPLIT = ["--config.mesh.data=1", "--config.mesh.pipe=2", "--config.mesh.tensor=2"]
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,7 @@ NOTHING_FITS = [
         ["data.seq_len=1048576", "model.num_layers=2"],
         "mostly (activations|workspace of a layer)",
         r"repair: set data.seq_len=\d+$",
-        marks=pytest.mark.ci,
+        marks=pytest.mark.slow,
     ),
 ]
 
@@ -326,7 +326,7 @@ def test_what_is_not_measured_is_left_out():
     assert {row.setting.tensor for row in plan.rows} == {1}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_equal_rows_are_one_and_one_device_is_no_pipeline():
     """Without more chunks Chimera, MixPipe and BitPipe are one schedule."""
     plan = search(space_of(small_config(), TOPOLOGY), SOURCE, top=10**6)

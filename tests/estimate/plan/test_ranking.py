@@ -88,7 +88,7 @@ def best_steps(every_setting):
     return sorted(steps.values())
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     rows = search(space, SOURCE, top=20).rows
     monkeypatch.setattr(of_frontier, "can_split_head", lambda group, variant: False)
@@ -99,8 +99,7 @@ def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     assert sum(steps) < sum(steps_without)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", tiers([], ci=[False], slow=[True]))
 def test_schedules_without_flush_are_planned_for_the_sizes_and_models_that_they_take(monkeypatch, tied):
     for name, method in DELAYED.items():
         monkeypatch.setitem(REGISTRY, name, method)
@@ -152,7 +151,13 @@ def test_the_rows_are_the_fastest_of_all_that_fit(space, best_steps, top):
             8,
             "optimizer",
         ),
-        ("a100-80g:2x1", {"num_layers": 4, "hidden": 2048, "vocab_size": 50257}, 4, "none"),
+        pytest.param(
+            "a100-80g:2x1",
+            {"num_layers": 4, "hidden": 2048, "vocab_size": 50257},
+            4,
+            "none",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topology, sizes, batch_size, shard):
@@ -177,6 +182,7 @@ def test_the_first_row_is_the_fastest_of_all_and_others_follow(monkeypatch, topo
     assert several == sorted(several)
 
 
+@pytest.mark.slow
 def test_more_shared_is_hardly_faster_where_only_what_does_not_fit_shares_more(every_setting):
     faster = {True: 0.0, False: 0.0}  # whether all are tried -> the largest fraction that any gains
     for _, _, _, setting in every_setting[::3]:
@@ -258,7 +264,7 @@ def test_where_1f1b_does_not_fit_the_first_stages_alone_compute_again(monkeypatc
 @pytest.mark.parametrize(
     ("num_layers", "seq_len"),
     [
-        pytest.param(8, 12288, marks=pytest.mark.ci),
+        pytest.param(8, 12288, marks=pytest.mark.slow),
         pytest.param(9, 10240, marks=pytest.mark.slow),
         pytest.param(9, 16384, marks=pytest.mark.slow),
         pytest.param(10, 9000, marks=pytest.mark.slow),
@@ -350,7 +356,7 @@ def test_rows_of_few_microbatches_bound_the_step_of_many(name):
     assert least_by_few_s(replace(setting, schedule_name="1f1b", layers_per_stage=(2,) * 4), SOURCE) == 0.0
 
 
-@pytest.mark.parametrize("step", tiers([3], slow=[1]))
+@pytest.mark.parametrize("step", tiers([], ci=[3], slow=[1]))
 def test_nothing_takes_fewer_bytes_than_its_bounds(every_setting, step):
     """Of every third setting by default."""
     for group, _, variant, setting in every_setting[::step]:
@@ -395,7 +401,7 @@ def test_experts_are_planned_over_as_many_devices_as_divide_them():
     assert {group.expert for group in space_of(mixture(5), TOPOLOGY).groups} == {1}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_experts_are_shared_where_that_is_faster():
     whole = space_of(mixture(16), TOPOLOGY)
     # Layers that are split over `tensor` have fewer kernels to read, too.
@@ -439,7 +445,7 @@ def check_never_worse(config: ConfigDict, shapes: Iterable[tuple[int, int]], *, 
     return num_idle
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_fewer_gpus_are_taken_where_all_are_slower():
     """Seven share 7 layers, with a bubble, and not 4 sequences; four share both better."""
     plan = plan_of(thin_config(), 1, 7)
