@@ -155,6 +155,11 @@ class Method:
         """Whether a config's schedule is made for the times that its run is expected to take, by default."""
         return self.takes_times and not self.has_fixed_order
 
+    @property
+    def room_for_pairs(self) -> Options:
+        """The options with which rows have room for pairs, as `jaxpipe.schedules.passes.overlap` says; empty: none."""
+        return {option.name: True for option in self.options if option.makes_room}
+
     def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
         """Returns the schedule of these sizes and options; checks them first.
 
