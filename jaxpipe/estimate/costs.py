@@ -155,7 +155,7 @@ def _costs_of(config: RunConfig, topology: Topology | None, given: GivenModel | 
     if is_costs_file(pipeline.costs):
         setting = undecided(config, topology or _one_node(config), given=given)
         times = read_costs(pipeline.costs).times(replace(setting, vocab_over_pipe=False))  # those of layers alone
-        return costs_of(times), f"measured, {pipeline.costs}"
+        return costs_of(times, overlap=_has_pairs(config)), f"measured, {pipeline.costs}"
     if ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).has_times:
         return _stated(config, topology, given), "pipeline.options"
     if topology is not None:
