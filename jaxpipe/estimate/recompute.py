@@ -20,6 +20,7 @@ from jaxpipe.estimate.times import TimeSource
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.schedule import Kind, once
+from jaxpipe.schedules.spec import ScheduleSpec
 
 _MORE_LAYERS = 3  # of the longest stage beyond those of equal stages: its rows take bytes on all devices
 
@@ -200,13 +201,16 @@ def _saved_bytes(setting: Setting, kind: str) -> int:
 
 def _few(setting: Setting) -> Schedule:
     """The schedule of as many microbatches as show what devices hold."""
-    spec = setting.schedule_spec
-    return spec.build(table_microbatches(spec, setting.num_microbatches))
+    return _rows(setting.schedule_spec, setting)
 
 
 def _least_rows(setting: Setting) -> Schedule:
     """Rows that hold no more than those of `_few`: without S and T, for which backwards wait, and which take long."""
-    return _few(replace(setting, vocab_over_pipe=False))
+    return _rows(replace(setting.schedule_spec, head=None), setting)
+
+
+def _rows(spec: ScheduleSpec, setting: Setting) -> Schedule:
+    return spec.build(table_microbatches(spec, setting.num_microbatches))
 
 
 def _peaks(schedule: Schedule, pages: np.ndarray) -> np.ndarray:

@@ -234,9 +234,7 @@ def legal_variants(group: Setting) -> tuple[Variant, ...]:
 
 
 @cache
-def _runnable(
-    variants: tuple[Variant, ...], pipe: int, num_microbatches: int, num_layers: int
-) -> tuple[Variant, ...]:
+def _runnable(variants: tuple[Variant, ...], pipe: int, num_microbatches: int, num_layers: int) -> tuple[Variant, ...]:
     return tuple(
         variant
         for variant in variants
