@@ -180,13 +180,16 @@ def pages_of_one_microbatch(setting: Setting) -> int:
 
 
 def pages_by_method(setting: Setting) -> int:
-    """The pages of `pages_before_weaving` at least, by what the method says of all its orders; 0: it says nothing."""
+    """The pages of `pages_before_weaving`, by what the method says of all its orders; 0 where rows have to tell."""
     held = find_method(setting.schedule_name).held
     if held is None or setting.num_microbatches < 2 * setting.pipe:
         return 0
     layers = np.array(setting.layers_per_stage)
     stages = _stages(Variant(setting.schedule_name, setting.options), setting.pipe)
-    return int((np.array(held(setting.pipe)) * layers[stages].min(axis=1)).max())
+    held_by = np.array(held(setting.pipe))
+    pages = int((held_by * layers[stages].min(axis=1)).max())
+    # No order holds more: they are exact.
+    return pages if pages == held_by.max() * layers.max() else 0
 
 
 def pages_before_weaving(setting: Setting) -> int:
