@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxpipe.lowering.pairs import computed_pairs
 from jaxpipe.schedules.analysis.simulate import Clock, clock_of
 from jaxpipe.schedules.analysis.timeline import Timeline, longest_span
 from jaxpipe.schedules.methods.registry import find_method
@@ -124,7 +125,7 @@ FEWEST_PERIODS = 3
 def ends(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespans:
     """The makespans of a schedule; those of more than five periods are extrapolated from fewer."""
     few = few_microbatches(spec, num_microbatches)
-    last = [makespans(clock_of(spec.build(num)), seconds) for num in few]
+    last = [_makespans(spec, num, seconds) for num in few]
     # Short enough to be simulated whole.
     if len(few) == 1:
         return last[0]
@@ -141,10 +142,15 @@ def ends(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespa
 def least_ends(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespans:
     """Lower bounds of `ends`, from the rows of the fewest microbatches alone; of one replica, with a flush."""
     few = few_microbatches(spec, num_microbatches)
-    less = makespans(clock_of(spec.build(few[0])), seconds)
+    less = _makespans(spec, few[0], seconds)
     # In proportion to the microbatches: the busiest device's compute, by which every further period is bounded.
     work_s = less.work_s * (num_microbatches - few[0]) / few[0]
     return Makespans(*(end + work_s for end in astuple(less)))
+
+
+def _makespans(spec: ScheduleSpec, num_microbatches: int, seconds: Seconds) -> Makespans:
+    # Of the pairs of the rows the program parts some.
+    return makespans(clock_of(computed_pairs(spec.build(num_microbatches))), seconds)
 
 
 def few_microbatches(spec: ScheduleSpec, num_microbatches: int) -> tuple[int, ...]:

@@ -151,18 +151,34 @@ def _costs_of(config: RunConfig, topology: Topology | None, given: GivenModel | 
     pipeline = config.pipeline
     # In this order: what a user wrote, what a user measured, what an option has, then estimates.
     if are_decided(pipeline.costs):
-        return expected_costs(config), "pipeline.costs"
+        return _stated(config, topology, given), "pipeline.costs"
     if is_costs_file(pipeline.costs):
         setting = undecided(config, topology or _one_node(config), given=given)
         times = read_costs(pipeline.costs).times(replace(setting, vocab_over_pipe=False))  # those of layers alone
-        return costs_of(times), f"measured, {pipeline.costs}"
+        return costs_of(times, overlap=_has_pairs(config)), f"measured, {pipeline.costs}"
     if ScheduleSpec(pipeline.schedule, config.mesh.pipe, pipeline.options).has_times:
-        return expected_costs(config), "pipeline.options"
+        return _stated(config, topology, given), "pipeline.options"
     if topology is not None:
-        times = action_times(undecided(config, topology, given=given), Roofline.of(topology.hardware))
-        return costs_of(times), f"estimated for {topology.hardware.name}"
+        return _estimated(config, topology, given), f"estimated for {topology.hardware.name}"
     recompute = config.model.recompute
     return expected_costs(config), f"by model.recompute={recompute!r}, since the GPU is not known"
+
+
+def _stated(config: RunConfig, topology: Topology | None, given: GivenModel | None) -> Costs:
+    """The costs that a config states; what its pairs hide, which it cannot state, is estimated."""
+    costs = expected_costs(config)
+    if topology is None or not _has_pairs(config):
+        return costs
+    return replace(costs, pair=_estimated(config, topology, given).pair)
+
+
+def _estimated(config: RunConfig, topology: Topology, given: GivenModel | None) -> Costs:
+    times = action_times(undecided(config, topology, given=given), Roofline.of(topology.hardware))
+    return costs_of(times, overlap=_has_pairs(config))
+
+
+def _has_pairs(config: RunConfig) -> bool:
+    return config.pipeline.overlap or outline(config).has_pairs
 
 
 def setting_of(config: ConfigDict | RunConfig, topology: Topology, given: GivenModel | None = None) -> Setting:
@@ -176,11 +192,11 @@ def setting_of(config: ConfigDict | RunConfig, topology: Topology, given: GivenM
     return undecided(spec.config, topology, costs=spec.costs, given=given)
 
 
-def costs_of(times: Times) -> Costs:
-    """Costs of stages of layers that take `times`, in fifths of a forward."""
+def costs_of(times: Times, *, overlap: bool = False) -> Costs:
+    """Costs of stages of layers that take `times`, in fifths of a forward; with `overlap` that of a pair too."""
     of_split = (times.layer_input_gradient_s, times.layer_weight_gradient_s)
     costs = rounded_costs(Costs(times.layer_forward_s, times.layer_backward_s, *of_split))
-    return replace(costs, pair=round(times.pair, 1)) if times.layer_hidden_s else costs
+    return replace(costs, pair=round(times.pair, 1)) if overlap else costs
 
 
 def stage_costs(times: Times, layers_per_stage: Sequence[int], *, vocab_over_pipe: bool = False) -> Costs:

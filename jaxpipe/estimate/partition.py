@@ -159,12 +159,15 @@ def _dealt(problem: _Problem, num_stages: int) -> tuple[int, ...]:
         # Rounded, since sums in another order differ by an ulp and would decide ties by chance.
         return is_full, round(max(times[device] for device in holders[stage]), 9), counts[stage], -middle
 
+    ranks = [rank(stage) for stage in range(num_stages)]
     for _ in range(len(problem.layers) - num_stages):
-        stage = min(range(num_stages), key=rank)
-        counts[stage] += 1
-        for device in holders[stage]:
+        longer = ranks.index(min(ranks))
+        counts[longer] += 1
+        for device in holders[longer]:
             times[device] += layer
             held[device] += size
+        for stage in {stage for device in holders[longer] for stage in problem.held[device]}:
+            ranks[stage] = rank(stage)  # the others stay as they are
     return tuple(counts)
 
 

@@ -20,6 +20,7 @@ from jaxpipe.estimate.times import TimeSource
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.schedules import Schedule
 from jaxpipe.schedules.schedule import Kind, once
+from jaxpipe.schedules.spec import ScheduleSpec
 
 _MORE_LAYERS = 3  # of the longest stage beyond those of equal stages: its rows take bytes on all devices
 
@@ -38,7 +39,7 @@ def recomputations(
     if others_bytes is None:
         chosen = least_recomputed(setting, kind, most_bytes)
     else:
-        counts = _fewest(setting, _few(setting), (most_bytes - others_bytes) // _saved_bytes(setting, kind))
+        counts = _fewest(setting, _least_rows(setting), (most_bytes - others_bytes) // _saved_bytes(setting, kind))
         chosen = None if counts is None else _with_counts(setting, kind, counts)
     if chosen is not None:
         yield chosen
@@ -101,7 +102,7 @@ def split_and_recomputed(
     Args:
         setting, kind, most_bytes, source, others_bytes: as of `recomputations`.
     """
-    schedule = _few(setting)
+    schedule = _few(setting) if others_bytes is None else _least_rows(setting)
     placement = schedule.placement
     if placement.num_chunks > 1 or placement.num_replicas > 1 or schedule.parks_pages:
         return
@@ -200,7 +201,15 @@ def _saved_bytes(setting: Setting, kind: str) -> int:
 
 def _few(setting: Setting) -> Schedule:
     """The schedule of as many microbatches as show what devices hold."""
-    spec = setting.schedule_spec
+    return _rows(setting.schedule_spec, setting)
+
+
+def _least_rows(setting: Setting) -> Schedule:
+    """Rows that hold no more than those of `_few`: without S and T, for which backwards wait, and which take long."""
+    return _rows(replace(setting.schedule_spec, head=None), setting)
+
+
+def _rows(spec: ScheduleSpec, setting: Setting) -> Schedule:
     return spec.build(table_microbatches(spec, setting.num_microbatches))
 
 

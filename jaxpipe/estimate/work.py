@@ -84,9 +84,7 @@ def local_rows(setting: Setting) -> int:
 
 def seen_scores(setting: Setting) -> int:
     """The number of scores that a device computes in the forward of one microbatch, for its heads and blocks."""
-    anatomy = setting.anatomy
-    sees = {"causal": anatomy.causal, "window": anatomy.window, "num_parts": setting.num_sequence_parts}
-    cut = attended_blocks(setting.model.attention, setting.seq_len, **sees)
+    cut = attended_blocks(setting.model.attention, setting.seq_len, visible_of(setting))
     return layer_sizes(setting).rows // setting.local_tokens * sum(queries * keys for queries, keys in cut)
 
 
@@ -95,35 +93,37 @@ def own_keys_scores(setting: Setting) -> Matmul:
 
     Values travel behind as large a product. One without work where no device splits sequences.
     """
-    parts = setting.num_sequence_parts
-    if parts == 1:
+    if setting.num_sequence_parts == 1:
         return Matmul(0, 0, 0, 0)
-    anatomy = setting.anatomy
-    pairs = attention_tiles.pairs(setting.seq_len, Visible(anatomy.causal, anatomy.window, context=ContextAxis(parts)))
+    pairs = attention_tiles.pairs(setting.seq_len, visible_of(setting))
     num_heads = layer_sizes(setting).rows // setting.local_tokens  # of all sequences
-    return Matmul(pairs.size, pairs.size, anatomy.head_size, num_heads * pairs.own.query.shape[1])
+    return Matmul(pairs.size, pairs.size, setting.anatomy.head_size, num_heads * pairs.own.query.shape[1])
+
+
+def visible_of(setting: Setting) -> Visible:
+    """The keys that a query of `setting` sees, in sequences without padding."""
+    anatomy = setting.anatomy
+    return Visible(anatomy.causal, anatomy.window, context=ContextAxis(setting.num_sequence_parts))
 
 
 @cache
-def attended_blocks(
-    attention: str, seq_len: int, *, causal: bool, window: int | None, num_parts: int = 1
-) -> tuple[tuple[int, int], ...]:
-    """Sizes (queries, keys) of the blocks in which a head attends on one of `num_parts` devices that split a sequence.
+def attended_blocks(attention: str, seq_len: int, visible: Visible) -> tuple[tuple[int, int], ...]:
+    """Sizes (queries, keys) of the blocks in which a head attends on one of the devices that split a sequence.
 
     The fused kernels work on small tiles and skip keys that no query sees: they compute as many keys as a query sees on
     average.
 
     Example:
-        >>> attended_blocks("chunked", 300, causal=True, window=None)
+        >>> attended_blocks("chunked", 300, Visible())
         ((128, 128), (128, 256), (44, 300))
-        >>> attended_blocks("cudnn", 300, causal=True, window=None)
+        >>> attended_blocks("cudnn", 300, Visible())
         ((300, 150),)
     """
     if attention == "xla":
         return ((seq_len, seq_len),)
     if attention == "chunked":
-        return tuple(chunked_blocks(seq_len, Visible(causal, window, context=ContextAxis(num_parts))))
-    return ((seq_len, mean_keys(seq_len, causal=causal, window=window)),)
+        return tuple(chunked_blocks(seq_len, visible))
+    return ((seq_len, mean_keys(seq_len, causal=visible.causal, window=visible.window)),)
 
 
 # ---- Random numbers

@@ -20,9 +20,7 @@ from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
 from jaxpipe.estimate.traced import traced_layer
-from jaxpipe.estimate.work import local_rows, predicted_tokens
-from jaxpipe.mesh import ContextAxis
-from jaxpipe.models.attention_blocks import Visible
+from jaxpipe.estimate.work import local_rows, predicted_tokens, visible_of
 from jaxpipe.models.attention_chunked import attended_blocks, goes_by_tiles
 from jaxpipe.models.cross_entropy import chunks_of
 from jaxpipe.units import MIB
@@ -135,8 +133,7 @@ def _scores(setting: Setting, *, has_dropout: bool) -> int:
     num_rows = layer_sizes(setting).rows // setting.local_tokens  # sequences x heads
     if model.attention == "xla":
         return (FLOAT32_BYTES + (2 + has_dropout) * itemsize) * num_rows * setting.seq_len**2
-    seen = setting.anatomy.causal, setting.anatomy.window
-    cut = attended_blocks(setting.seq_len, Visible(*seen, context=ContextAxis(setting.num_sequence_parts)))
+    cut = attended_blocks(setting.seq_len, visible_of(setting))
     most_scores = max(queries * keys for queries, keys in cut)
     # Twice: probabilities and their gradients.
     return 2 * (FLOAT32_BYTES + itemsize) * num_rows * most_scores + _sums_of_tiles(setting)

@@ -178,12 +178,17 @@ class _Fit:
             device = device_of[action]
             last = latest[device]
             least = reached[device]
-            value = max(
-                least,
-                rounds[last] + LOCAL_ROUNDS,
-                sent[sender[action]] + LOCAL_ROUNDS,
-                sent[unsent[action]],
-            )
+            # Comparisons, not `max`, whose call takes longer.
+            value = least
+            bound = rounds[last] + LOCAL_ROUNDS
+            if bound > value:
+                value = bound
+            bound = sent[sender[action]] + LOCAL_ROUNDS
+            if bound > value:
+                value = bound
+            bound = sent[unsent[action]]
+            if bound > value:
+                value = bound
             if allowed := to_allowed[action]:
                 value += allowed[value % size]
             position = value % size
@@ -228,11 +233,11 @@ class _Fit:
         self.take_along(self.actions.device[action], taken)
         # Of those that are behind, the ones that run; a heap, of which the last one to start comes first: a circle is
         # soon back at `action`.
-        waiting = [
-            (-self.place[latest], latest, self.reached[device])
-            for device, latest in ((device, self.latest[device]) for device, _ in taken)
-            if latest >= 0 and self.ends[latest] > ended
-        ]
+        waiting = []
+        for device, _ in taken:
+            latest = self.latest[device]
+            if latest >= 0 and self.ends[latest] > ended:
+                waiting.append((-self.place[latest], latest, self.reached[device]))
         heapify(waiting)
         while waiting:
             _, other, value = heappop(waiting)
@@ -266,15 +271,20 @@ class _Fit:
 
     def take_along(self, device: int, taken: list[tuple[int, int]]) -> None:
         """Takes neighbours, theirs, and so on along with `device`; `taken` gets what these had reached before."""
+        reached = self.reached
+        hops = self.hops
+        size = self.num_body_rounds
         stack = [device]
         while stack:
             device = stack.pop()
-            value = self.reached[device]
-            for other, distance in self.hops[device]:
-                least = value + distance[value % self.num_body_rounds]
-                if self.reached[other] < least:
-                    taken.append((other, self.reached[other]))
-                    self.reached[other] = least
+            value = reached[device]
+            position = value % size
+            for other, distance in hops[device]:
+                least = value + distance[position]
+                before = reached[other]
+                if before < least:
+                    taken.append((other, before))
+                    reached[other] = least
                     stack.append(other)
 
     def bounded(self, action: int) -> list[Violation]:

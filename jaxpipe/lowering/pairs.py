@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxpipe.schedules.passes.overlap import apart, joined
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Schedule
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, Action, Kind, Schedule, once
 from jaxpipe.sharding import Shard
 
 KINDS_WITH_ROUNDS = COMPUTE_KINDS | {Kind.PUT}
@@ -28,24 +28,37 @@ KINDS_WITH_ROUNDS = COMPUTE_KINDS | {Kind.PUT}
 def pairs_in_rounds(schedule: Schedule, shard: Shard = Shard.OPTIMIZER, recomputed: tuple[int, ...] = ()) -> Schedule:
     """`schedule` with a PUT behind each pair.
 
-    Two actions are those pairs that have an I, or the first F or the last B of a stage, behind whose layers weights and
-    gradients travel. So are all pairs without flush, beside a split head, where what is shared travels behind all
-    layers, and where layers have several forms.
+    Two actions are the pairs that `computed_pairs` parts. So are all where what is shared travels behind all layers,
+    and where layers have several forms.
 
     Args:
         shard, recomputed: as `lower` takes them.
     """
     if not schedule.has_pairs:
         return schedule
-    if schedule.delays or schedule.has_head_actions or recomputed or shard.splits_gradients:
+    if recomputed or shard.splits_gradients:
+        return apart(schedule)
+    kept = computed_pairs(schedule)
+    return replace(kept, rows=tuple(map(_with_puts, kept.rows)))
+
+
+@once
+def computed_pairs(schedule: Schedule) -> Schedule:
+    """`schedule` with those of its pairs that the program computes as one action.
+
+    Two actions are those that have an I, or the first F or the last B of a stage, behind whose layers weights and
+    gradients travel. So are all pairs without flush, and beside a split head.
+    """
+    if not schedule.has_pairs:
+        return schedule
+    if schedule.delays or schedule.has_head_actions:
         return apart(schedule)
     columns = schedule.columns
     first = np.flatnonzero(columns.partner > np.arange(len(columns.partner)))
     stays = (
         columns.is_kind(Kind.B)[first + 1] & ~_is_end(schedule, Kind.F)[first] & ~_is_end(schedule, Kind.B)[first + 1]
     )
-    kept = joined(schedule, first[stays].tolist())
-    return replace(kept, rows=tuple(map(_with_puts, kept.rows)))
+    return joined(schedule, first[stays].tolist())
 
 
 def _is_end(schedule: Schedule, kind: Kind) -> np.ndarray:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,18 +24,12 @@ MAX_TRACED_ACTIONS = 16  # kinds of action in all types together; program size a
 SMALL_WASTE = 0.03  # transfers without content, as a fraction of messages, that one body less to trace is worth
 
 
-@dataclass(frozen=True)
-class RoundType:
+class RoundType(NamedTuple):  # not a dataclass: tens of thousands are made of a long schedule
     """Rounds that may share a loop body."""
 
     pairs: int  # bit mask of the transfers that any round needs, as many bits each as messages of its size
     kinds: int  # bit mask of the kinds of action that any device does
     num_rounds: int
-
-    @cached_property
-    def size(self) -> int:
-        """Its transfers, in messages."""
-        return self.pairs.bit_count()
 
     def waste(self, other: RoundType) -> int:
         """Transfers without content, in messages, that a step makes more if both are one type.
@@ -47,8 +40,12 @@ class RoundType:
             >>> RoundType(0b01, 0, 3).waste(RoundType(0b11, 0, 2))
             3
         """
-        either = (self.pairs | other.pairs).bit_count()
-        return (either - self.size) * self.num_rounds + (either - other.size) * other.num_rounds
+        pairs, _, num_rounds = self
+        pairs_of_other, _, num_of_other = other
+        if pairs == pairs_of_other:
+            return 0
+        either = (pairs | pairs_of_other).bit_count()
+        return (either - pairs.bit_count()) * num_rounds + (either - pairs_of_other.bit_count()) * num_of_other
 
     def __or__(self, other: RoundType) -> RoundType:
         return RoundType(self.pairs | other.pairs, self.kinds | other.kinds, self.num_rounds + other.num_rounds)
@@ -131,7 +128,7 @@ def _stretches(
     stop = list(range(1, num_apart + 1))
     # Turns that need the same: nearly all, so that few are left to compare.
     for index, turn in enumerate(turns[num_apart:], num_apart):
-        if len(stretches) > num_apart and _kinds(stretches[-1]) == _kinds(turn) and not _waste(stretches[-1], turn):
+        if len(stretches) > num_apart and _kinds(stretches[-1]) == _kinds(turn) and not _is_wasted(stretches[-1], turn):
             stretches[-1] = _joined(stretches[-1], turn)
             stop[-1] = index + 1
         else:
@@ -177,20 +174,27 @@ class _Offer(NamedTuple):
 
 def _offer(stretches: list[Stretch], index: int) -> _Offer:
     earlier, later = stretches[index : index + 2]
-    both = earlier.keys() & later.keys()
-    num_actions = sum((earlier[position].kinds & later[position].kinds).bit_count() for position in both)
-    return _Offer(_waste(earlier, later), num_actions, len(both))
+    waste = num_actions = num_types = 0
+    # One loop: a schedule of many microbatches makes tens of thousands of offers.
+    for position, round_type in earlier.items():
+        if position in later:
+            other = later[position]
+            waste += round_type.waste(other)
+            num_actions += (round_type.kinds & other.kinds).bit_count()
+            num_types += 1
+    return _Offer(waste, num_actions, num_types)
 
 
 def _joined(earlier: Stretch, later: Stretch) -> Stretch:
     joined = earlier | later
-    for position in earlier.keys() & later.keys():
-        joined[position] = earlier[position] | later[position]
+    for position, round_type in earlier.items():
+        if position in later:
+            joined[position] = round_type | later[position]
     return joined
 
 
-def _waste(earlier: Stretch, later: Stretch) -> int:
-    return sum(earlier[position].waste(later[position]) for position in earlier.keys() & later.keys())
+def _is_wasted(earlier: Stretch, later: Stretch) -> bool:
+    return any(round_type.waste(later[position]) for position, round_type in earlier.items() if position in later)
 
 
 def _kinds(stretch: Stretch) -> dict[int, int]:

@@ -9,7 +9,7 @@ al. 2023 (Mistral 7B, arXiv 2310.06825), section 2, for the window.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import jax
@@ -139,7 +139,7 @@ class LlamaConfig:
                 repair="set model.full_every=2 for every second layer, or model.sliding_window='none' for all",
             )
 
-    @property
+    @cached_property  # plans ask for it thousands of times
     def kinds(self) -> tuple[LlamaConfig, ...]:
         """Configs of models whose layers are all of one kind: with the window, and without it if some have none."""
         alike = replace(self, full_first=0, full_every=0)

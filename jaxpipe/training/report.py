@@ -15,6 +15,7 @@ from jaxpipe.cluster.axes import told
 from jaxpipe.config.run_spec import RunSpec
 from jaxpipe.drawing import chrome_trace
 from jaxpipe.errors import ConfigError
+from jaxpipe.lowering.pairs import computed_pairs
 from jaxpipe.mesh.devices import by_node
 from jaxpipe.program.held_bytes import bytes_per_device, held_bytes
 from jaxpipe.program.shapes import StepShapes
@@ -36,6 +37,7 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any, *, optimizer
     num_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pipeline.from_stages, state.params)))
     shapes = step.shapes(state.params, batch)
     num_slots = step.table.num_slots
+    predicted = simulate(computed_pairs(schedule), spec.stage_costs)
     lines = [
         f"devices    {setup.devices.reason}",
         f"data       {setup.task.data}",
@@ -45,7 +47,7 @@ def report(setup: Setup, step: Step, state: TrainState, batch: Any, *, optimizer
         f"schedule   {schedule.name}: {schedule.num_stages} stages on {schedule.num_devices} devices,"
         f" {schedule.batch_size} microbatches{', without flush' if schedule.delays else ''}",
         *_format_pairs(spec),
-        f"bubble     {simulate(schedule, spec.stage_costs).bubble_ratio:.1%} predicted, {_format_costs(spec)}",
+        f"bubble     {predicted.bubble_ratio:.1%} predicted, {_format_costs(spec)}",
         f"rounds     {step.table.rounds_per_call} in the compiled step",
         f"slots      {num_slots:g} on each device, each {_mebibytes(shapes.slot_bytes)}: what a stage keeps of"
         " a microbatch for its backward",

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from legal_devices import tiered, variants
 
-from jaxpipe.estimate.clock import Seconds, ends, few_microbatches, makespans
+from jaxpipe.estimate.clock import Seconds, ends, few_microbatches, least_ends, makespans
+from jaxpipe.lowering import lower
 from jaxpipe.schedules import Costs, build, simulate
 from jaxpipe.schedules.analysis.simulate import Clock, clock_of
-from jaxpipe.schedules.passes.overlap import overlap
+from jaxpipe.schedules.passes.overlap import num_pairs, overlap
+from jaxpipe.schedules.schedule import Kind
 from jaxpipe.schedules.spec import ScheduleSpec
 
 SLOT, GRADIENTS = 3.0, 2.0  # in messages
@@ -157,3 +159,14 @@ def test_a_pair_is_shorter_by_what_hides_in_the_shorter_of_its_stages():
     found = makespans(clock_of(schedule), replace(of_pair, hidden=hidden))
     assert found.work_s == pytest.approx(work.max())
     assert makespans(clock_of(schedule), of_pair).computed_s == pytest.approx(simulate(schedule).makespan)
+
+
+def test_of_the_pairs_of_the_rows_those_hide_something_that_the_program_computes_as_one():
+    spec = ScheduleSpec("dualpipe_v", 4).with_pairs(Costs())
+    schedule = spec.build(8)
+    num_computed = (lower(schedule).kind == Kind.PAIR).sum(axis=0)  # of each device
+    assert 0 < num_computed.sum() < num_pairs(schedule)
+    hidden = replace(seconds_of(Costs(), 8, 4, transfer=0.0), hidden=np.full(8, 0.6))
+    work = 8 * 2 * 3.0 - 0.6 * num_computed
+    for clock in (ends, least_ends):
+        assert clock(spec, 8, hidden).work_s == pytest.approx(work.max())

@@ -13,6 +13,7 @@ from jaxpipe.cluster.topology import Topology, parse_topology
 from jaxpipe.compile import compile_step
 from jaxpipe.config import base_config, build_schedule, check, expected_costs
 from jaxpipe.config.base import RunConfig
+from jaxpipe.config.costs import written_costs
 from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Times, estimate, memory, resolve, setting_of
@@ -53,6 +54,21 @@ def written_file(path, config, **times):
     found = Measurement({}, subject_of(setting), {1: every}, {1: 0.0}, 1, 1, 1, None)
     path.write_text(json.dumps(found.to_json()))
     return str(path)
+
+
+def test_stated_times_have_the_pairs_of_estimated_ones():
+    """As the config of a planned row states them: a run predicts for its pairs what `plan` has."""
+    config = config_with(2, 8)
+    config.model.update(num_layers=4, hidden=1024, num_heads=8, dtype="bfloat16")
+    config.mesh.tensor = 2
+    config.pipeline.update(schedule="interleaved_1f1b", options="extra_warm_up=true", overlap=True)
+    estimated = resolve(config, TOPOLOGY).costs
+    assert estimated.pair < 1.0
+    config.pipeline.costs = written_costs(estimated)
+    assert resolve(config, TOPOLOGY).costs == estimated == setting_of(config, TOPOLOGY).costs
+    assert resolve(config).costs.pair == 1.0
+    config.pipeline.overlap = False
+    assert resolve(config, TOPOLOGY).costs == replace(estimated, pair=1.0)
 
 
 def test_the_configs_own_times_come_first():

@@ -15,6 +15,7 @@ import pytest
 from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules import Costs, Kind, Schedule, build, check, linear, peak_activations, simulate, zig_zag
 from jaxpipe.schedules.analysis.costs import split_costs
+from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.ordering import compaction
 from jaxpipe.schedules.ordering.compaction import compacted, in_order
 from jaxpipe.schedules.ordering.flow_shop import FlowShop, flow_shop
@@ -350,3 +351,23 @@ def lines_run(call: Callable[[], object]) -> int:
 def test_the_work_of_compaction_grows_as_the_microbatches():
     few, many = (lines_run(lambda n=n: built("zb_h1", 6, n)) for n in (24, 96))
     assert many < 5 * few  # as their square: 16; each action moves by little, however long the row
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("d", "times"),
+    [(4, (1.0, 1.4, 0.8))]
+    + [
+        pytest.param(d, times, marks=pytest.mark.ci)
+        for d, times in product((1, 2, 3, 5, 6, 7), (*OTHER_TIMES, (1.0, 2.4, 0.8), (1.0, 1.0, 0.2), (1.0, 3.0, 1.4)))
+    ],
+)
+def test_devices_hold_what_the_method_says_whatever_the_times(name, d, times):
+    for n in (2 * d, 2 * d + 1, 3 * d + 1):
+        schedule = built(name, d, n, times)
+        columns = schedule.columns
+        change = columns.is_kind(Kind.F).astype(int) - columns.is_kind(Kind.I)
+        of_devices = [change[columns.device == device].cumsum().max() for device in range(d)]
+        said = find_method(name).held(d)
+        assert (np.array(of_devices) >= said).all()
+        assert max(of_devices) == max(said) == most_stored(name, d) * schedule.placement.num_chunks

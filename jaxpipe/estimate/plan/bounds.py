@@ -23,6 +23,7 @@ from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.step_collectives import StepCollectives
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.workspace import AtWork, at_work
+from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
 from jaxpipe.schedules.spec import ScheduleSpec
@@ -176,6 +177,19 @@ def pages_of_one_microbatch(setting: Setting) -> int:
     ]
     # One replica is enough for the bound: of two the less full.
     return min(map(max, of_device))
+
+
+def pages_by_method(setting: Setting) -> int:
+    """The pages of `pages_before_weaving`, by what the method says of all its orders; 0 where rows have to tell."""
+    held = find_method(setting.schedule_name).held
+    if held is None or setting.num_microbatches < 2 * setting.pipe:
+        return 0
+    layers = np.array(setting.layers_per_stage)
+    stages = _stages(Variant(setting.schedule_name, setting.options), setting.pipe)
+    held_by = np.array(held(setting.pipe))
+    pages = int((held_by * layers[stages].min(axis=1)).max())
+    # No order holds more: they are exact.
+    return pages if pages == held_by.max() * layers.max() else 0
 
 
 def pages_before_weaving(setting: Setting) -> int:

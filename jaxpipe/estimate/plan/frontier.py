@@ -35,12 +35,10 @@ from jaxpipe.estimate.plan.space import (
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step import Estimate, estimate
 from jaxpipe.estimate.step_collectives import StepCollectives, action_times, step_collectives
-from jaxpipe.schedules import Costs
+from jaxpipe.schedules.methods.option import written_options
+from jaxpipe.schedules.methods.registry import find_method
 
 _STEPS = 4  # fractions of a layer's time to which embedding and head are rounded when layers are spread
-# The rows that have room for pairs: with a forward more ahead, as `jaxpipe.schedules.passes.overlap` says.
-WITH_PAIRS = "interleaved_1f1b"
-ROOM_FOR_PAIRS = "extra_warm_up=true"
 LEAST_HIDDEN = 0.02  # of the time of a layer's forward and backward, for which pairs are tried
 ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this much
 
@@ -51,7 +49,7 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
         group,
         schedule_name=variant.name,
         options=variant.options,
-        costs=_unpaired(times),
+        costs=costs_of(times),
         error_feedback=group.error_feedback and has_delays(variant, group.pipe),
     )
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
@@ -62,20 +60,15 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
         for order in orders_of(group):
             apart = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
             yield apart
-            if not vocab_over_pipe and is_worth_pairs(apart, times):
-                options = f"{apart.options},{ROOM_FOR_PAIRS}"
-                yield replace(apart, options=options, overlap=True, costs=costs_of(times))
+            room = find_method(variant.name).room_for_pairs
+            if room and not vocab_over_pipe and _is_worth_pairs(apart, times):
+                options = ",".join(filter(None, (apart.options, written_options(room))))
+                yield replace(apart, options=options, overlap=True, costs=costs_of(times, overlap=True))
 
 
-def _unpaired(times: Times) -> Costs:
-    """Costs of a setting without pairs, as those that its config states."""
-    return replace(costs_of(times), pair=1.0)
-
-
-def is_worth_pairs(setting: Setting, times: Times) -> bool:
-    """Whether forwards and backwards may be one action, in a steady state, with much to hide."""
-    has_steady_state = setting.num_microbatches > 2 * setting.pipe
-    return setting.schedule_name == WITH_PAIRS and has_steady_state and 1.0 - times.pair > LEAST_HIDDEN
+def _is_worth_pairs(setting: Setting, times: Times) -> bool:
+    """Whether forwards and backwards may be one action: there are some in a steady state, with much to hide."""
+    return setting.num_microbatches > 2 * setting.pipe and 1.0 - times.pair > LEAST_HIDDEN
 
 
 @dataclass(frozen=True)
@@ -171,7 +164,7 @@ class Frontier:
         """An item with an order for times that are longer by what travels."""
         times = action_times(setting, self._source)
         collectives = step_collectives(setting, self._source, times, reads_rows=False)
-        costs = costs_of(times) if setting.overlap else _unpaired(times)
+        costs = costs_of(times, overlap=setting.overlap)
         return _bounded(candidate, replace(setting, costs=costs), times, collectives)
 
     def push_recomputed(self, item: BoundedSetting) -> None:

@@ -23,6 +23,7 @@ from jaxpipe.estimate.plan.bounds import (
     least_bytes,
     may_fit,
     pages_before_weaving,
+    pages_by_method,
     pages_in_rows,
     pages_of_one_microbatch,
 )
@@ -177,7 +178,7 @@ def _with_rows(item: BoundedSetting, source: TimeSource) -> BoundedSetting:
 
 def _too_many_bytes(setting: Setting) -> Bytes | None:
     """A lower bound of the bytes of `setting` if it does not fit; None if it may fit and must be counted."""
-    for pages_of in (pages_of_one_microbatch, pages_before_weaving, pages_in_rows):
+    for pages_of in (pages_of_one_microbatch, pages_by_method, pages_before_weaving, pages_in_rows):
         least = least_bytes(setting, placement_of(setting), pages=pages_of(setting))
         if not fits(setting, least):
             return least

@@ -222,17 +222,25 @@ def on_nodes(space: Space, num_nodes: int) -> Space | None:
 
 def legal_variants(group: Setting) -> tuple[Variant, ...]:
     """The schedules that the pipelines of `group` can run, with options."""
-    placements = {variant: placement_of(variant, group.pipe) for variant in variants()}
+    has_kinds = len(kinds_in(group)) > 1
     return tuple(
         variant
-        for variant, placement in placements.items()
-        if placement
-        and placement.num_stages <= group.model.num_layers
-        and find_method(variant.name).takes_microbatches(group.pipe, group.num_microbatches)
+        for variant in _runnable(variants(), group.pipe, group.num_microbatches, group.model.num_layers)
         # Without flush layers are of one kind.
-        and not (len(kinds_in(group)) > 1 and has_delays(variant, group.pipe))
+        if not (has_kinds and has_delays(variant, group.pipe))
         # A tied table would have to lie on two devices of one replica.
         and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
+    )
+
+
+@cache
+def _runnable(variants: tuple[Variant, ...], pipe: int, num_microbatches: int, num_layers: int) -> tuple[Variant, ...]:
+    return tuple(
+        variant
+        for variant in variants
+        if (placement := placement_of(variant, pipe))
+        and placement.num_stages <= num_layers
+        and find_method(variant.name).takes_microbatches(pipe, num_microbatches)
     )
 
 

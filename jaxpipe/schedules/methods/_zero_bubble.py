@@ -58,6 +58,12 @@ def zero_bubble(
         cap = placed.num_chunks * bound(num_devices)
         return memory_bounded(name, placed, num_microbatches, costs, cap, block(num_devices), staggered=staggered)
 
+    def held(num_devices: int) -> Sequence[int]:
+        """As `Method.held`: orders use the room they are given, on a line's first device and on all of a V."""
+        placed = placement(num_devices)
+        cap = placed.num_chunks * bound(num_devices)
+        return (cap,) * num_devices if placed.num_chunks > 1 else (cap, *(1,) * (num_devices - 1))
+
     # `Method` and messages print it; all five would be called `generator`.
     generator.__name__ = generator.__qualname__ = name
     return Method(
@@ -67,5 +73,6 @@ def zero_bubble(
         # Orders found by search repeat only nearly, and steps are on a line to 2 %.
         period=lambda num_devices, options: num_devices,
         has_split_backward=True,
+        held=held,
         **known,
     )

@@ -146,8 +146,10 @@ METHOD = Method(
         # The planner's and search's values: beyond eight chunks a bubble that is small already gets little smaller.
         Option("num_chunks", at_least(1), values=(2, 3, 4, 5, 6, 8), others=(1,), multiplies=True, note="v"),
         Option("group_size", at_least(1), others=(9,), default_text="D"),
-        # Not for the planner: on the program's clock it is never shorter, and stores more.
-        Option("extra_warm_up", check_truth, values=(False, True), planned=(), note="or `true` as Kimi K2"),
+        # Not for the planner but with pairs: on the program's clock it is never shorter, and stores more.
+        Option(
+            "extra_warm_up", check_truth, values=(False, True), planned=(), makes_room=True, note="or `true` as Kimi K2"
+        ),
     ),
     check=_check,
     period=lambda num_devices, options: options["group_size"] or num_devices,

@@ -92,6 +92,8 @@ class Method:
         has_fixed_order: whether the paper fixes the order of actions: measured times select options but never reorder,
             since moving W into gaps costs more memory than it saves time.
         parks_pages: whether activations move between paired devices.
+        held: D -> [device] activations of stages that it holds at once, from F to B or I, or more, in every step of 2D
+            microbatches or more, whatever the times; None: rows tell. Rows of a searched order take long.
         has_ends_apart: whether embedding and head have weights of different batches, so that they can share none.
         is_baseline: whether the planner says how far its best plan is ahead of this one.
         bubble: closed forms of the bubble ratio.
@@ -120,6 +122,7 @@ class Method:
     has_split_backward: bool = False
     has_fixed_order: bool = False
     parks_pages: bool = False
+    held: Callable[[int], Sequence[int]] | None = None
     has_ends_apart: bool = False
     is_baseline: bool = False
     bubble: tuple[Formula, ...] = ()
@@ -154,6 +157,11 @@ class Method:
     def is_made_for_times(self) -> bool:
         """Whether a config's schedule is made for the times that its run is expected to take, by default."""
         return self.takes_times and not self.has_fixed_order
+
+    @property
+    def room_for_pairs(self) -> Options:
+        """The options with which rows have room for pairs, as `jaxpipe.schedules.passes.overlap` says; empty: none."""
+        return {option.name: True for option in self.options if option.makes_room}
 
     def build(self, *, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
         """Returns the schedule of these sizes and options; checks them first.

@@ -141,6 +141,7 @@ class Option:
         for_room: (devices, room in Ma on each) -> what the search tries in place of `values`.
         others: further legal values, which tests sweep.
         multiplies: whether a schedule has so many times the actions.
+        makes_room: whether with `true` rows have a forward more ahead, so that `overlap` pairs them at no cost.
         note: for docs, behind name and default: the symbol that formulas use, or the other choices.
         default_text: for docs, where the default in the signature says nothing by itself.
     """
@@ -152,6 +153,7 @@ class Option:
     for_room: Callable[[int, float], tuple[object, ...]] | None = None
     others: tuple[object, ...] = ()
     multiplies: bool = False
+    makes_room: bool = False
     note: str = ""
     default_text: str = ""
 

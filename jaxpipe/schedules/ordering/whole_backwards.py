@@ -149,6 +149,8 @@ def best_job_order(
         order = job_order(machine_of, num_jobs, preference, most_idle=idle, most_held=held)
         if order and (best is None or order[:2] < best[:2]):
             best = order
+        if best and num_jobs == 1:  # which has one order
+            break
     return best
 
 

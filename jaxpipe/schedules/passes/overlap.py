@@ -24,7 +24,7 @@ def overlap(schedule: Schedule, costs: Costs | None = None) -> Schedule:
 
     A pair waits for what both halves read, and what it leaves is there at its end. So most orders get longer by pairs,
     1F1B's by half and more: a forward of it hands its output to the next device, whose backward the one behind it waits
-    for. Orders with a forward more ahead, `extra_warm_up` of interleaved 1F1B, have room, and keep their length.
+    for. Orders with a forward more ahead, as by `Method.room_for_pairs`, have room, and keep their length.
 
     1. Each F directly before a B or I is paired, unless one needs the other, by way of other devices too.
     2. If this makes the step longer at `costs`, only those are paired whose backward could have begun with its forward,
