@@ -164,3 +164,13 @@ def test_layers_by_stage_reach_what_bpipe_does_not_and_the_picture_says_so():
         of_four = dict(zip(names, drawn["steps"][run.MICROBATCH_SIZES.index(4)], strict=True))
         assert of_four["1F1B"] is of_four["BPipe"] is None
         assert of_four["by stage"] == round(by_stage.estimate.step_s, 3)
+
+
+@pytest.mark.ci
+def test_pages_come_back_from_the_hosts_memory_as_they_left(capsys):
+    with modules_of("033_host_pages") as modules:
+        run = modules["run"]
+        run.executed()
+        cells = table_cells(capsys.readouterr().out)
+        assert cells.keys() == run.FORMS.keys()
+        assert {float(difference) for (difference,) in cells.values()} == {0.0}
