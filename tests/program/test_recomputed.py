@@ -17,6 +17,7 @@ from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
 from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules import REGISTRY, Schedule, balance, build, split_backward
+from jaxpipe.sharding import KeptChunks
 
 
 def schedule_of(name: str, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
@@ -38,6 +39,7 @@ CASES = tiers(
         ("1f1b", 4, 8, 11, (3, 1, 0, 2), {"layers_per_stage": (4, 2, 2, 3), "data": 2, "shard": "gradients"}),
         ("bitpipe", 4, 8, 20, (2, 2, 1, 0, 1, 3, 0, 0), {}),
         ("balanced split 1f1b", 4, 8, 16, (3, 3, 2, 2), {}),
+        ("interleaved_1f1b", 2, 8, 11, (2, 0, 1, 0), {"data": 2, "shard": "weights", "kept": KeptChunks(1, 1)}),
     ],
     slow=[("zb_v", 2, 4, 16, (4, 0, 3, 2), {"data": 2})],
 )
