@@ -150,6 +150,8 @@ def test_the_crossover_counts_what_a_prediction_can_tell_apart():
 def test_layers_by_stage_reach_what_bpipe_does_not_and_the_picture_says_so():
     with modules_of("032_remedies") as modules:
         run, remedies = modules["run"], modules["remedies"]
+        page = (EXPERIMENTS / "032_remedies" / "README.md").read_text()
+        assert f"{modules['host'].line(0, 4)}\n" in page
         names = [remedy.name for remedy in remedies.REMEDIES]
         plain, bpipe, by_stage = (remedies.cell(0, 4, names.index(name)) for name in ("1F1B", "BPipe", "by stage"))
         assert not plain.fits
