@@ -56,7 +56,7 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the measurement in the form of the file."""
-        times = {size: _seconds(times) for size, times in self.times.items()}
+        times = {size: times.seconds for size, times in self.times.items()}
         return {"format": FORMAT, **asdict(self), "times": times}
 
     def check(self) -> None:
@@ -73,7 +73,7 @@ class Measurement:
             least = {"layer_hidden_s": -inf}
             wrong = {
                 name: value
-                for name, value in _seconds(times).items()
+                for name, value in times.seconds.items()
                 if value is not None and not least.get(name, 0) <= value < inf
             }
             if not times.layer_forward_s > 0:
@@ -99,10 +99,6 @@ class Measurement:
         values["spread_ratio"] = {int(size): ratio for size, ratio in written["spread_ratio"].items()}
         values["link"] = None if written["link"] is None else Link(**written["link"])
         return cls(**values)
-
-
-def _seconds(times: Times) -> dict[str, float | None]:
-    return {name: getattr(times, name) for name in SECONDS}
 
 
 # Measurements have dicts, which no hash takes; caches know a source by its identity.

@@ -49,6 +49,11 @@ class Times:
     of_layers: tuple[float, ...] = ()
 
     @property
+    def seconds(self) -> dict[str, float | None]:
+        """Name -> seconds, of all that can be measured; None where it was not."""
+        return {name: getattr(self, name) for name in SECONDS}
+
+    @property
     def pair(self) -> float:
         """Time of a pair of layers, over that of its halves one after the other: `Costs.pair`."""
         return 1.0 - self.layer_hidden_s / (self.layer_forward_s + self.layer_backward_s)
