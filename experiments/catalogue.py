@@ -65,6 +65,11 @@ CATALOGUE = {
         ),
     ),
     "031": Experiment(writes=True),
+    "032": Experiment(scripts=("run.py", "host.py")),
+    "033": Experiment(
+        needs="gpu-aot",
+        compiled=("pages of the device's temporaries", "of the host's", "pool-sized copies", "copies behind products"),
+    ),
 }
 
 

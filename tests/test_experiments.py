@@ -150,6 +150,8 @@ def test_the_crossover_counts_what_a_prediction_can_tell_apart():
 def test_layers_by_stage_reach_what_bpipe_does_not_and_the_picture_says_so():
     with modules_of("032_remedies") as modules:
         run, remedies = modules["run"], modules["remedies"]
+        page = (EXPERIMENTS / "032_remedies" / "README.md").read_text()
+        assert f"{modules['host'].line(0, 4)}\n" in page
         names = [remedy.name for remedy in remedies.REMEDIES]
         plain, bpipe, by_stage = (remedies.cell(0, 4, names.index(name)) for name in ("1F1B", "BPipe", "by stage"))
         assert not plain.fits
@@ -164,3 +166,13 @@ def test_layers_by_stage_reach_what_bpipe_does_not_and_the_picture_says_so():
         of_four = dict(zip(names, drawn["steps"][run.MICROBATCH_SIZES.index(4)], strict=True))
         assert of_four["1F1B"] is of_four["BPipe"] is None
         assert of_four["by stage"] == round(by_stage.estimate.step_s, 3)
+
+
+@pytest.mark.ci
+def test_pages_come_back_from_the_hosts_memory_as_they_left(capsys):
+    with modules_of("033_host_pages") as modules:
+        run = modules["run"]
+        run.executed()
+        cells = table_cells(capsys.readouterr().out)
+        assert cells.keys() == run.FORMS.keys()
+        assert {float(difference) for (difference,) in cells.values()} == {0.0}

@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as core
 
 from jaxpipe.estimate.buffers import TracedPart, traced_part
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.products import flops
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.traced import Arguments, Subject, arguments_of, layer_halves
@@ -52,11 +53,11 @@ def given_parts(setting: Setting) -> GivenParts:
 
 def given_flops(setting: Setting) -> float:
     """FLOPs of the matmuls of one sequence, forward and backward: without what backward computes again."""
-    subject = Subject.of(setting, replace(setting.model, recompute="none"))
+    plain = replace(setting, model=replace(setting.model, recompute="none"))
     size = setting.microbatch_size
-    parts = _parts(subject, size)
-    layer = flops(parts.layer_forward.matmuls + parts.layer_backward.matmuls)
-    return (setting.model.num_layers * layer + flops(parts.head.matmuls)) / size
+    kinds = [(_parts(Subject.of(kind, kind.model), size), num) for kind, num in kinds_in(plain)]
+    layers = sum(num * flops(parts.layer_forward.matmuls + parts.layer_backward.matmuls) for parts, num in kinds)
+    return (layers + flops(kinds[0][0].head.matmuls)) / size
 
 
 @cache

@@ -13,7 +13,18 @@ def kinds_in(setting: Setting) -> tuple[tuple[Setting, int], ...]:
     kinds = kinds_of(setting.model)
     if len(kinds) == 1:
         return ((setting, setting.model.num_layers),)
-    of_layers = pattern_of(setting.model).kinds(setting.model.num_layers)
+    of_layers = _of_layers(setting)
     return tuple(
         (replace(setting, model=model), of_layers.count(kind)) for kind, model in enumerate(kinds) if kind in of_layers
     )
+
+
+def places_in_kinds(setting: Setting) -> tuple[int, ...]:
+    """[layer] the place of its kind in `kinds_in`."""
+    of_layers = _of_layers(setting)
+    there = sorted(set(of_layers))
+    return tuple(there.index(kind) for kind in of_layers)
+
+
+def _of_layers(setting: Setting) -> tuple[int, ...]:
+    return pattern_of(setting.model).kinds(setting.model.num_layers)

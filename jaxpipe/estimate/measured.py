@@ -20,7 +20,7 @@ from jaxpipe.cluster.axes import LAYER_AXES, told
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.communication import of_head_s
 from jaxpipe.estimate.setting import Group, Setting, placement_of
-from jaxpipe.estimate.times import Link, Times, TimeSource, ring_s
+from jaxpipe.estimate.times import SECONDS, Link, Times, TimeSource, ring_s
 from jaxpipe.files import local_path, read_whole
 from jaxpipe.models import ModelConfig
 
@@ -56,7 +56,8 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the measurement in the form of the file."""
-        return {"format": FORMAT, **asdict(self)}
+        times = {size: times.seconds for size, times in self.times.items()}
+        return {"format": FORMAT, **asdict(self), "times": times}
 
     def check(self) -> None:
         """Raises ValueError unless there are a subject and times, finite, 0 or more, above 0 for a layer's forward.
@@ -72,7 +73,7 @@ class Measurement:
             least = {"layer_hidden_s": -inf}
             wrong = {
                 name: value
-                for name, value in asdict(times).items()
+                for name, value in times.seconds.items()
                 if value is not None and not least.get(name, 0) <= value < inf
             }
             if not times.layer_forward_s > 0:
@@ -130,13 +131,11 @@ class Measured:
                 picture=f"{sizes[0]} <= {size} <= {sizes[-1]} does not hold",
                 repair=f"measure with --microbatch_sizes={','.join(map(str, sorted({*sizes, size})))}",
             )
-        columns = {
-            field.name: [getattr(measurement.times[of_size], field.name) for of_size in sizes]
-            for field in fields(Times)
-        }
+        columns = {name: [getattr(measurement.times[of_size], name) for of_size in sizes] for name in SECONDS}
         # None marks what was not timed, as S and T of a model without a split head.
         timed = {name: column for name, column in columns.items() if None not in column}
-        times = Times(**{name: float(np.interp(size, sizes, column)) for name, column in timed.items()})
+        seconds: dict[str, Any] = {name: float(np.interp(size, sizes, column)) for name, column in timed.items()}
+        times = Times(**seconds)
         return _with_update_of(self._with_head_of(times, measurement, setting), measurement, setting)
 
     def _with_head_of(self, times: Times, measurement: Measurement, setting: Setting) -> Times:

@@ -158,7 +158,7 @@ def _seconds(
         # The program sends a stage's gradients one way and those of another stage the other way at the same time, which
         # takes as long as half of each there and back.
         exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,
-        hidden=layers * times.layer_hidden_s,
+        hidden=times.mean_layers(setting.layers_per_stage) * times.layer_hidden_s,
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.estimate.kinds import kinds_in
+from jaxpipe.estimate.kinds import kinds_in, places_in_kinds
 from jaxpipe.estimate.one_collective import ends_s, layer_gather_s, layer_sum_s, other_replica_s
 from jaxpipe.estimate.parameters import num_kept_of, num_kept_sums_of
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
@@ -84,7 +84,7 @@ def action_times(setting: Setting, source: TimeSource) -> Times:
     mean of all layers.
     """
     if len(kinds_in(setting)) > 1:
-        return mean_times([(action_times(kind, source), num) for kind, num in kinds_in(setting)])
+        return mean_times([action_times(kind, source) for kind, _ in kinds_in(setting)], places_in_kinds(setting))
     times = source.times(setting)
     # All else is gathered and summed once a step, in `step_collectives`.
     if not setting.shard.splits_gradients:

@@ -31,6 +31,8 @@ class Times:
         statistics_s, gradients_s: S and T of a head that is split over `pipe`, with the collectives over `pipe` that
             stand before them and after; None where nothing has timed them.
         layer_hidden_s: by how much F and B of one layer each are shorter as a pair: what hides behind the other one.
+        of_layers: [layer] time of its F and B over that of the mean layer, whose times the others are; empty if all
+            layers are alike.
     """
 
     layer_forward_s: float
@@ -44,6 +46,12 @@ class Times:
     statistics_s: float | None = None
     gradients_s: float | None = None
     layer_hidden_s: float = 0.0
+    of_layers: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> dict[str, float | None]:
+        """Name -> seconds, of all that can be measured; None where it was not."""
+        return {name: getattr(self, name) for name in SECONDS}
 
     @property
     def pair(self) -> float:
@@ -56,13 +64,29 @@ class Times:
         names = ("forward", "backward", "input_gradient", "weight_gradient")
         return replace(self, **{f"layer_{name}_s": self.pair * getattr(self, f"layer_{name}_s") for name in names})
 
+    def mean_layers(self, layers_per_stage: Sequence[int]) -> np.ndarray:
+        """[stage] as how many mean layers its layers take as long; the number of its layers if all are alike.
 
-def mean_times(of_layers: Sequence[tuple[Times, int]]) -> Times:
-    """The first times, with those of a layer as the mean over layers; of each kind its times and number."""
-    total = sum(num for _, num in of_layers)
-    names = [field.name for field in fields(Times) if field.name.startswith("layer_")]
-    means = {name: sum(num * getattr(times, name) for times, num in of_layers) / total for name in names}
-    return replace(of_layers[0][0], **means)
+        Example:
+            >>> half = Times(1.0, 2.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, of_layers=(0.5, 0.5, 1.5, 1.5))
+            >>> half.mean_layers((3, 1)).tolist()
+            [2.5, 1.5]
+        """
+        if not self.of_layers:
+            return np.array(layers_per_stage)
+        taken = np.append(0.0, np.cumsum(self.of_layers))
+        return np.diff(taken[np.append(0, np.cumsum(layers_per_stage))])
+
+
+SECONDS = tuple(field.name for field in fields(Times) if field.name.endswith("_s"))  # fields that are measured
+
+
+def mean_times(kinds: Sequence[Times], of_layers: Sequence[int]) -> Times:
+    """The times of the first kind, with those of a layer as the mean over all; [layer] the kind of each."""
+    names = [name for name in SECONDS if name.startswith("layer_")]
+    means = {name: float(np.mean([getattr(kinds[kind], name) for kind in of_layers])) for name in names}
+    seconds = [kinds[kind].layer_forward_s + kinds[kind].layer_backward_s for kind in of_layers]
+    return replace(kinds[0], **means, of_layers=tuple((np.array(seconds) / np.mean(seconds)).tolist()))
 
 
 def stage_seconds(
@@ -85,11 +109,11 @@ def stage_seconds(
     Raises:
         ConfigError: S and T have not been timed.
     """
-    layers = np.array(layers_per_stage)
+    layers = times.mean_layers(layers_per_stage)
     seconds = np.zeros((len(Kind), len(layers)))
     counts = [(times, layers)]
     if again:
-        counts = [(times, layers - np.array(recomputed)), (again, np.array(recomputed))]
+        counts = [(times, layers - np.array(recomputed)), (again, np.array(recomputed))]  # of layers that are all alike
     for of_layer, number in counts:
         seconds[Kind.F] += number * of_layer.layer_forward_s
         seconds[Kind.B] += number * of_layer.layer_backward_s

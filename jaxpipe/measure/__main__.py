@@ -24,7 +24,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -39,8 +39,8 @@ from jaxpipe.config.base import PipelineSection, RunConfig
 from jaxpipe.config.command_line import config_of, define_config_file, run
 from jaxpipe.config.model import vocab_pipe
 from jaxpipe.errors import ConfigError
-from jaxpipe.estimate import Times
 from jaxpipe.estimate.measured import Measurement
+from jaxpipe.estimate.times import SECONDS
 from jaxpipe.files import local_path, write_whole
 from jaxpipe.measure import mock, pinned
 from jaxpipe.measure.measurement import devices_to_measure, measure
@@ -200,7 +200,7 @@ def to_text(measurement: Measurement) -> str:
     subject = measurement.subject
     sizes = list(measurement.times)
     # Times of S and T are None unless the head is split.
-    names = [field.name for field in fields(Times) if getattr(measurement.times[sizes[0]], field.name) is not None]
+    names = [name for name in SECONDS if getattr(measurement.times[sizes[0]], name) is not None]
     lines = [
         f"device            {identity['device_kind']}, {identity['num_processes']} processes at once;"
         f" jax {identity['jax_version']}",

@@ -219,7 +219,8 @@ def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
     """The times of the actions, from the timed runs of `compile_runs`."""
     seconds = solve(runs)
     others = (_REST, _REST_OF_PAIRS, _REST_OF_SPLIT, _REST_OF_PART, _PAIR)
-    times = Times(**{name: value for name, value in seconds.items() if name not in others}, update_s=update_s)
+    of_actions: dict[str, Any] = {name: value for name, value in seconds.items() if name not in others}
+    times = Times(**of_actions, update_s=update_s)
     if _PAIR not in seconds:
         return times
     return replace(times, layer_hidden_s=times.layer_forward_s + times.layer_backward_s - seconds[_PAIR])

@@ -8,7 +8,7 @@ left out: time of collectives, and waiting for messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,7 +26,7 @@ from jaxpipe.config.costs import is_costs_file
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Setting, Times, TimeSource, resolve, setting_of
 from jaxpipe.estimate.measured import Measurement, num_updated, read_costs
-from jaxpipe.estimate.times import stage_seconds
+from jaxpipe.estimate.times import SECONDS, stage_seconds
 from jaxpipe.measure.measurement import identity_of, num_parameters, subject_of_config
 from jaxpipe.measure.timing import Timing, median, spread_ratio, timed
 from jaxpipe.mesh import AXES
@@ -224,9 +224,9 @@ def _without_collectives(source: TimeSource) -> TimeSource:
 def _scaled(times: Times, alone: Times, ratio: float) -> Times:
     """`times` whose parts without collectives, `alone`, take `ratio` times as long; those of S and T are left out."""
     scaled = {
-        field.name: getattr(times, field.name) + (ratio - 1.0) * getattr(alone, field.name)
-        for field in fields(Times)
-        if field.name not in ("statistics_s", "gradients_s")
+        name: getattr(times, name) + (ratio - 1.0) * getattr(alone, name)
+        for name in SECONDS
+        if name not in ("statistics_s", "gradients_s")
     }
     return Times(**scaled)
 

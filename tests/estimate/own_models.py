@@ -1,5 +1,6 @@
 """Models of one's own: a GRU, a Flax transformer, and layers of a large and a small function; batches for all."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxpipe.config import base_config
+from jaxpipe.layer_kinds import Pattern
 from jaxpipe.training import Model
 from jaxpipe.training.from_nnx import from_nnx
 
@@ -55,6 +57,20 @@ def large_and_small(params: Any, x: jax.Array, batch: Any, random: Any) -> jax.A
     """A feed forward eight times as wide, and a gate of one number a token."""
     large = jax.nn.gelu(x @ params["up"]) @ params["down"]
     return x + large * jax.nn.sigmoid(x @ params["gate"])
+
+
+def feed_forward(params: Any, x: jax.Array, batch: Any, random: Any) -> jax.Array:
+    return x + jax.nn.gelu(x @ params["up"]) @ params["down"]
+
+
+def twice(params: Any, x: jax.Array, batch: Any, random: Any) -> jax.Array:
+    return feed_forward(params, feed_forward(params, x, batch, random), batch, random)
+
+
+def half_as_dear() -> Model:
+    """A model whose later layers do all twice."""
+    model = model_of(feed_forward, up=(HIDDEN, 4 * HIDDEN), down=(4 * HIDDEN, HIDDEN))
+    return replace(model, other_layers=(twice,), pattern=Pattern(first=(0,) * (NUM_LAYERS // 2), unit=(1,)))
 
 
 class Block(nnx.Module):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from jaxpipe.config.recompute import Recomputed
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Roofline, Times, estimate, memory, resolve, setting_of
 from jaxpipe.estimate.measured import Measurement, subject_of
+from jaxpipe.estimate.times import SECONDS
 from jaxpipe.schedules import Costs, build, simulate, to_json
 from jaxpipe.schedules.passes.vocabulary import vocabulary
 from jaxpipe.schedules.spec import ScheduleSpec, in_steps
@@ -25,7 +26,6 @@ from jaxpipe.schedules.spec import ScheduleSpec, in_steps
 TOPOLOGY = parse_topology("a100-80g:1x8")
 LITTLE = 0.0001  # digits of the publication
 NAMES = ("backward", "input_gradient", "weight_gradient")
-NAMES_OF_TIMES = [field.name for field in fields(Times)]
 
 
 def config_with(pipe=2, num_microbatches=4, **pipeline):
@@ -50,7 +50,7 @@ def large():
 def written_file(path, config, **times):
     """A costs file of `config` whose layer takes `times`."""
     setting = setting_of(config, TOPOLOGY)
-    every = Times(**{**dict.fromkeys(NAMES_OF_TIMES, 0.0), "layer_backward_s": 2e-3, **times})
+    every = Times(**{**dict.fromkeys(SECONDS, 0.0), "layer_backward_s": 2e-3, **times})
     found = Measurement({}, subject_of(setting), {1: every}, {1: 0.0}, 1, 1, 1, None)
     path.write_text(json.dumps(found.to_json()))
     return str(path)

@@ -1,5 +1,7 @@
 """Models given in Python: bytes and FLOPs of a layer of a new kind, bytes of steps against XLA's, plans, compiling."""
 
+from dataclasses import replace
+from itertools import combinations, pairwise
 from typing import Any
 
 import jax
@@ -14,7 +16,10 @@ from jaxpipe.config.base import RunConfig
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
 from jaxpipe.estimate.given import given_flops, given_parts
 from jaxpipe.estimate.plan.config_file import config_of as planned_config
+from jaxpipe.estimate.plan.frontier import settings_of
+from jaxpipe.estimate.plan.space import Variant
 from jaxpipe.estimate.products import flops
+from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.plan import plan
 from jaxpipe.training.given import given_task
@@ -113,6 +118,34 @@ def test_what_is_planned_runs_as_planned():
     planned = planned_config(config, rows[0].setting)
     planned, task = given_task(planned, **arguments, params=None, heldout_batches=())
     assert memory(setting_of(planned, parse_topology("h100-80g:1x2"), task.given)) == rows[0].held
+
+
+def test_stages_are_balanced_by_the_kinds_of_their_layers(monkeypatch):
+    """The first half of the layers is half as dear: no split is faster than the planner's; equal stages are slower."""
+    for name, size in {"HIDDEN": 1024, "SEQ_LEN": 512, "NUM_LAYERS": 12}.items():
+        monkeypatch.setattr(own_models, name, size)
+    config = config_of("1f1b", 16, 1, 4, "none", "bfloat16")
+    config, task = given_task(
+        RunConfig.of(config),
+        model=own_models.half_as_dear(),
+        params=None,
+        train_batches=own_models.batches,
+        heldout_batches=(),
+    )
+    group = setting_of(config, TOPOLOGY, task.given)
+    source = Roofline.of(TOPOLOGY.hardware)
+
+    def step_s(layers: tuple[int, ...]) -> float:
+        return estimate(replace(group, layers_per_stage=layers), source).step_s
+
+    planned = [each.layers_per_stage for each in settings_of(group, Variant("1f1b", ""), action_times(group, source))]
+    best_s = min(map(step_s, planned))
+    # A token of a feed forward: two products of 4 x 1024^2, two FLOPs each, three times as many with its backward.
+    assert given_flops(group) == 512 * (18 * 48 * 1024**2 + 3 * 2 * 1024 * WORDS)
+    assert step_s((3, 3, 3, 3)) >= 1.1 * best_s
+    edges = combinations(range(1, 12), 3)
+    splits = (tuple(stop - first for first, stop in pairwise((0, *inner, 12))) for inner in edges)
+    assert min(map(step_s, splits)) == pytest.approx(best_s, rel=1e-9)
 
 
 @pytest.mark.slow

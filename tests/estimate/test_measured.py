@@ -1,7 +1,7 @@
 """Times that were measured, read back: exact sizes, sizes between, and what is refused."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_times_lie_on_a_line_between_sizes(tmp_path, size):
     found = read_costs(written(tmp_path / "costs.json", measurement())).times(setting(batch_size=4 * size))
-    assert asdict(replace(found, update_s=0.5)) == pytest.approx(asdict(times(size)))
+    assert replace(found, update_s=0.5).seconds == pytest.approx(times(size).seconds)
 
 
 def test_s_and_t_are_those_of_as_many_devices_with_their_collectives(tmp_path):

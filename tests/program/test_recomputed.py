@@ -17,6 +17,7 @@ from jaxpipe.lowering.layer_loops import LayerLoop, layer_loops
 from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.program import Pipeline
 from jaxpipe.schedules import REGISTRY, Schedule, balance, build, split_backward
+from jaxpipe.sharding import KeptChunks
 
 
 def schedule_of(name: str, num_devices: int, num_microbatches: int, **options: Any) -> Schedule:
@@ -35,6 +36,7 @@ CASES = tiers(
     ci=[
         ("split 1f1b", 4, 8, 16, (4, 3, 2, 0), {}),
         ("1f1b", 4, 8, 11, (3, 1, 0, 2), {"layers_per_stage": (4, 2, 2, 3), "data": 2, "shard": "gradients"}),
+        ("interleaved_1f1b", 2, 8, 11, (2, 0, 1, 0), {"data": 2, "shard": "weights", "kept": KeptChunks(1, 1)}),
     ],
     slow=[
         ("balanced split 1f1b", 4, 8, 16, (3, 3, 2, 2), {}),

@@ -54,7 +54,7 @@ def least_s(setting: Setting, times: Times, collectives: StepCollectives | None 
     variant = Variant(setting.schedule_name, setting.options)
     is_split = splits_backwards(variant, setting.pipe)
     backward_s = least_backward_s(times) if is_split else times.layer_backward_s
-    layers = np.array(setting.layers_per_stage)
+    layers = times.mean_layers(setting.layers_per_stage)
     forwards = layers * times.layer_forward_s
     backwards = layers * backward_s
     # Embedding and head belong to the end stages, unless every device has a part of them.
@@ -110,7 +110,7 @@ def least_with_room_s(setting: Setting, times: Times) -> float:
         return 0.0
     back_s = min(times.layer_input_gradient_s, times.layer_backward_s)
     layers = np.array(setting.layers_per_stage)
-    of_stages = layers * (times.layer_forward_s + back_s)
+    of_stages = times.mean_layers(layers.tolist()) * (times.layer_forward_s + back_s)
     # From a stage's forward to its backward, [stage].
     waits = of_stages[::-1].cumsum()[::-1]
     num_microbatches = setting.num_microbatches // placement.num_replicas

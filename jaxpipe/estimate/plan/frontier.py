@@ -55,7 +55,7 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
     even = even_split(group.model.num_layers, legal_placement(variant, group.pipe).num_stages)
     places = [(layers, False) for layers in dict.fromkeys((even, _balanced_by_time(group, variant, times)))]
     if times.statistics_s is not None and can_split_head(group, variant):
-        places.append((_balanced(group.model.num_layers, variant, group.pipe, 0.0, 0.0), True))
+        places.append((_balanced(_layers(group, times), variant, group.pipe, 0.0, 0.0), True))
     for layers_per_stage, vocab_over_pipe in places:
         for order in orders_of(group):
             apart = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
@@ -224,10 +224,15 @@ def _balanced_by_time(group: Setting, variant: Variant, times: Times) -> tuple[i
     layer_s = times.layer_forward_s + least_backward_s(times)
     ends = (times.embed_forward_s + times.embed_backward_s, times.head_s)
     first, last = (round(_STEPS * end_s / layer_s) / _STEPS for end_s in ends)
-    return _balanced(group.model.num_layers, variant, group.pipe, first, last)
+    return _balanced(_layers(group, times), variant, group.pipe, first, last)
+
+
+def _layers(group: Setting, times: Times) -> tuple[float, ...]:
+    """[layer] its time over that of the mean layer."""
+    return times.of_layers or (1.0,) * group.model.num_layers
 
 
 @cache
-def _balanced(num_layers: int, variant: Variant, pipe: int, first: float, last: float) -> tuple[int, ...]:
+def _balanced(layers: tuple[float, ...], variant: Variant, pipe: int, first: float, last: float) -> tuple[int, ...]:
     held = [[stage for _, stage in chunks] for chunks in legal_placement(variant, pipe).stages_of]
-    return balanced_partition([1.0] * num_layers, held, first=first, last=last)
+    return balanced_partition(layers, held, first=first, last=last)

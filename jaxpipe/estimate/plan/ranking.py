@@ -136,10 +136,10 @@ def search(
             if fits(item.setting, held):
                 tight.setdefault(item.candidate, row)
         setting = item.setting
+        frontier.push_recomputed(item)
         if setting.keep_bytes or setting.keep_sums_bytes:
             frontier.push_fewer_kept(item, held)
             continue
-        frontier.push_recomputed(item)
         # Of the rest a stronger `shard` changes nothing, so one that does not fit by its parameters is passed over.
         for stronger in () if item.is_shared_more else sharing_more(item.setting):
             setting = stronger

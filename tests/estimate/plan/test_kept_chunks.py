@@ -49,7 +49,10 @@ def with_costs(setting):
 @pytest.mark.ci
 def test_a_plan_keeps_chunks_where_there_is_room(config, best):
     kept = best.setting
-    assert (num_kept_of(kept), num_kept_sums_of(kept)) == (1, 1)
+    assert (num_kept_of(kept), num_kept_sums_of(kept)) == (3, 1)
+    # The room is that of a few layers that are computed again; with less kept, or without these, a step is longer.
+    assert sum(kept.recomputed.counts) == 3
+    assert not fits(replace(kept, recomputed=None), margin=MEMORY_MARGIN)
     nothing = with_costs(replace(kept, keep_bytes=0, keep_sums_bytes=0))
     assert best.step_s < 0.99 * estimate(nothing, SOURCE).step_s
     # One chunk more of either has no room, and its config is of the same step.
@@ -83,8 +86,9 @@ def test_bounds_of_kept_chunks_hold_and_fewer_are_tried_where_many_do_not_fit(be
 @pytest.mark.slow
 def test_what_a_plan_keeps_takes_the_bytes_that_it_says(config, best):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="the extra gpu-aot compiles for GPUs that are not there")
-    from jaxpipe.compile import absent_gpus, compile_step, report  # here, since it fixes XLA's flags
+    from jaxpipe.compile import absent_gpus, compile_step  # here, since it fixes XLA's flags
 
     step = compile_step(config_of(config, best.setting), absent_gpus(TOPOLOGY), gpus_per_node=1)
-    compiled = report(step, hardware_bytes=TOPOLOGY.hardware.memory_bytes).to_json()
-    assert best.held.total == pytest.approx(compiled["total_bytes"], rel=0.05)
+    memory = step.compiled.memory_analysis()  # alone: to read what overlaps takes longer than to compile
+    sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes
+    assert best.held.total == pytest.approx(sum(sizes) - memory.alias_size_in_bytes, rel=0.05)
