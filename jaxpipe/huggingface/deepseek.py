@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxpipe.huggingface.llama import BUFFERS, LAYER, LLAMA, read_rope, write_rope
 from jaxpipe.huggingface.mapping import (
+    ANY_VALUE,
     EXPERT,
     SAME,
     STACKED,
@@ -146,6 +147,7 @@ _SUPPORTED = {
     **LLAMA.supported,
     "attention_bias": (False, None),
     "moe_layer_freq": (1, None),
+    "auto_map": ANY_VALUE,  # published files name code of before transformers had these classes
 }
 
 

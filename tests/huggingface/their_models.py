@@ -241,6 +241,9 @@ def new_model(transformers, name: str, config: dict[str, Any]):
         for parameter in model.parameters():
             noise = 0.2 * torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise + parameter.mean().round())  # 1 for the scales of norms
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 
