@@ -56,6 +56,18 @@ class Pattern:
         """Layers of these kinds in a model of so many layers."""
         return sum(kinds is None or kind in kinds for kind in self.kinds(num_layers))
 
+    def num_layers(self, num_rows: Mapping[str, int]) -> int | None:
+        """The layers of a model whose parameters of these names have so many rows; None: there is no such model.
+
+        Example:
+            >>> Pattern(first=(1,), only=(("experts",), ("dense",))).num_layers({"experts": 3, "dense": 1})
+            4
+        """
+        for num_layers in range(1, sum(num_rows.values()) + 1):
+            if all(self.num_with(self.kinds_with(name), num_layers) == num for name, num in num_rows.items()):
+                return num_layers
+        return None
+
     def num_with_of_stages(self, kinds: Kinds, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
         """[stage] layers of these kinds."""
         of_layers = iter(self.kinds(sum(layers_per_stage)))

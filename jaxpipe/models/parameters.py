@@ -30,6 +30,7 @@ class ParameterShapes:
 
     layer: tuple[ParameterShape, ...]
     shared: tuple[ParameterShape, ...]
+    names: tuple[str, ...]  # of those of a layer, the first of each path
 
 
 @cache
@@ -52,19 +53,18 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
 
     has_adapters = getattr(config, "lora", None) is not None
 
-    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
+    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> list[tuple[str, ParameterShape]]:
         params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
-        return tuple(
-            replace(shape, is_trained=not has_adapters or is_adapter(path))
+        return [
+            (path[0].key, replace(shape, is_trained=not has_adapters or is_adapter(path)))
             for path, shape in jax.tree_util.tree_leaves_with_path(
                 params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)
             )
-        )
+        ]
 
-    return ParameterShapes(
-        layer=of_module(config.new_block),
-        shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
-    )
+    names, layer = zip(*of_module(config.new_block), strict=True)
+    shared = (*of_module(config.new_embedding), *of_module(config.new_head))
+    return ParameterShapes(layer=layer, shared=tuple(shape for _, shape in shared), names=names)
 
 
 @cache
