@@ -200,6 +200,7 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
             num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
             is_matrix = is_stacked and len(parameter.dims) >= 2
             num_moments = optimizer.num_moments_of_matrix if is_matrix else optimizer.num_moments
+            num_moments *= parameter.has_moments
             num_masters = 1 + num_moments + setting.error_feedback + setting.keeps_average
             of_master = num_masters * FLOAT32_BYTES
             if not parameter.is_trained:

@@ -87,12 +87,14 @@ class ParameterShape:
         split: the dim split over `tensor`, or None.
         split_experts: the dim split over `expert`, or None.
         is_trained: False: it is frozen.
+        has_moments: False: the optimizer keeps nothing of it, since a rule moves it.
     """
 
     dims: tuple[int, ...]
     split: int | None = None
     split_experts: int | None = None
     is_trained: bool = True
+    has_moments: bool = True
 
     @property
     def splits(self) -> tuple[tuple[str, int], ...]:

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.anatomy import ParameterShape
+from jaxpipe.models.anatomy import LOAD_BIAS, ParameterShape
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.linear import Linear
 from jaxpipe.models.lora import Columns, is_adapter
@@ -56,7 +56,14 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
     def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> list[tuple[str, ParameterShape]]:
         params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
         return [
-            (path[0].key, replace(shape, is_trained=not has_adapters or is_adapter(path)))
+            (
+                path[0].key,
+                replace(
+                    shape,
+                    is_trained=not has_adapters or is_adapter(path),
+                    has_moments=path[-1].key != LOAD_BIAS,
+                ),
+            )
             for path, shape in jax.tree_util.tree_leaves_with_path(
                 params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)
             )

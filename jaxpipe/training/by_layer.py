@@ -74,11 +74,8 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
     # Rows of other numbers, of kinds of layers with other parameters, have no common axis.
     has_axis = len({leaf.shape[: len(STACKED)] for leaf in jax.tree.leaves(params["layers"])}) <= 1
     # With one key every layer would draw the same numbers.
-    if (
-        has_axis
-        and of_rows.is_apart()
-        and not any(name.startswith("random_bits") for name in _primitives(of_rows.jaxpr.jaxpr))
-    ):
+    draws = any(name.startswith("random_bits") for name in _primitives(of_rows.jaxpr.jaxpr))
+    if has_axis and of_rows.is_apart() and not draws:
         return _over_rows(optimizer, has_tree_of(params))
     if stack is not None:
         return optimizer
