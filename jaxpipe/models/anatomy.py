@@ -32,6 +32,7 @@ class Anatomy:
         value_size: size of each value; None: `head_size`.
         rotary_size: the last so many dims of a query or key, which positions turn; None: all or none.
         attention_matmuls: those of a token before and after attention, where they are not the common four.
+        kept: what sampling keeps of a token: heads, and the sizes of a key and a value; None: of key-value heads.
         capacity_factor: see `jaxpipe.models.dispatch.Capacity`; None: no token is dropped.
         vocab_size: tokens are 0 .. vocab_size - 1.
         num_rows: rows of the token table and of the head's kernel, at least `vocab_size`.
@@ -60,6 +61,7 @@ class Anatomy:
     value_size: int | None = None
     rotary_size: int | None = None
     attention_matmuls: MatmulSizes = ()
+    kept: tuple[int, int, int] | None = None
     capacity_factor: float | None = None
     causal: bool = True
     window: int | None = None

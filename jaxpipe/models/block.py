@@ -212,7 +212,7 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        attention: nnx.Module,
+        attention: Any,
         feed_forward: nnx.Module,
         *,
         dropout_rate: float,

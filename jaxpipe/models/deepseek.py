@@ -143,7 +143,7 @@ class DeepseekConfig(MixtureConfig):
     @property
     def kinds(self) -> tuple[DeepseekConfig, ...]:
         """Configs of models whose layers are all of one kind: with experts, and dense if some are."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)} | {"num_dense": 0}
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)} | {"num_dense": 0}
         return (DeepseekConfig(**own), *((_DenseConfig(**own),) if self.num_dense else ()))
 
     @property
@@ -159,6 +159,7 @@ class DeepseekConfig(MixtureConfig):
             head_size=self.head_sizes.query,
             value_size=self.value_size,
             rotary_size=self.rotary_size,
+            kept=(1, self.latent_size + self.rotary_size, 0),
             attention_matmuls=self.head_sizes.matmuls(self.hidden),
             shared_width=self.num_shared * self.feed_forward,
         )

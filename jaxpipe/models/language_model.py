@@ -233,7 +233,8 @@ class LanguageModel:
             return None
         sizes = self.config.anatomy
         dtype = params["shared"]["embedding"]["token"].dtype
-        return Cache.empty((self.config.num_layers, batch, sizes.num_kv_heads, size, sizes.head_size), dtype)
+        num_heads, *of_heads = sizes.kept or (sizes.num_kv_heads, sizes.head_size, sizes.head_size)
+        return Cache.empty(*((self.config.num_layers, batch, num_heads, size, of_head) for of_head in of_heads), dtype)
 
     def following_logits(
         self, params: Params, tokens: jax.Array, cache: Cache, num_new: jax.Array

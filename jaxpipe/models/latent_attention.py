@@ -13,7 +13,7 @@ Source: DeepSeek-V2, 2024 (arXiv 2405.04434), section 2.1; numbers as in transfo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.mesh import Randomness, TensorAxis
-from jaxpipe.models.attention import ATTENTION, KEPT, Visible
+from jaxpipe.models.attention import ATTENTION, KEPT, Cache, Visible
 from jaxpipe.models.linear import Linear, Normalize, RMSNorm, from_stream, initial_deviation, times, to_stream
 
 EPSILON = 1e-6  # of the norms of latents, whatever the other norms have
@@ -129,6 +129,28 @@ class LatentAttention(nnx.Module):
             queries, latents, self._arrays, visible
         )
         return to_stream(_merged, (attended,), self.output, self.tensor)
+
+    def following(self, x: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Attention's addition to the stream `x` "batch token hidden" of the tokens after those of `cache`, and theirs.
+
+        The cache keeps latents as keys of one head, of which all queries read the first columns as values, too: the
+        kernels that expand them are multiplied with queries, and with what is attended. On one device.
+        """
+        sizes = self.sizes
+        queries, latents = self._latents(x, self.tensor)
+        positions = jnp.broadcast_to(cache.num_tokens + jnp.arange(x.shape[1]), x.shape[:2])
+        columns, shared = self._key_latents(latents, self._arrays, positions)
+        kept = jnp.concatenate([columns[:, :, None], shared], axis=-1)
+        cache = cache.followed_by(kept, kept[..., :0])
+        kernel = self._arrays["key_value"].reshape(sizes.latent, -1, sizes.plain + sizes.value)
+        of_keys, of_values = jnp.split(kernel, (sizes.plain,), axis=-1)
+        plain, rotary = jnp.split(self._query(queries, self._arrays, positions), (sizes.plain,), axis=-1)
+        query = jnp.concatenate([jnp.einsum("bthp,lhp->bthl", plain, of_keys), rotary], axis=-1)
+        # The cache scales by the size of its own keys.
+        query = query * (query.shape[-1] / sizes.query) ** 0.5
+        columns_alone = replace(cache, values=cache.keys[..., : sizes.latent])
+        attended = jnp.einsum("bthl,lhv->bthv", columns_alone.attend(query, window=None), of_values)
+        return to_stream(_merged, (attended,), self.output, self.tensor), cache
 
     def _latents(self, x: jax.Array, tensor: TensorAxis) -> tuple[jax.Array, jax.Array]:
         """Latents of the queries, or without these queries, and those of keys and values; "batch seq columns"."""
