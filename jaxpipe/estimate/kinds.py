@@ -29,15 +29,15 @@ def has_stacks_apart(setting: Setting) -> bool:
 def parameters_of_kinds(model: ModelConfig) -> tuple[tuple[Kinds, ParameterShape], ...]:
     """The parameters of a model's layers, each with the kinds of layers that have it; None: all."""
     pattern = pattern_of(model)
-    found: list[tuple[Kinds, ParameterShape]] = []
+    parameters: list[tuple[Kinds, ParameterShape]] = []
     for kind, alike in enumerate(kinds_of(model) if pattern.only else (model,)):
         shapes = parameter_shapes(alike)
         for name, shape in zip(shapes.names, shapes.layer, strict=True):
             kinds = pattern.kinds_with(name)
             # Those of several kinds once.
             if kind == (kinds or (0,))[0]:
-                found.append((kinds, shape))
-    return tuple(found)
+                parameters.append((kinds, shape))
+    return tuple(parameters)
 
 
 def most_rows(setting: Setting) -> tuple[tuple[Kinds, int], ...]:

@@ -38,7 +38,9 @@ from jaxpipe.models.rotary import (
 )
 from jaxpipe.models.routing import SCORES, Routing
 
-EXPERTS, DENSE = "experts", "dense"  # names of the feed forwards of layers of kind 0 and 1
+# Names of the feed forwards of layers of kind 0 and 1.
+EXPERTS = "experts"
+DENSE = "dense"
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,8 @@ def _parts(columns: jax.Array, first: int, second: int) -> tuple[jax.Array, jax.
     """Both parts of each head, "batch seq local_head size", of columns that stand by head."""
     by_head = columns.reshape(*columns.shape[:2], -1, first + second)
     # Gradients of parts are concatenated; those of slices would be padded and added.
-    one, other = jnp.split(by_head, (first,), axis=-1)
-    return one, other
+    parts = jnp.split(by_head, (first,), axis=-1)
+    return parts[0], parts[1]
 
 
 def _merged(attended: jax.Array) -> jax.Array:
