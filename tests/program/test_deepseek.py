@@ -30,8 +30,9 @@ class Case(NamedTuple):
 
 
 CASES = tiers(
-    [Case("deepseek_v3", "1f1b", tensor=2, expert=2)],
+    [Case("deepseek_v3", "1f1b", num_layers=4)],
     ci=[
+        Case("deepseek_v3", "1f1b", tensor=2, expert=2),
         Case("deepseek_v3", "zb_v", expert=2),
         Case("deepseek_v3", "1f1b", split=True, tensor=2, packed=True, choices=(("attention", "chunked"),)),
         Case("deepseek_v2", "interleaved_1f1b", data=2, choices=(("recompute", "full"),)),

@@ -1,5 +1,7 @@
 """Layers of several kinds with parameters of their own: stacks of each kind, gradients, refusals."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,13 @@ import pytest
 import tiny_mlp
 from tiers import tiers
 
+from jaxpipe.compile.hlo import whole_writes
+from jaxpipe.errors import CompileError
 from jaxpipe.layer_kinds import Pattern
+from jaxpipe.measure.step_pair import pool_shapes
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline, StageFunctions
+from jaxpipe.program.staged_params import Canonical
 from jaxpipe.schedules import build, split_backward
 
 HIDDEN = tiny_mlp.HIDDEN
@@ -126,3 +132,64 @@ def test_gradients_are_those_of_plain_grad(case):
     wanted = expected(pattern, num_layers, pipeline.schedule.num_microbatches)
     for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert np.linalg.norm(ours - plain) <= 1e-5 * np.linalg.norm(plain)
+
+
+def test_a_stack_has_the_rows_of_the_stage_with_most_of_its_layers():
+    pipeline = pipeline_of("1f1b", 4, 9, THREE_FIRST, layers_per_stage=(2, 2, 3, 2))
+    staged = jax.eval_shape(pipeline.to_stages, make_params(THREE_FIRST, 9))["layers"]
+    num_rows = {name: jax.tree.leaves(of)[0].shape[:3] for name, of in staged.items()}
+    assert num_rows == {"norm": (4, 1, 3), "experts": (4, 1, 3), "dense": (4, 1, 2)}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "layers"), [("1f1b", (4, 5)), ("bitpipe", (2, 3, 2, 2))])
+def test_arrays_on_devices_go_into_the_order_of_the_model_and_back(name, layers):
+    pipeline = pipeline_of(name, 2, 9, THREE_FIRST, layers_per_stage=layers)
+    params = make_params(THREE_FIRST, 9)
+    staged = jax.jit(pipeline.to_stages, out_shardings=pipeline.shardings(jax.eval_shape(pipeline.to_stages, params)))(
+        params
+    )
+    parts = jax.tree.leaves(pipeline.parts(staged))
+    canonical = Canonical(pipeline.layout, pipeline.mesh)
+    in_order = canonical.from_stages(jax.tree.leaves(staged), parts)
+    for ours, wanted in zip(in_order, jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    for ours, wanted in zip(canonical.to_stages(in_order, parts), jax.tree.leaves(staged), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["1f1b", "split 1f1b", "bpipe"])
+def test_no_copy_of_a_pool_is_made(name):
+    pipeline = pipeline_of(name, 4, 9, THREE_FIRST)
+    params = jax.eval_shape(pipeline.to_stages, make_params(THREE_FIRST, 9))
+    batch = tiny_mlp.make_batch(8)
+    text = pipeline.loss_and_grads.lower(params, batch).compile().as_text()
+    assert whole_writes(text, pool_shapes(pipeline.shapes(params, batch, random=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({}, {"shard": "weights"}, ["kinds-compose", "shard='optimizer'"]),
+        ({}, {"shard": "gradients"}, ["kinds-compose", "shard='optimizer'"]),
+        ({}, {"behind_layers": True}, ["kinds-compose", "leave behind_layers out"]),
+        ({"only": (("experts",),)}, {}, ["parameters-of-kinds", "2 tuples"]),
+        ({"first": (1,) * 9}, {}, ["parameters-of-kinds"]),  # no layer is of the other kind
+    ],
+)
+def test_what_does_not_compose_is_refused_by_name(changes, options, words):
+    functions = replace(FUNCTIONS[THREE_FIRST], pattern=replace(THREE_FIRST, **changes))
+    schedule = build("1f1b", num_devices=2, num_microbatches=4)
+    with pytest.raises(CompileError) as error:
+        Pipeline(schedule, make_mesh(pipe=2), functions, num_layers=9, **options)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_parameters_with_rows_for_other_layers_are_refused():
+    pipeline = pipeline_of("1f1b", 2, 9, THREE_FIRST)
+    params = make_params(THREE_FIRST, 9)
+    params["layers"]["dense"] = params["layers"]["dense"] | {"bias": jnp.zeros((9, 2 * HIDDEN))}
+    with pytest.raises(CompileError, match=r"\['dense'\]\['bias'\].*\n  rule stacked-layers: .* 3 of num_layers=9"):
+        jax.eval_shape(pipeline.to_stages, params)
