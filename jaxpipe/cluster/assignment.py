@@ -245,7 +245,8 @@ def assign(order: str = "pair_adjacent", *, gpus_per_node: int, **sizes: int) ->
     "replicas_together" puts the devices d and pipe-1-d of all copies into one node, for the gradients of two replicas.
     Two hops of each copy cross every node boundary. With one copy it equals "pair_adjacent".
 
-    Beyond one node, the GPUs that share a layer divide a node; `jaxpipe.cluster.assignment` has the other conditions.
+    Beyond one node, the GPUs that share a layer divide a node, but under "contiguous", where they may fill several;
+    `jaxpipe.cluster.assignment` has the other conditions.
 
     Args:
         order: the order of the devices, one of `ORDERS`.
@@ -297,5 +298,6 @@ def _check_sharing(mesh: MeshSizes, gpus_per_node: int) -> None:
             f"{written(mesh.axes, NODE_AXES)} does not divide the {gpus_per_node} GPUs of a node",
             rule="tensor-in-node: the GPUs that share a layer stand in one node",
             picture=f"{gpus_per_node} = {sharing} x {gpus_per_node // sharing} + {gpus_per_node % sharing}",
-            repair=f"set {' x '.join(told(mesh.axes, NODE_AXES))}={nearest}, the nearest legal value",
+            repair=f"set {' x '.join(told(mesh.axes, NODE_AXES))}={nearest}, the nearest legal value"
+            + (", or order='contiguous'" if sharing % gpus_per_node == 0 else ""),
         )

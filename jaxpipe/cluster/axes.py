@@ -59,6 +59,8 @@ class MeshAxis:
     splits_experts: bool = False  # whether the model splits the experts of a layer over it
     # Whether its devices share one layer and so stand in one node. Such axes come after that of the stages.
     in_node: bool = False
+    # Whether it may go on over whole nodes, where it and the axes inside it fill these.
+    spans_nodes: bool = False
     takes_rest: bool = False  # whether planner and advice give it the devices that other axes leave. One axis does.
     for_some_models: bool = False  # whether some models leave it at 1 device; it is told only where it has several
     equally: str = ""  # what every device has equally many of, for errors
@@ -100,6 +102,7 @@ class MeshSizes:
         splits_sequences=True,
         splits_masters=True,
         in_node=True,
+        spans_nodes=True,
         for_some_models=True,
         equally="tokens, in two chunks of a sequence",
         # Keys and values are gathered (`jaxpipe.models.attention_tiles`), in backward again; then gradients are summed.
@@ -211,6 +214,7 @@ PARAMETER_AXES = tuple(row.name for row in ROWS if row.splits_kernels or row.spl
 MASTERS_OF_EXPERTS = tuple(name for name in MASTER_AXES if name not in EXPERT_AXES)
 SUM_AXES = tuple(name for name in BATCH_AXES if name not in MASTER_AXES)  # whose devices have equal masters
 NODE_AXES = _names("in_node")
+ALWAYS_IN_NODE = tuple(row.name for row in ROWS if row.in_node and not row.spans_nodes)
 LAYER_AXES = _names("collectives")  # on which the times of a layer depend
 (STAGE_AXIS,) = _names("splits_stages")
 (REST_AXIS,) = _names("takes_rest")

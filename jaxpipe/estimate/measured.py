@@ -59,13 +59,22 @@ class Measurement:
         return {"format": FORMAT, **asdict(self)}
 
     def check(self) -> None:
-        """Raises ValueError unless there are a subject and times, finite, 0 or more, above 0 for a layer's forward."""
+        """Raises ValueError unless there are a subject and times, finite, 0 or more, above 0 for a layer's forward.
+
+        What a pair hides alone may be less than 0.
+        """
         if not isinstance(self.subject, dict):
             raise ValueError(f"subject={self.subject!r}")
         if not self.times:
             raise ValueError("there are no times")
         for size, times in self.times.items():
-            wrong = {name: value for name, value in asdict(times).items() if value is not None and not 0 <= value < inf}
+            # A pair may take longer than its halves, where nothing is there to hide.
+            least = {"layer_hidden_s": -inf}
+            wrong = {
+                name: value
+                for name, value in asdict(times).items()
+                if value is not None and not least.get(name, 0) <= value < inf
+            }
             if not times.layer_forward_s > 0:
                 wrong["layer_forward_s"] = times.layer_forward_s
             if wrong:

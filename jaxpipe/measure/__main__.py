@@ -113,10 +113,12 @@ def execute(values: FlagValues) -> None:
 
 
 def _without_pipeline(config: RunConfig) -> RunConfig:
-    """`config` with what fits every model: all of a pipeline but microbatches and a split head has no effect."""
+    """`config` with what fits every model: all of a pipeline but microbatches, a split head and pairs has no effect."""
     is_split = vocab_pipe(config) > 1
     section = PipelineSection(
-        num_microbatches=config.pipeline.num_microbatches, vocab_over_pipe="true" if is_split else "false"
+        num_microbatches=config.pipeline.num_microbatches,
+        vocab_over_pipe="true" if is_split else "false",
+        overlap=config.pipeline.overlap,
     )
     # Times of layers do not depend on the pipeline; of a split head they do. Schedules without flush alone have error
     # feedback.

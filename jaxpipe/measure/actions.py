@@ -5,6 +5,8 @@ idle round. The first stage has the embedding, the last one the head, and the mi
 precede all backwards, so that residuals stay in pages for a while, as in a pipeline. S and T of a head that is split
 over `pipe` are those of a program of its own, with the rows of the vocabulary that one device has.
 
+A forward and a backward in one action are timed in a program of their own, where the config has `pipeline.overlap`.
+
 A run takes the sum of its actions' times and a constant. So the times solve a small linear system, one equation a run,
 by non-negative least squares of the relative errors.
 """
@@ -28,6 +30,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
 from jaxpipe.mesh import TensorAxis, key_of, make_mesh
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.ends_over_pipe import EndsOverPipe
 from jaxpipe.models.kinds import kinds_of
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.contract import SplitEnds
@@ -47,13 +50,14 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Stages:
-    """Three stages as pipelines with whole and with split backwards, ready to time."""
+    """Three stages as pipelines with whole and with split backwards, and with pairs, ready to time."""
 
     config: RunConfig
     model: LanguageModel  # the model as each device computes it
     whole: Pipeline  # the pipeline whose backwards are in one part
     halves: Pipeline  # the pipeline whose backwards are in two
-    params: PyTree  # for both pipelines, as the batch
+    pairs: Pipeline | None  # the pipeline with pairs in its middle stage; None if the config has none
+    params: PyTree  # for all pipelines, as the batch
     batch: PyTree
     num_layers: int
     # Stages of one layer whose pipelines have S and T, with a device's part of the vocabulary; None if the config does
@@ -61,7 +65,7 @@ class Stages:
     part: Stages | None = None
 
     def compile_some(self, pipeline: Pipeline) -> Callable[[np.ndarray], Any]:
-        """Compiles one of the two pipelines: mask of the actions to run, "round device" -> their results."""
+        """Compiles one of the pipelines: mask of the actions to run, "round device" -> their results."""
         seed = dropout_seed(self.config, self.model)
         key = None if seed is None else key_of(seed)
         scale = jax.tree.map(np.float32, mean_factors(self.model.num_losses(self.batch)))
@@ -90,6 +94,7 @@ def make_stages(config: RunConfig, devices: Sequence[Any], *, microbatch_size: i
 def _make_stages(
     config: RunConfig, devices: Sequence[Any], *, microbatch_size: int, num_layers: int, splits_head: bool
 ) -> Stages:
+    has_pairs = config.pipeline.overlap
     # The stages have a schedule of their own, and the head's split is that of their functions.
     config = replace(config, pipeline=PipelineSection(num_microbatches=NUM_MICROBATCHES)).replaced(
         {"model.num_layers": NUM_STAGES * num_layers, "data.batch_size": microbatch_size * NUM_MICROBATCHES}
@@ -105,11 +110,11 @@ def _make_stages(
     model = LanguageModel(model_config(config), TensorAxis.of(deterministic=config.mesh.deterministic, **sizes))
     functions = StageFunctions.of(model)
     if splits_head:
-        functions = replace(functions, over_pipe=SplitEnds.of(model))
+        functions = replace(functions, over_pipe=SplitEnds.of(EndsOverPipe(model)))
 
-    def pipeline(*, by_halves: bool) -> Pipeline:
+    def pipeline(schedule: Schedule) -> Pipeline:
         return Pipeline(
-            three_stages(NUM_MICROBATCHES, by_halves=by_halves, splits_head=splits_head),
+            schedule,
             make_mesh(**sizes, devices=devices),
             functions,
             num_layers=config.model.num_layers,
@@ -118,14 +123,17 @@ def _make_stages(
             deterministic=config.mesh.deterministic,
         )
 
-    whole = pipeline(by_halves=False)
-    halves = pipeline(by_halves=True)
+    whole, halves = (
+        pipeline(three_stages(NUM_MICROBATCHES, by_halves=by_halves, splits_head=splits_head))
+        for by_halves in (False, True)
+    )
+    pairs = pipeline(stages_with_pairs(NUM_MICROBATCHES)) if has_pairs else None
 
     def staged() -> PyTree:
         return whole.to_stages(model.init(jax.random.key(0)))
 
     params = jax.jit(staged, out_shardings=whole.shardings(jax.eval_shape(staged)))()
-    return Stages(config, model, whole, halves, params, put_batch(whole, example_batch(config)), num_layers)
+    return Stages(config, model, whole, halves, pairs, params, put_batch(whole, example_batch(config)), num_layers)
 
 
 def three_stages(num_microbatches: int, *, by_halves: bool, splits_head: bool = False) -> Schedule:
@@ -142,6 +150,21 @@ def three_stages(num_microbatches: int, *, by_halves: bool, splits_head: bool = 
     return Schedule("three_stages", looped(1, NUM_STAGES), num_microbatches, ((*forwards, *head, *backwards),))
 
 
+def stages_with_pairs(num_microbatches: int) -> Schedule:
+    """Three stages on one device; in the middle one all but the first F and the last B are halves of pairs.
+
+    N=2: 0F0 1F0 2F0 0F1 2B0 (1F1;1B0) 2F1 0B0 2B1 1B1 0B1.
+    """
+    last = NUM_STAGES - 1
+    row = [Action(Kind.F, stage, 0) for stage in range(NUM_STAGES)]
+    for m in range(1, num_microbatches):
+        row += [Action(Kind.F, 0, m), Action(Kind.B, last, m - 1)]
+        row += [Action(Kind.F, 1, m, joined=True), Action(Kind.B, 1, m - 1)]
+        row += [Action(Kind.F, last, m), Action(Kind.B, 0, m - 1)]
+    row += [Action(Kind.B, stage, num_microbatches - 1) for stage in reversed(range(NUM_STAGES))]
+    return Schedule("stages_with_pairs", looped(1, NUM_STAGES), num_microbatches, (tuple(row),))
+
+
 def no_actions(pipeline: Pipeline) -> np.ndarray:
     """The mask, "round device", under which no action runs."""
     return np.zeros(pipeline.table.kind.shape, bool)
@@ -155,8 +178,10 @@ def some_actions(pipeline: Pipeline, stage: int, kinds: Sequence[Kind]) -> np.nd
 
 Counts = dict[str, int]  # number of times that a run contains each unknown
 
-# The time of a step without any action: with whole backwards, with split ones, with S and T.
+_PAIR = "layer_pair_s"
+# The time of a step without any action: with whole backwards, with pairs, with split ones, with S and T.
 _REST = "rest_s"
+_REST_OF_PAIRS = "rest_of_pairs_s"
 _REST_OF_SPLIT = "rest_of_split_s"
 _REST_OF_PART = "rest_of_part_s"
 _IN_LAYER = {
@@ -183,6 +208,8 @@ def compile_runs(stages: Stages) -> list[Run]:
         *_runs(stages, stages.whole, (Kind.F, Kind.B), _REST),
         *_runs(stages, stages.halves, (Kind.F, Kind.I, Kind.W), _REST_OF_SPLIT),
     ]
+    if stages.pairs:
+        runs += _runs_with_pairs(stages, stages.pairs)
     if stages.part:
         runs += _runs(stages.part, stages.part.whole, (Kind.S, Kind.T), _REST_OF_PART)
     return runs
@@ -191,8 +218,11 @@ def compile_runs(stages: Stages) -> list[Run]:
 def times_of(runs: Sequence[tuple[Counts, float]], *, update_s: float) -> Times:
     """The times of the actions, from the timed runs of `compile_runs`."""
     seconds = solve(runs)
-    rests = (_REST, _REST_OF_SPLIT, _REST_OF_PART)
-    return Times(**{name: value for name, value in seconds.items() if name not in rests}, update_s=update_s)
+    others = (_REST, _REST_OF_PAIRS, _REST_OF_SPLIT, _REST_OF_PART, _PAIR)
+    times = Times(**{name: value for name, value in seconds.items() if name not in others}, update_s=update_s)
+    if _PAIR not in seconds:
+        return times
+    return replace(times, layer_hidden_s=times.layer_forward_s + times.layer_backward_s - seconds[_PAIR])
 
 
 def solve(runs: Sequence[tuple[Counts, float]]) -> dict[str, float]:
@@ -224,6 +254,26 @@ def _runs(stages: Stages, pipeline: Pipeline, kinds: Sequence[Kind], rest: str) 
             ends = {name: NUM_MICROBATCHES for kind in some if (name := _end_of(stage, kind))}
             runs.append(Run(partial(call, some_actions(pipeline, stage, some)), {rest: 1, **counts, **ends}))
     return runs
+
+
+def _runs_with_pairs(stages: Stages, pipeline: Pipeline) -> list[Run]:
+    """Runs with no action, with the first F of the middle stage, and with all its actions."""
+    call = stages.compile_some(pipeline)
+    # Actions of each kind, of which each has the stage's layers.
+    in_forward = {_IN_LAYER[Kind.F]: 1}
+    in_all = {**in_forward, _IN_LAYER[Kind.B]: 1, _PAIR: NUM_MICROBATCHES - 1}
+    runs = [
+        (no_actions(pipeline), {}),
+        (some_actions(pipeline, 1, (Kind.F,)), in_forward),
+        (some_actions(pipeline, 1, tuple(Kind)), in_all),
+    ]
+    return [
+        Run(
+            partial(call, is_run),
+            {_REST_OF_PAIRS: 1} | {name: number * stages.num_layers for name, number in of.items()},
+        )
+        for is_run, of in runs
+    ]
 
 
 def _end_of(stage: int, kind: Kind) -> str | None:

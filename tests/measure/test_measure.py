@@ -14,21 +14,33 @@ from jaxpipe.bench import clock_efficiency
 from jaxpipe.config import base_config, check
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Times
+from jaxpipe.estimate.costs import costs_of
 from jaxpipe.estimate.measured import Measurement
+from jaxpipe.lowering.pairs import pairs_in_rounds
 from jaxpipe.measure import __main__ as command
 from jaxpipe.measure.__main__ import check_output, sizes_of
-from jaxpipe.measure.actions import NUM_MICROBATCHES, make_stages, solve, some_actions, three_stages, times_of
+from jaxpipe.measure.actions import (
+    NUM_MICROBATCHES,
+    compile_runs,
+    make_stages,
+    solve,
+    some_actions,
+    stages_with_pairs,
+    three_stages,
+    times_of,
+)
 from jaxpipe.measure.measurement import measure, num_parameters
 from jaxpipe.schedules import Costs
+from jaxpipe.schedules.passes.overlap import num_pairs
 from jaxpipe.schedules.rules import check as check_rules
 from jaxpipe.schedules.schedule import Kind
 
 
-def small_config(*, vocab_over_pipe="false", **fields):
+def small_config(*, vocab_over_pipe="false", overlap=False, **fields):
     config = base_config()
     config.model.update(num_layers=4, hidden=32, num_heads=2, vocab_size=256)
     config.data.update(seq_len=16, batch_size=8)
-    config.pipeline.update(num_microbatches=4, vocab_over_pipe=vocab_over_pipe)
+    config.pipeline.update(num_microbatches=4, vocab_over_pipe=vocab_over_pipe, overlap=overlap)
     config.mesh.update(pipe=2, platform="cpu", **fields)
     check(config)
     return config
@@ -43,6 +55,12 @@ def stages():
 @pytest.mark.parametrize("by_halves", [False, True])
 def test_the_stages_keep_the_rules(by_halves, splits_head):
     check_rules(three_stages(NUM_MICROBATCHES, by_halves=by_halves, splits_head=splits_head))
+
+
+def test_the_stages_with_pairs_keep_the_rules_and_all_their_pairs_run():
+    schedule = stages_with_pairs(NUM_MICROBATCHES)
+    check_rules(schedule)
+    assert num_pairs(pairs_in_rounds(schedule)) == num_pairs(schedule) == NUM_MICROBATCHES - 1
 
 
 def test_one_device_waits_for_nobody_by_the_clock_with_s_and_t():
@@ -62,7 +80,18 @@ def test_all_actions_are_loss_and_grads_and_none_is_nothing(stages):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_none))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+def test_the_stages_with_pairs_have_the_same_gradients_and_their_runs_count_them():
+    stages = make_stages(small_config(overlap=True), jax.devices()[:1], microbatch_size=2, num_layers=2)
+    found, wanted = (of.loss_and_grads(stages.params, stages.batch) for of in (stages.pairs, stages.whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
+    kinds = stages.pairs.table.kind[some_actions(stages.pairs, 1, tuple(Kind))]
+    counts = {name: number // stages.num_layers for name, number in compile_runs(stages)[-1].counts.items()}
+    assert counts["layer_pair_s"] == np.sum(kinds == Kind.PAIR) == np.sum(kinds == Kind.PUT) == NUM_MICROBATCHES - 1
+    assert counts["layer_forward_s"] == np.sum(kinds == Kind.F) == np.sum(kinds == Kind.B) == 1
+
+
+@pytest.mark.ci
 def test_the_part_of_a_split_head_is_that_of_a_smaller_vocabulary():
     """S and T of all rows of the part are loss and gradients of the model that has these rows alone."""
     make = {"devices": jax.devices()[:1], "microbatch_size": 2, "num_layers": 1}
@@ -102,6 +131,14 @@ def test_times_are_what_runs_have_in_common():
     assert asdict(times_of(runs, update_s=1.0)) == pytest.approx(asdict(Times(**unknowns, update_s=1.0)), abs=1e-9)
 
 
+def test_a_pair_that_takes_longer_than_its_halves_hides_less_than_nothing():
+    runs = [({"layer_forward_s": 1}, 2.0), ({"layer_backward_s": 1}, 4.0), ({"layer_pair_s": 2}, 13.0)]
+    others = ["layer_input_gradient_s", "layer_weight_gradient_s", "embed_forward_s", "embed_backward_s", "head_s"]
+    times = times_of([*runs, *(({name: 1}, 1.0) for name in others)], update_s=1.0)
+    assert times.layer_hidden_s == pytest.approx(-0.5)
+    assert costs_of(times).pair == 1.1
+
+
 def test_no_time_is_below_zero():
     assert solve([({"a": 1}, 2.0), ({"a": 1, "b": 1}, 1.9)])["b"] == 0
 
@@ -122,19 +159,22 @@ def assert_whole(found: Measurement, sizes):
     for times in found.times.values():
         values = {name: value for name, value in asdict(times).items() if value is not None}
         assert ("statistics_s" in values) == ("gradients_s" in values) == (found.head_parts > 1)
-        assert all(np.isfinite(value) and value >= 0 for value in values.values())
+        assert all(np.isfinite(value) and value >= 0 for name, value in values.items() if name != "layer_hidden_s")
         assert times.update_s > 0
     assert found.identity.keys() >= {"device_kind", "jax_version", "date", "num_processes", "num_repeats"}
     assert found.subject.items() >= {"hidden": 32, "recompute": "none", "dtype": "float32", "seq_len": 16}.items()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tensor", "vocab_over_pipe"), [(1, "false"), (2, "true")])
-def test_one_process_measures(tensor, vocab_over_pipe):
-    config = small_config(tensor=tensor, vocab_over_pipe=vocab_over_pipe)
+@pytest.mark.parametrize(
+    ("tensor", "vocab_over_pipe", "overlap"), [(1, "false", False), (2, "true", False), (2, "false", True)]
+)
+def test_one_process_measures(tensor, vocab_over_pipe, overlap):
+    config = small_config(tensor=tensor, vocab_over_pipe=vocab_over_pipe, overlap=overlap)
     found = measure(config, jax.devices()[: tensor + 1], microbatch_sizes=[2], num_layers=1, num_repeats=1)
     assert_whole(found, [2])
     assert found.subject["tensor"] == tensor
+    assert (found.times[2].layer_hidden_s != 0) == overlap
     assert found.head_parts == (2 if vocab_over_pipe == "true" else 1)
     assert found.link is not None
     alone = measure(config, jax.devices()[:tensor], microbatch_sizes=[1, 2], num_layers=1, num_repeats=1)

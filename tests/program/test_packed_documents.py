@@ -14,10 +14,13 @@ from tiny_gpt import LARGEST_ERROR
 from tiny_models import MICROBATCH_SIZE, SEQ_LEN, VOCAB_SIZE, config_of, pipeline_of, random_params, relative_errors
 
 from jaxpipe.data import Documents, PackedSequences
+from jaxpipe.lowering.pairs import pairs_in_rounds
 from jaxpipe.models import LanguageModel, attention_chunked
 from jaxpipe.schedules import build
+from jaxpipe.schedules.passes.overlap import overlap
 
 NUM_LAYERS, NUM_MICROBATCHES = 4, 8
+PAIRED = "interleaved_1f1b, paired"
 
 # Family, schedule, attention, recomputation, tensor, data: every pair of values at least once, with `slow`.
 CASES = tiers(
@@ -46,6 +49,8 @@ CASES = tiers(
         ("gpt", "zb_v", "xla", "full", 1, 2),
         ("qwen3", "1f1b", "chunked", "full", 1, 2),
         ("qwen3", "bpipe", "chunked", "none", 2, 1),
+        ("llama", PAIRED, "chunked", "none", 2, 1),
+        ("gpt", PAIRED, "xla", "full", 1, 1),
     ],
 )
 
@@ -97,7 +102,12 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(case, monkeypa
     monkeypatch.setattr(attention_chunked, "BLOCK_MULTIPLE", 1)  # eight blocks of queries, and keys left out
     config = config_of(family, num_layers=NUM_LAYERS, attention=attention, recompute=recompute)
     num_devices = 4 if method == "bpipe" else 2  # of fewer it saves nothing
-    schedule = build(method, num_devices=num_devices, num_microbatches=NUM_MICROBATCHES // data)
+    sizes = {"num_devices": num_devices, "num_microbatches": NUM_MICROBATCHES // data}
+    if method == PAIRED:
+        schedule = overlap(build("interleaved_1f1b", **sizes, extra_warm_up=True))
+        assert pairs_in_rounds(schedule).has_pairs
+    else:
+        schedule = build(method, **sizes)
     # What devices along `data` share takes turns.
     shard = ("weights", "gradients")[method == "gpipe"] if data == 2 else "optimizer"
     pipeline = pipeline_of(schedule, config, tensor=tensor, data=data, shard=shard)

@@ -46,14 +46,16 @@ def test_pairs_have_the_gradients_of_plain_grad_and_the_digits_of_two_actions(wh
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+DROPLESS = {"num_experts": 4, "dispatch": "dropless"}
 MODELS = {
     "gpt": ("gpt", {"tensor": 2, "data": 2}, {"dropout": 0.3}, "none"),
     "llama": ("llama", {"tensor": 2}, {}, "full"),
     "mixtral": ("mixtral", {"tensor": 2, "expert": 2}, {"num_experts": 4}, "attention"),
+    "dropless": ("qwen3_moe", {"tensor": 2, "expert": 2}, DROPLESS, "none"),
 }
 
 
-@pytest.mark.parametrize("what", tiers([], ci=["llama"], slow=["gpt", "mixtral"]))
+@pytest.mark.parametrize("what", tiers([], ci=["llama"], slow=["gpt", "mixtral", "dropless"]))
 def test_pairs_of_models_on_a_mesh_have_the_digits_of_two_actions(what):
     family, axes, choices, recompute = MODELS[what]
     config = config_of(family, num_layers=6, recompute=recompute, **choices)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpipe.cluster.assignment import divisors
-from jaxpipe.cluster.axes import AXES, NODE_AXES, REST_AXIS, MeshAxis, MeshSizes
+from jaxpipe.cluster.axes import ALWAYS_IN_NODE, AXES, NODE_AXES, REST_AXIS, MeshAxis, MeshSizes
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.divisibility import check_sequences, sequence_multiple, sizes_to_divide
@@ -15,13 +15,13 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Setting
 
 Mesh = dict[str, int]  # sizes by axis
-Legal = Mapping[str, Sequence[int]]  # axis in a node -> sizes that divide the model
+Legal = Mapping[str, Sequence[int]]  # axis that shares a layer -> sizes that divide the model
 
 LONG = 32768  # tokens of the shortest sequences that are split over devices
 
 
 def legal_sizes(config: RunConfig, row: MeshAxis, topology: Topology) -> tuple[int, ...]:
-    """The sizes of an axis that divide the model and have room in a node."""
+    """The sizes of an axis that divide the model and have room in a node, or in all nodes."""
     if row.splits_sequences:
         return _sequence_parts(config, row, topology)
     # gcd of nothing is 0.
@@ -39,14 +39,14 @@ def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tup
     except ConfigError:
         return (1,)
     of_two = divisors(config.data.seq_len // 2)  # two chunks a device
-    return tuple(size for size in of_two if size <= topology.gpus_per_node)
+    return tuple(size for size in of_two if size <= (topology.num_gpus if row.spans_nodes else topology.gpus_per_node))
 
 
 def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
-    """The legal meshes of so many GPUs: those that share a layer divide a node; `REST_AXIS` takes what is left."""
+    """The legal meshes of so many GPUs: those that share a layer divide a node, or fill nodes."""
     for sharing in node_sizes(legal):
         num_sharing = math.prod(sharing.values())
-        if base.topology.gpus_per_node % num_sharing or num_gpus % num_sharing:
+        if num_gpus % num_sharing or not _has_room(sharing, base.topology.gpus_per_node):
             continue
         for pipe in divisors(num_gpus // num_sharing):
             mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
@@ -55,8 +55,15 @@ def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
                 yield mesh.axes
 
 
+def _has_room(sharing: Mesh, gpus_per_node: int) -> bool:
+    """Whether axes of these sizes divide a node, or fill whole ones by axes that may span nodes."""
+    inside = math.prod(sharing[axis] for axis in ALWAYS_IN_NODE)
+    total = math.prod(sharing.values())
+    return gpus_per_node % total == 0 or (gpus_per_node % inside == 0 and total % gpus_per_node == 0)
+
+
 def node_sizes(legal: Legal) -> Iterator[Mesh]:
-    """All sizes of the axes in a node together; the outer axis changes fastest."""
+    """All sizes of the axes that share a layer together; the outer axis changes fastest."""
     axes = tuple(reversed(NODE_AXES))
     for sizes in itertools.product(*(legal[axis] for axis in axes)):
         yield dict(zip(axes, sizes, strict=True))
