@@ -79,6 +79,12 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
         return _over_rows(optimizer, has_tree_of(params))
     if stack is not None:
         return optimizer
+    if not has_axis:
+        raise _refused(
+            "looks at a parameter as a whole, and kinds of layers have parameters of their own",
+            "it would see one layer at a time, and stacks of other layers have other numbers of rows",
+            "use an optimizer that makes each number by itself, as AdamW, or one of config.optimizer.name",
+        )
     raise _refused(
         "treats parameters by their shapes or norms, and looks at several of them at once",
         "an optimizer either makes of each parameter what that parameter alone says, or sums over several parameters;"
