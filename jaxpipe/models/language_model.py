@@ -234,7 +234,8 @@ class LanguageModel:
         sizes = self.config.anatomy
         dtype = params["shared"]["embedding"]["token"].dtype
         num_heads, *of_heads = sizes.kept or (sizes.num_kv_heads, sizes.head_size, sizes.head_size)
-        return Cache.empty(*((self.config.num_layers, batch, num_heads, size, of_head) for of_head in of_heads), dtype)
+        keys, values = ((self.config.num_layers, batch, num_heads, size, of_head) for of_head in of_heads)
+        return Cache.empty(keys, values, dtype)
 
     def following_logits(
         self, params: Params, tokens: jax.Array, cache: Cache, num_new: jax.Array
@@ -249,9 +250,7 @@ class LanguageModel:
             Float32 "batch vocab"; the cache, whose further entries are not read.
         """
 
-        def layer(
-            walk: tuple[jax.Array, Cache], layer: Params, kind: int | None
-        ) -> tuple[tuple[jax.Array, Cache], None]:
+        def layer(walk: tuple[jax.Array, Cache], layer: Params, kind: int | None) -> tuple[Any, None]:
             models = self.of_kinds if kind is None else self.of_kinds[kind : kind + 1]
             blocks = [model._module("block", layer).following for model in models]
             x, cache = of_kind(self.config, walk[1].layer, blocks, *walk)
