@@ -44,7 +44,7 @@ from jaxpipe.data.tokenizer_file import identity_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.huggingface import adapters, configs, source_model
 from jaxpipe.huggingface.mapping import Architecture
-from jaxpipe.huggingface.mxfp4 import opened, unquantized
+from jaxpipe.huggingface.quantized import opened, unquantized
 from jaxpipe.huggingface.tensor_files import CODES, GrownFiles, entries
 from jaxpipe.huggingface.tensors import TensorMap
 from jaxpipe.huggingface.writing import check_target, files_of_source, new_files, whole_folder

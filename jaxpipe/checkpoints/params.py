@@ -6,8 +6,8 @@ they are NumPy arrays of this host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,9 +100,13 @@ class SavedParams:
     step: int
     folder: Path
     averaged: frozenset[str] = frozenset()  # paths of those of which the average is read
+    # Arrays without numbers, by their paths; they are in no checkpoint.
+    empty: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def read(self, path: str) -> np.ndarray:
         """The parameter at `path`, with all its layers; CheckpointError if the run has deleted the checkpoint."""
+        if path in self.empty:
+            return self.empty[path]
         name = f"{AVERAGE if path in self.averaged else PARAMS}{path}"
         return read_whole(self.folder, lambda: read_array(self.folder, name))
 
@@ -156,7 +160,9 @@ def _checked(chosen: Choice, model: HasInit, *, average: bool, left_out: Collect
     if average:
         check_average(saved, folder=chosen.folder)
     averaged = (name.removeprefix(AVERAGE) for name in saved if average and name.startswith(AVERAGE))
-    return SavedParams(chosen.step, chosen.folder, frozenset(averaged))
+    leaves = jax.tree_util.tree_leaves_with_path(_shapes_of(model))
+    empty = {_name(path): np.zeros(leaf.shape, leaf.dtype) for path, leaf in leaves if not leaf.size}
+    return SavedParams(chosen.step, chosen.folder, frozenset(averaged), empty)
 
 
 def _shapes_of(model: HasInit) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -144,8 +145,9 @@ def _layer_bytes(pipeline: Pipeline, shapes: StepShapes, form: LayerForm, random
     """The parts of `workspace_bytes` that compute a layer of a form."""
     x = shapes.message
     microbatch = shapes.microbatch
-    layers = _stacked(shapes.copies["layer"])
-    summed = _stacked(shapes.trained_copies["layers"])
+    of_kind = partial(shapes.pattern.of_kind, form.kind)
+    layers = _stacked(of_kind(shapes.copies["layer"]))
+    summed = _stacked(of_kind(shapes.trained_copies["layers"]))
     saved = form.storage.saved
     pages = _stacked(list(saved.residuals))
     index = _like((), np.int32)

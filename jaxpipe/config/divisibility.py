@@ -24,8 +24,10 @@ from jaxpipe.config.base import RunConfig
 from jaxpipe.config.model import model_config, vocab_pipe
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.kinds import kinds_of
 from jaxpipe.models.sequence_parts import check_sequence_parts
 
+_WIDTHS = ("model.feed_forward", "model.dense_width")  # [kind of layers]
 TABLE_ROWS = "rows of the token table"
 
 
@@ -35,14 +37,16 @@ def sizes_to_divide(config: RunConfig, row: MeshAxis) -> dict[str, int]:
     Raises:
         ConfigError: there is no such model.
     """
-    anatomy = model_config(config).anatomy
+    model = model_config(config)
+    anatomy = model.anatomy
     sizes = {}
     if row.splits_kernels:
         sizes |= {
             TABLE_ROWS: anatomy.num_rows,
             "model.num_heads": anatomy.num_heads,
             "model.num_kv_heads": anatomy.num_kv_heads,
-            "model.feed_forward": anatomy.width,
+            # Layers of several kinds may have other widths.
+            **{name: kind.anatomy.width for kind, name in zip(kinds_of(model), _WIDTHS, strict=False)},
         }
         # A family without the field has as many as heads: one error is enough.
         if anatomy.num_kv_heads == anatomy.num_heads and not hasattr(config.model, "num_kv_heads"):

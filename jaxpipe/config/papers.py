@@ -135,6 +135,25 @@ def gpt_oss() -> ConfigDict:
     return _large(config)
 
 
+def deepseek() -> ConfigDict:
+    """What DeepSeek-V2-Lite and -V3 share: sizes of heads and latents, and YaRN; sequences of 4096 tokens.
+
+    Source: DeepSeek-V2 2024 (arXiv 2405.04434), section 3.1.2; the rest as in their config.json.
+    """
+    config = base_config("deepseek_v3")
+    config.model.plain_size = 128
+    config.model.rotary_size = 64
+    config.model.value_size = 128
+    config.model.latent_size = 512
+    config.model.norm_epsilon = 1e-6
+    config.model.rope_scaling = "yarn"
+    config.model.rope_scaling_factor = 40.0
+    config.model.rope_original_positions = 4096
+    config.model.rope_attention_factor = 1.0
+    config.data.seq_len = 4096
+    return _large(config)
+
+
 def _drop_tenths(config: ConfigDict) -> None:
     config.model.embedding_dropout = config.model.attention_dropout = config.model.hidden_dropout = 0.1
 

@@ -8,7 +8,7 @@ from jaxpipe.config.data import num_predicted_of
 from jaxpipe.config.model import family_of, model_config
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.files import local_path
-from jaxpipe.models.kinds import kinds_of
+from jaxpipe.models.kinds import kinds_of, pattern_of
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule
@@ -90,11 +90,18 @@ def check_vocab_over_pipe(config: RunConfig) -> None:
 def check_kinds(config: RunConfig) -> None:
     """Raises ConfigError for layers of several kinds beside what they do not go with."""
     try:
-        num_kinds = len(kinds_of(model_config(config)))
+        model = model_config(config)
     except ConfigError:
         return  # `check` reports it by itself
+    num_kinds = len(kinds_of(model))
     if num_kinds == 1:
         return
+    if pattern_of(model).only and Shard(config.mesh.shard).splits_gradients:
+        raise ConfigError(
+            f"layers of {num_kinds} kinds, with other parameters, and mesh.shard={str(config.mesh.shard)!r}",
+            rule="kinds-compose: a layer that travels behind another one has the same parameters",
+            repair=f"set mesh.shard={str(Shard.OPTIMIZER)!r}",
+        )
     recompute = str(config.model.recompute)
     others = {
         f"model.recompute={recompute!r}, by stage": (":" in recompute, "model.recompute='none' or 'full'"),

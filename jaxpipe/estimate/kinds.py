@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpipe.estimate.setting import Setting
+from jaxpipe.layer_kinds import Kinds
+from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 from jaxpipe.models.kinds import kinds_of, pattern_of
 
 
@@ -28,3 +30,29 @@ def places_in_kinds(setting: Setting) -> tuple[int, ...]:
 
 def _of_layers(setting: Setting) -> tuple[int, ...]:
     return pattern_of(setting.model).kinds(setting.model.num_layers)
+
+
+def has_stacks_apart(setting: Setting) -> bool:
+    """Whether some kinds of layers have parameters that others do not have."""
+    return bool(pattern_of(setting.model).only)
+
+
+def parameters_of_kinds(model: ModelConfig) -> tuple[tuple[Kinds, ParameterShape], ...]:
+    """The parameters of a model's layers, each with the kinds of layers that have it; None: all."""
+    pattern = pattern_of(model)
+    parameters: list[tuple[Kinds, ParameterShape]] = []
+    for kind, alike in enumerate(kinds_of(model) if pattern.only else (model,)):
+        shapes = parameter_shapes(alike)
+        for name, shape in zip(shapes.names, shapes.layer, strict=True):
+            kinds = pattern.kinds_with(name)
+            # Those of several kinds once.
+            if kind == (kinds or (0,))[0]:
+                parameters.append((kinds, shape))
+    return tuple(parameters)
+
+
+def most_rows(setting: Setting) -> tuple[tuple[Kinds, int], ...]:
+    """Kinds -> the layers of these on the stage that has most of them: as many rows has a stack on every device."""
+    pattern = pattern_of(setting.model)
+    all_kinds = dict.fromkeys([None, *(pattern.kinds_with(name) for names in pattern.only for name in names)])
+    return tuple((kinds, max(pattern.num_with_of_stages(kinds, setting.layers_per_stage))) for kinds in all_kinds)

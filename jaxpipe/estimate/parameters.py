@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
 from jaxpipe.config.optimizers import OPTIMIZERS
+from jaxpipe.estimate.kinds import most_rows, parameters_of_kinds
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
+from jaxpipe.layer_kinds import Kinds
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
+from jaxpipe.models.kinds import pattern_of
 from jaxpipe.sharding import KeptChunks, Shard
 
 
@@ -146,7 +149,7 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
         copies: compute copies of chunks without flush, whose weights have one or two versions; 0 with a flush.
     """
     kept = KeptChunks(num_kept_of(setting), num_kept_sums_of(setting))
-    held = _Held(max(setting.layers_per_stage), chunks, replicas, copies, kept)
+    held = _Held(max(setting.layers_per_stage), most_rows(setting), chunks, replicas, copies, kept)
     return _parameter_bytes(setting.of_actions, setting.shard, held)
 
 
@@ -154,6 +157,7 @@ class _Held(NamedTuple):
     """What of a schedule decides how many parameters a device holds; as the arguments of `parameter_bytes`."""
 
     longest: int  # layers of the longest stage
+    most_rows: tuple[tuple[Kinds, int], ...]  # of layers of some kinds alone, those of the stage with most
     chunks: int
     replicas: int
     copies: int
@@ -162,24 +166,31 @@ class _Held(NamedTuple):
 
 @cache  # asked for by every schedule of a plan
 def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> ParameterBytes:
-    longest, chunks, replicas, copies, kept = held_chunks
+    longest, most, chunks, replicas, copies, kept = held_chunks
     setting = replace(actions, shard=shard)
     itemsize = ITEMSIZE[setting.dtype]
-    # A stacked array has as many rows on all devices: the largest stage's.
-    rows = chunks * longest
     shapes = parameter_shapes(setting.model)
     optimizer = OPTIMIZERS[setting.optimizer]
     whole_sums = kept.sums * longest + LAYERS_IN_FLIGHT
     # Without flush also the last norm; with error feedback also its steps.
     masters = (NUM_COUNTERS + bool(copies) + setting.error_feedback) * FLOAT32_BYTES
     weights = gradients = exchanged = updated = met = 0
+    # A stacked array has as many rows on all devices: the largest stage's.
+    of_stacks = [
+        (tuple(shape for of, shape in parameters_of_kinds(setting.model) if of == kinds), chunks * num)
+        for kinds, num in most
+    ]
     for parameters, owned, computed, num_copies, held in (
-        (shapes.layer, rows, rows * replicas, setting.num_master_parts, copies * rows // chunks or rows * replicas),
+        *(
+            (stack, rows, rows * replicas, setting.num_master_parts, copies * rows // chunks or rows * replicas)
+            for stack, rows in of_stacks
+        ),
         # Copies for the next batch wait beside those in use: with two groups of stages, of embedding or head alone.
         (shapes.shared, 1, 1, setting.num_master_parts * setting.pipe, copies / chunks or 1),
     ):
+        is_stacked = parameters is not shapes.shared
         for parameter in parameters:
-            is_over_pipe = setting.vocab_over_pipe and parameters is shapes.shared and parameter.split is not None
+            is_over_pipe = setting.vocab_over_pipe and not is_stacked and parameter.split is not None
             dims = parameter.local_dims(
                 num_kernel_parts=setting.vocab_parts if is_over_pipe else setting.num_kernel_parts,
                 num_expert_parts=setting.num_expert_parts,
@@ -187,8 +198,9 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
             # The padded dims of a device's part, as they lie in memory.
             size = math.prod(dims)
             num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
-            is_matrix = parameters is shapes.layer and len(parameter.dims) >= 2
+            is_matrix = is_stacked and len(parameter.dims) >= 2
             num_moments = optimizer.num_moments_of_matrix if is_matrix else optimizer.num_moments
+            num_moments *= parameter.has_moments
             num_masters = 1 + num_moments + setting.error_feedback + setting.keeps_average
             of_master = num_masters * FLOAT32_BYTES
             if not parameter.is_trained:
@@ -213,11 +225,11 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
                 gradients += FLOAT32_BYTES * (whole_sums * size + computed * size // num_parts)
             else:
                 gradients += FLOAT32_BYTES * computed * size
-            if copies and parameters is shapes.shared:  # what the last stage has given up waits for the others
+            if copies and not is_stacked:  # what the last stage has given up waits for the others
                 gradients += FLOAT32_BYTES * size // num_parts
                 is_tied = setting.model.tie_embeddings and parameter.split is not None and len(dims) == 2
                 met += FLOAT32_BYTES * (size // num_parts + is_tied * size)  # `held_bytes.meeting_bytes`
-            if parameters is shapes.layer:
+            if is_stacked:
                 exchanged += FLOAT32_BYTES * size // num_parts
                 updated += ((num_copies > 1) + num_masters) * FLOAT32_BYTES * size // num_parts
     return ParameterBytes(masters, weights, gradients, exchanged, updated, met)
@@ -282,10 +294,15 @@ def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dim
 def update_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """The products of matrices of a device's optimizer in a step; a joined kernel counts as one matrix."""
     products = OPTIMIZERS[setting.optimizer].products
-    num_layers = max(layers_of_devices(setting)) // placement_of(setting).num_replicas
+    pattern = pattern_of(setting.model)
+
+    def num_layers(kinds: Kinds) -> int:
+        of_kinds = replace(setting, layers_per_stage=pattern.num_with_of_stages(kinds, setting.layers_per_stage))
+        return max(layers_of_devices(of_kinds)) // placement_of(setting).num_replicas
+
     return tuple(
-        Matmul(rows=rows, columns=columns, depth=depth, num=num_layers * math.prod(experts))
-        for parameter in parameter_shapes(setting.model).layer
+        Matmul(rows=rows, columns=columns, depth=depth, num=num_layers(kinds) * math.prod(experts))
+        for kinds, parameter in parameters_of_kinds(setting.model)
         if len(parameter.dims) >= 2
         # Every copy of the data axis computes all of them; over `tensor` and experts XLA splits the products.
         for *experts, height, width in [

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpipe.estimate.kinds import kinds_in, places_in_kinds
+from jaxpipe.estimate.kinds import has_stacks_apart, kinds_in, places_in_kinds
 from jaxpipe.estimate.one_collective import ends_s, layer_gather_s, layer_sum_s, other_replica_s
 from jaxpipe.estimate.parameters import num_kept_of, num_kept_sums_of
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
@@ -124,7 +124,9 @@ def step_collectives(
     num_kept_sums = num_kept_sums_of(setting)
     closing = layers * sum_s
     gathers_s = most * gather_s
-    if program.behind_layers and program.reduces_in_rounds and not smallest.delays:
+    # A layer that travels behind another one has the same parameters.
+    is_behind = program.behind_layers and not has_stacks_apart(setting)
+    if is_behind and program.reduces_in_rounds and not smallest.delays:
         # W and B are the actions that complete a chunk.
         last_s = times.layer_weight_gradient_s if smallest.has_split_backward else times.layer_backward_s
         closing = _closing_behind_layers(setting, source, sum_s, last_s)

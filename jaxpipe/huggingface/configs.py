@@ -17,6 +17,7 @@ from jaxpipe.config.base import RunConfig
 from jaxpipe.config.checks import check_model
 from jaxpipe.errors import ConfigError, closest, first_of
 from jaxpipe.files import read_whole
+from jaxpipe.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpipe.huggingface.gpt2 import GPT2
 from jaxpipe.huggingface.gpt_oss import GPT_OSS
 from jaxpipe.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -28,7 +29,20 @@ from jaxpipe.models.rotary import scaling_fields
 
 ARCHITECTURES = {
     architecture.name: architecture
-    for architecture in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, GPT_OSS, PRETRAINING, MASKED)
+    for architecture in (
+        GPT2,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        MIXTRAL,
+        QWEN3_MOE,
+        GPT_OSS,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        PRETRAINING,
+        MASKED,
+    )
 }
 CONFIG = "config.json"
 MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer sequences

@@ -30,7 +30,9 @@ class Field:
 
 Supported = Mapping[
     str, tuple[Any, ...]
-]  # their fields that change what a model computes, and the values that jaxpipe has
+]  # their fields that change what a model computes, and the values that jaxpipe has; of a class ANY_VALUE: all
+
+ANY_VALUE = ()
 
 # Fields that transformers' base class or the code of every model reads.
 SUPPORTED: Supported = {
@@ -82,7 +84,9 @@ def write_fields(ours: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
 
 def check_supported(theirs: Mapping[str, Any], supported: Supported, *, where: str) -> None:
     """Raises ConfigError if a field of theirs has a value that jaxpipe does not support."""
-    for field, values in {**supported, **SUPPORTED}.items():
+    for field, values in {**SUPPORTED, **supported}.items():
+        if values == ANY_VALUE:
+            continue
         # A missing field has the first of the values, and so passes.
         value = theirs.get(field, values[0])
         if value not in values:

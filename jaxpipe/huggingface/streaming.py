@@ -129,10 +129,12 @@ def _shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
 
 def _check_staged(params: dict[str, Any], shapes: dict[str, tuple[int, ...]], layout: StagedLayout) -> None:
     """Raises ConfigError unless `params` have the paths and shapes of the staged parameters of the config's model."""
-    rows = layout.canonical.shape
 
     def staged(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*rows, *shape[1:]) if TensorMap.is_stacked(path) else shape
+        if not TensorMap.is_stacked(path):
+            return shape
+        kinds = layout.pattern.kinds_with(path.split(".")[1])
+        return (*layout.of(kinds).canonical.shape, *shape[1:])
 
     wanted = {path: staged(path, shape) for path, shape in shapes.items()}
     there = {path: jnp.shape(leaf) for path, leaf in params.items()}
@@ -209,8 +211,9 @@ class _Gather:
         columns = self.adapted.get(linear) if kind == "kernel" else None
         names = [name for name in columns.names if f"{linear}.{name}.{NAMES[0]}" in self.params] if columns else []
         paths = (path, *(f"{linear}.{name}.{side}" for name in names for side in NAMES))
+        layout = self.pipeline.layout.of(self.parts[path].kinds)
         program = _program(
-            self.pipeline.layout,
+            layout,
             self.pipeline.mesh,
             tuple(self.parts[path] for path in paths),
             group.parameter.transform,
@@ -219,7 +222,7 @@ class _Gather:
             columns,
             tuple(names),
         )
-        row = 0 if group.layer is None else self.pipeline.layout.row_of_layer[group.layer]
+        row = 0 if group.row is None else layout.row_of_layer[group.row]
         # An argument of the host, which a guard against transfers would refuse.
         with default_rules():
             return program([self.params[path] for path in paths], np.int32(row))

@@ -93,10 +93,10 @@ class TensorFiles:
         return self._content(name).view(DTYPES[entry.code]).reshape(entry.shape).astype(np.float32, copy=False)
 
     def read_bytes(self, name: str) -> np.ndarray:
-        """Returns the tensor `name` of dtype uint8."""
+        """Returns the bytes of the tensor `name`, uint8, in a last dim if a number has several."""
         entry = self.entries[name]
-        assert entry.code == "U8"
-        return self._content(name).reshape(entry.shape)
+        numbers = self._content(name).reshape(*entry.shape, -1)
+        return numbers[..., 0] if numbers.shape[-1] == 1 else numbers
 
     def _content(self, name: str) -> np.ndarray:
         """The bytes of a tensor."""

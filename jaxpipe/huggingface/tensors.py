@@ -21,6 +21,7 @@ from jaxpipe.errors import ConfigError, first_of
 from jaxpipe.huggingface.mapping import TOKEN_ROWS, Architecture, Parameter
 from jaxpipe.huggingface.tensor_files import Entry, Files
 from jaxpipe.models import LanguageModel
+from jaxpipe.models.kinds import pattern_of
 
 _LAYERS = "layers."
 
@@ -40,6 +41,7 @@ class LayerTensors:
 
     parameter: Parameter  # the row of the table
     layer: int | None  # index of the layer; None outside the layers
+    row: int | None  # its index among the layers that have the parameter
     tensors: tuple[Tensor, ...]
 
     def named(self, arrays: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -131,7 +133,7 @@ class TensorMap:
         for group in self.groups:
             tensors = tuple(_read(files, tensor, where=where) for tensor in group.tensors)
             array = arrays[group.parameter.path]
-            slot = array if group.layer is None else array[group.layer]
+            slot = array if group.row is None else array[group.row]
             slot[...] = group.parameter.transform.to_ours(tensors, self._config.anatomy)
         return jax.tree.unflatten(self._structure, arrays.values())
 
@@ -150,7 +152,7 @@ class TensorMap:
 
     def _tensors_of(self, array: Any, groups: Iterable[LayerTensors]) -> Iterator[tuple[str, np.ndarray]]:
         for group in groups:
-            of_layer = array if group.layer is None else array[group.layer]
+            of_layer = array if group.row is None else array[group.row]
             yield from group.named(group.parameter.transform.to_theirs(of_layer, self._config.anatomy))
 
     def _groups_of(self, parameter: Parameter) -> Iterator[LayerTensors]:
@@ -160,12 +162,19 @@ class TensorMap:
         ours = jax.ShapeDtypeStruct(shape, np.float32)
         # The shapes of their tensors by tracing, so that the transforms alone say how ours are cut.
         theirs = jax.eval_shape(lambda array: parameter.transform.to_theirs(array, self._config.anatomy), ours)
-        for layer in range(self._config.num_layers) if is_stacked else (None,):
+        for row, layer in enumerate(self._layers_with(parameter.path)) if is_stacked else ((None, None),):
             tensors = (
                 self._tensor(parameter, name, layer, part.shape)
                 for name, part in zip(parameter.names_of(len(theirs)), theirs, strict=True)
             )
-            yield LayerTensors(parameter, layer, tuple(tensors))
+            yield LayerTensors(parameter, layer, row, tuple(tensors))
+
+    def _layers_with(self, path: str) -> list[int]:
+        """The layers that have the parameter at `path`."""
+        pattern = pattern_of(self._config)
+        kinds = pattern.kinds_with(path.removeprefix(_LAYERS).partition(".")[0])
+        of_layers = pattern.kinds(self._config.num_layers)
+        return [layer for layer, kind in enumerate(of_layers) if kinds is None or kind in kinds]
 
     def _tensor(self, parameter: Parameter, name: str, layer: int | None, shape: tuple[int, ...]) -> Tensor:
         is_tied = self._config.tie_embeddings

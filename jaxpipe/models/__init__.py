@@ -7,6 +7,7 @@ those that share the layer, and how embedding and head do. A family of models is
 from jaxpipe.models.anatomy import Anatomy, ParameterShape
 from jaxpipe.models.bert import BERT, BertConfig
 from jaxpipe.models.cross_entropy import Vocabulary
+from jaxpipe.models.deepseek import DEEPSEEK_V3, DeepseekConfig
 from jaxpipe.models.family import FAMILIES, GIVEN, Family, ModelConfig, family_named, register_family
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.gpt import GPT, GPTConfig
@@ -18,7 +19,7 @@ from jaxpipe.models.parameters import parameter_shapes
 from jaxpipe.models.token_loss import TokenLoss
 from jaxpipe.models.token_values import TokenValues, token_values
 
-for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE, GPT_OSS):
+for _family in (GPT, BERT, LLAMA, MIXTRAL, QWEN3_MOE, GPT_OSS, DEEPSEEK_V3):
     register_family(_family)
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "GIVEN",
     "Anatomy",
     "BertConfig",
+    "DeepseekConfig",
     "Family",
     "GPTConfig",
     "GptOssConfig",

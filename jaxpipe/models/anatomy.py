@@ -28,6 +28,11 @@ class Anatomy:
         num_up: matmuls from the stream to `width`: 1, or 2 if the activation is gated.
         num_experts: feed forwards of a layer; more than 1: a router sends each token to some of them.
         experts_per_token: feed forwards that a token goes through.
+        shared_width: width of a feed forward that all tokens go through beside their experts.
+        value_size: size of each value; None: `head_size`.
+        rotary_size: the last so many dims of a query or key, which positions turn; None: all or none.
+        attention_matmuls: those of a token before and after attention, where they are not the common four.
+        kept: what sampling keeps of a token: heads, and the sizes of a key and a value; None: of key-value heads.
         capacity_factor: see `jaxpipe.models.dispatch.Capacity`; None: no token is dropped.
         vocab_size: tokens are 0 .. vocab_size - 1.
         num_rows: rows of the token table and of the head's kernel, at least `vocab_size`.
@@ -52,6 +57,11 @@ class Anatomy:
     num_rows: int
     num_experts: int = 1
     experts_per_token: int = 1
+    shared_width: int = 0
+    value_size: int | None = None
+    rotary_size: int | None = None
+    attention_matmuls: MatmulSizes = ()
+    kept: tuple[int, int, int] | None = None
     capacity_factor: float | None = None
     causal: bool = True
     window: int | None = None
@@ -79,12 +89,14 @@ class ParameterShape:
         split: the dim split over `tensor`, or None.
         split_experts: the dim split over `expert`, or None.
         is_trained: False: it is frozen.
+        has_moments: False: the optimizer keeps nothing of it, since a rule moves it.
     """
 
     dims: tuple[int, ...]
     split: int | None = None
     split_experts: int | None = None
     is_trained: bool = True
+    has_moments: bool = True
 
     @property
     def splits(self) -> tuple[tuple[str, int], ...]:

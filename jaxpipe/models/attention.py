@@ -232,15 +232,16 @@ class Cache:
 
     # "layer batch kv_head size head_dim", with norm and rotation; those after the newest token are not read.
     keys: jax.Array
-    values: jax.Array  # of the same shape
+    values: jax.Array  # likewise, perhaps of another size
     num_tokens: jax.Array  # int32, the tokens whose logits are known, the same in all rows
     layer: jax.Array  # int32, the layer that reads and writes
 
     @classmethod
-    def empty(cls, shape: tuple[int, ...], dtype: Any) -> Cache:
-        """A cache of no tokens: keys and values of `shape`."""
+    def empty(cls, keys: tuple[int, ...], values: tuple[int, ...], dtype: Any) -> Cache:
+        """A cache of no tokens: keys and values of these shapes."""
         # Four arrays of their own, since a program that they are given to may write over each.
-        return cls(*(jnp.zeros(shape, dtype) for _ in range(2)), *(jnp.zeros((), jnp.int32) for _ in range(2)))
+        of_tokens = (jnp.zeros(shape, dtype) for shape in (keys, values))
+        return cls(*of_tokens, *(jnp.zeros((), jnp.int32) for _ in range(2)))
 
     def followed_by(self, key: jax.Array, value: jax.Array) -> Cache:
         """The cache with the layer's keys and values of further tokens, each "batch token kv_head head_dim"."""

@@ -244,13 +244,14 @@ def forward(
         return tuple(tiles.with_queries(x, tile, pair) for x, tile in zip(carry, sums, strict=True))
 
     numbers = jnp.zeros(queries.shape[:-1], jnp.float32)
-    sums = jnp.zeros(queries.shape, jnp.float32), numbers + _UNSEEN, numbers
+    # Values may be of another size than queries and keys.
+    sums = jnp.zeros((*queries.shape[:-1], value.shape[-1]), jnp.float32), numbers + _UNSEEN, numbers
     sums = tiles.loop(partial(body, _by_head(key), _by_head(value)), sums, own)
     if visible.context.size > 1:  # what the others have travels behind the pairs with own keys
         sums = tiles.loop(partial(body, *_gathered(key, value, visible.context)), sums, others)
     product, largest, total = sums
     output = (product / total[..., None]).astype(query.dtype)
-    return output.transpose(0, 3, 1, 2, 4).reshape(query.shape), largest + jnp.log(total)
+    return output.transpose(0, 3, 1, 2, 4).reshape(*query.shape[:-1], -1), largest + jnp.log(total)
 
 
 def backward(

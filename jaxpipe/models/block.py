@@ -204,18 +204,34 @@ class Block(nnx.Module):
 
     A feed forward takes the stream and `TokenArrays`, and returns its addition to the stream; experts also return a
     dict of sums of losses, and the block then returns that too.
+
+    Args:
+        name: of the feed forward among the parameters; kinds of layers whose feed forwards differ have other names.
+        zeros: sums that layers of other kinds return, and this one does not have.
     """
 
-    def __init__(self, attention: SelfAttention, feed_forward: nnx.Module, *, dropout_rate: float, tensor: TensorAxis):
+    def __init__(
+        self,
+        attention: Any,
+        feed_forward: nnx.Module,
+        *,
+        dropout_rate: float,
+        tensor: TensorAxis,
+        name: str = "feed_forward",
+        zeros: Callable[[], dict[str, jax.Array]] | None = None,
+    ):
         self.attention = attention
-        self.feed_forward = feed_forward
+        setattr(self, name, feed_forward)
+        self.name = name
+        self.zeros = zeros
         self.dropout_rate = dropout_rate
         self.tensor = tensor
 
     def __call__(self, x: jax.Array, token_arrays: TokenArrays, random: Randomness | None) -> Any:
         """The residual stream "batch local_seq hidden" after this layer, and sums of its losses if it has any."""
         x = x + self._drop(self.attention(x, token_arrays, random), random, Site.ATTENTION_OUTPUT)
-        addition, losses = with_losses(self.feed_forward(x, token_arrays))
+        addition, losses = with_losses(getattr(self, self.name)(x, token_arrays))
+        losses = self.zeros() if self.zeros else losses
         x = x + self._drop(addition, random, Site.FEED_FORWARD_OUTPUT)
         return (x, losses) if losses else x
 
@@ -223,7 +239,7 @@ class Block(nnx.Module):
         """The stream "batch token hidden" of further tokens after this layer, and the cache with theirs."""
         addition, cache = self.attention.following(x, cache)
         x = x + addition
-        return x + with_losses(self.feed_forward(x))[0], cache
+        return x + with_losses(getattr(self, self.name)(x))[0], cache
 
     def _drop(self, y: jax.Array, random: Randomness | None, site: Site) -> jax.Array:
         return drop(y, random, rate=self.dropout_rate, site=site, positions=self.tensor.positions)

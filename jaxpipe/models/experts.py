@@ -8,7 +8,6 @@ Source: Shazeer et al., Outrageously Large Neural Networks, ICLR 2017; Jiang et 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,132 +17,14 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxpipe.mesh import MEASURED, TensorAxis
-from jaxpipe.mesh.collectives import Axis, gather_over, only_on_the_first
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.mesh.collectives import gather_over, only_on_the_first
 from jaxpipe.models.anatomy import LOAD_BIAS, Anatomy
-from jaxpipe.models.dispatch import Dispatch, Tiles, collect, dispatch_of, spread, spread_weights
-from jaxpipe.models.linear import Linear, RMSNorm, initial_deviation
+from jaxpipe.models.dispatch import Dispatch, Tiles, collect, spread, spread_weights
+from jaxpipe.models.linear import Linear, RMSNorm, from_stream, initial_deviation, to_stream
+from jaxpipe.models.routing import Routing
 
 CHOSEN = "chosen"  # the name of what even a layer that is computed again in backward saves
-
-
-@dataclass(frozen=True)
-class Routing:
-    """How a router chooses.
-
-    Source: Fedus et al., Switch Transformers, JMLR 2022, equations 4 to 6; Zoph et al., ST-MoE, 2022, equation 5; Wang
-    et al., Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, 2024 (arXiv 2408.15664), algorithm 1.
-    """
-
-    num_experts: int
-    num_chosen: int  # experts of a token; of equal ones the lower number
-    normalized: bool  # whether the weights of a token's experts are divided by their sum
-    # Factor of num_experts x sum over experts of (choices of the expert per token) x (mean of its probability), over a
-    # microbatch on all devices: num_chosen where all are used alike. Mean over layers.
-    balance_loss: float
-    z_loss: float  # factor of the mean square of log(sum of exp(logits)). Mean over layers.
-    capacity_factor: float | None = None  # see `jaxpipe.models.dispatch.Capacity`; None: no choice is dropped
-    # Whether a bias of each expert is added to its probability where experts are chosen, and nowhere else. Its gradient
-    # is the load above the mean, where 1 is the mean, so that a step in the direction of its sign balances the loads
-    # without a loss.
-    has_bias: bool = False
-
-    def dispatch(self, expert: Axis) -> Dispatch:
-        """How tokens come to the experts, which are split over the devices of `expert`."""
-        return dispatch_of(self.num_experts, self.num_chosen, self.capacity_factor, expert)
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """The names of the losses of a layer."""
-        return tuple(name for name, factor in self._factors.items() if factor)
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """The names of what a layer measures."""
-        names = ("expert_load", "fullest_expert", "emptiest_expert", "router_entropy")
-        dropped = () if self.capacity_factor is None else ("dropped_choices",)
-        bias = (LOAD_BIAS,) if self.has_bias else ()
-        return tuple(MEASURED + name for name in (*names, *dropped, *bias))
-
-    @property
-    def _factors(self) -> dict[str, float]:
-        return {"balance": self.balance_loss, "router_z": self.z_loss}
-
-    def choose(self, logits: jax.Array, bias: jax.Array | None) -> jax.Array:
-        """Int32 "... k" experts of each token, of `logits` "... expert"."""
-        # The bias is a difference of probabilities. Without one the logits have the same order and need no softmax.
-        scores = logits if bias is None else jax.nn.softmax(logits) + bias
-        return lax.top_k(scores, self.num_chosen)[1]
-
-    def is_token(self, chosen: jax.Array) -> jax.Array:
-        """Whether a token, "...", is no padding: padding has chosen `num_experts`, which is no expert, k times."""
-        return chosen[..., 0] < self.num_experts
-
-    def weights(self, logits: jax.Array, chosen: jax.Array) -> jax.Array:
-        """Float32 "... k" weights of the chosen experts; those of padding, which no row has, depend on no logits."""
-        # Padding's index is one beyond the last expert, where `take_along_axis` would return NaN.
-        of_chosen = jnp.take_along_axis(jax.nn.softmax(logits), jnp.minimum(chosen, self.num_experts - 1), axis=-1)
-        # A constant for padding, so that no gradient reaches its logits.
-        of_chosen = jnp.where(self.is_token(chosen)[..., None], of_chosen, 1.0)
-        return of_chosen / of_chosen.sum(axis=-1, keepdims=True) if self.normalized else of_chosen
-
-    def loss_sums(
-        self, logits: jax.Array, chosen: jax.Array, share: jax.Array, bias: jax.Array | None, num_layers: int
-    ) -> dict[str, jax.Array]:
-        """Sums over the tokens of `logits` "batch seq expert"; `share` "expert" are the choices of each per token.
-
-        The last entry, sum of bias * (load - 1), is only reported; its gradient is what moves the bias.
-        """
-        is_token = self.is_token(chosen)
-        chances = jnp.where(is_token[..., None], jax.nn.softmax(logits), 0)
-        sums_of_tokens = {
-            # `share` counts integers and has no gradient: only the probabilities move (Fedus et al., equation 4).
-            "balance": self.num_experts * (chances.sum(axis=(0, 1)) @ share),
-            "router_z": jnp.square(jnp.where(is_token, jax.nn.logsumexp(logits, axis=-1), 0)).sum(),
-        }
-        sums = {name: self._factors[name] / num_layers * sums_of_tokens[name] for name in self.losses}
-        if bias is None:
-            return sums
-        # Times the tokens, since a run divides every sum by them.
-        return sums | {MEASURED + LOAD_BIAS: is_token.sum() * (bias @ (self.load(share) - 1.0))}
-
-    def load(self, share: jax.Array) -> jax.Array:
-        """The choices of each expert in terms of the mean; `share` "expert" are those per token."""
-        return share * self.num_experts / self.num_chosen
-
-    def measured_sums(
-        self,
-        logits: jax.Array,
-        chosen: jax.Array,
-        share: jax.Array,
-        tiles: Tiles,
-        tensor: TensorAxis,
-        num_layers: int,
-    ) -> dict[str, jax.Array]:
-        """Sums over the tokens of all of `tensor`; a run reports their means over layers and tokens.
-
-        The sums are the load of every expert of this layer, "expert", where 1 is the mean; the load of the fullest and
-        of the emptiest in a microbatch; the entropy of a token's probabilities in nats, and the fraction of choices
-        that are dropped.
-        """
-        is_token = self.is_token(chosen)
-        load = self.load(share)
-        # The logarithm of the softmax and not of its result: a probability may round to 0, whose logarithm is -inf.
-        chances = jax.nn.log_softmax(logits)
-        entropy = -jnp.where(is_token[..., None], jnp.exp(chances) * chances, 0).sum()
-        # Stacked, since one collective of two numbers takes as long as one of one.
-        entropy, num_tokens = tensor.sum(jnp.stack([entropy, is_token.sum(dtype=jnp.float32)]))
-        num_padding = is_token.size * tensor.size - num_tokens
-        measures = {
-            "fullest_expert": num_tokens * load.max(),
-            "emptiest_expert": num_tokens * load.min(),
-            "router_entropy": entropy,
-            "dropped_choices": jnp.sum(tiles.row == tiles.choice.size) / self.num_chosen - num_padding,
-            # Padding's choices have no row either, and are no dropped ones.
-        }
-        # The load stays of each layer; all others are means over layers.
-        measures = {"expert_load": num_tokens * load, **{name: value / num_layers for name, value in measures.items()}}
-        return {name: measures[name.removeprefix(MEASURED)] for name in self.measures if name != MEASURED + LOAD_BIAS}
 
 
 class Kernels(nnx.Module):
@@ -180,6 +61,8 @@ class Experts(nnx.Module):
         activation: function of the products with the kernels of `names`, "... columns" each.
         names: the kernels before the activation, by name with their columns, in terms of the width.
         bias: whether router and experts have biases.
+        shared_width: width of a gated feed forward that all tokens go through beside their experts; 0: there is none,
+            but its parameters, without numbers, as files of transformers have them; None: there are none either.
 
     Over `tensor`, each device has a part of every expert's width, as of a dense feed forward's; the router reads the
     device's own part of the sequence. Over `expert`, each device has some of the experts.
@@ -196,6 +79,7 @@ class Experts(nnx.Module):
         output_deviation: float,
         names: tuple[tuple[str, int], ...] = (("gate", 1), ("up", 1)),
         bias: bool = False,
+        shared_width: int | None = None,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
@@ -212,6 +96,12 @@ class Experts(nnx.Module):
         self.names = tuple(name for name, _ in names)
         if routing.has_bias:
             setattr(self, LOAD_BIAS, nnx.Param(jnp.zeros(num)))
+        self.shared_width = shared_width
+        if shared_width is not None:
+            of_shared = {"bias": False, "rngs": rngs}
+            self.shared_gate = Linear(hidden, shared_width, split=1, deviation=deviation, **of_shared)
+            self.shared_up = Linear(hidden, shared_width, split=1, deviation=deviation, **of_shared)
+            self.shared_down = Linear(shared_width, hidden, split=0, deviation=output_deviation, **of_shared)
         self.routing = routing
         self.activation = activation
         self.num_layers = num_layers
@@ -253,7 +143,11 @@ class Experts(nnx.Module):
         if "bias" in down and tensor.size > 1:
             down["bias"] = only_on_the_first(down["bias"], "tensor")
         y = _from_experts(self.activation, dispatch, inputs, weights, down, tiles)
-        return tensor.scatter_sum(dispatch.own(y, x.shape[1] * tensor.size), 1), losses
+        y = tensor.scatter_sum(dispatch.own(y, x.shape[1] * tensor.size), 1)
+        if self.shared_width:
+            inputs = from_stream(x, self.norm, (self.shared_gate, self.shared_up), tensor)
+            y = y + to_stream(self.activation, inputs, self.shared_down, tensor)
+        return y, losses
 
 
 def _logits(normed: jax.Array, router: dict[str, jax.Array]) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpipe.models.anatomy import MatmulSizes
+from jaxpipe.models.anatomy import Anatomy, MatmulSizes
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.kinds import kinds_of, pattern_of
 
@@ -23,6 +23,8 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
     * n: keys that a query sees, s, or the sliding window if that is smaller. Causal attention counts as if every
       query saw all of them, as in the sources, so that figures compare.
     * With experts, k counts the matmuls of the experts that a token goes through, and the router adds h x experts.
+    * Latent attention has matmuls of its own in place of h d (2 a + 2 g), and values of another size in n a d; layers
+      of several kinds count with their mean.
     * p: positions whose tokens are predicted, s for a causal model. BERT predicts `num_predicted` of a sequence, and
       its head has more matmuls, e: p h h of the transform and, with the sentence order, h h + 2 h of pooler and order.
 
@@ -70,18 +72,27 @@ def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | Non
     """Multiplications of a forward of one sequence: in a layer, and in the head."""
     anatomy = config.anatomy
     h = anatomy.hidden
-    a = anatomy.num_heads
-    d = anatomy.head_size
     num_predicted = seq_len if num_predicted is None else num_predicted
-    # All matrices to the width and the one back; only the chosen experts' are multiplied.
-    feed_forward = anatomy.experts_per_token * (anatomy.num_up + 1) * h * anatomy.width
-    if anatomy.num_experts > 1:
-        # The router scores every expert, however few are chosen.
-        feed_forward += h * anatomy.num_experts
-    layer = h * d * (2 * a + 2 * anatomy.num_kv_heads) + feed_forward + _of_scores(config, seq_len)
+    of_kinds = [_of_matrices(kind.anatomy) for kind in kinds_of(config)]
+    of_layers = [of_kinds[kind] for kind in pattern_of(config).kinds(config.num_layers)]
+    layer = sum(of_layers) // len(of_layers) + _of_scores(config, seq_len)
     # `vocab_size`, not `num_rows`: rows that only fill the table up for its split are no work of the model.
     head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
     return seq_len * layer, head
+
+
+def _of_matrices(anatomy: Anatomy) -> int:
+    """Multiplications of one token with the matrices of a layer."""
+    h = anatomy.hidden
+    # All matrices to the width and the one back; only the chosen experts' are multiplied.
+    width = anatomy.experts_per_token * anatomy.width + anatomy.shared_width
+    feed_forward = (anatomy.num_up + 1) * h * width
+    if anatomy.num_experts > 1:
+        # The router scores every expert, however few are chosen.
+        feed_forward += h * anatomy.num_experts
+    if anatomy.attention_matmuls:
+        return feed_forward + _size(anatomy.attention_matmuls)
+    return feed_forward + h * anatomy.head_size * (2 * anatomy.num_heads + 2 * anatomy.num_kv_heads)
 
 
 def _of_scores(config: ModelConfig, seq_len: int) -> int:
@@ -90,7 +101,8 @@ def _of_scores(config: ModelConfig, seq_len: int) -> int:
     # A window that is longer than the sequence hides no key; layers of several kinds have a mean.
     of_kinds = [min(seq_len, kind.anatomy.window or seq_len) for kind in kinds_of(config)]
     num_keys = [of_kinds[kind] for kind in pattern_of(config).kinds(config.num_layers)]
-    return 2 * (sum(num_keys) // len(num_keys)) * anatomy.num_heads * anatomy.head_size
+    sizes = anatomy.head_size + (anatomy.value_size or anatomy.head_size)
+    return sum(num_keys) // len(num_keys) * anatomy.num_heads * sizes
 
 
 def _size(matmuls: MatmulSizes) -> int:

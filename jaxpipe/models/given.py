@@ -53,7 +53,12 @@ class GivenModel:
     @cached_property
     def num_layers(self) -> int:
         """The number of layers."""
-        return jax.tree.leaves(self.params["layers"])[0].shape[0]
+        layers = self.params["layers"]
+        if self.pattern.only:
+            num = self.pattern.num_layers({name: jax.tree.leaves(of)[0].shape[0] for name, of in layers.items()})
+            assert num  # checked by `fit`
+            return num
+        return jax.tree.leaves(layers)[0].shape[0]
 
     @cached_property
     def functions(self) -> Any:
@@ -70,9 +75,17 @@ class GivenModel:
         """[kind] the model with all layers of that kind."""
         if not self.model.other_layers:
             return (self,)
-        alike = {"other_layers": (), "pattern": ONE_KIND}
+
+        def own(kind: int, tree: Any) -> Any:
+            return tree and {**tree, "layers": self.pattern.of_kind(kind, tree["layers"])}
+
+        def of_kind(kind: int, layer: Callable[..., Any]) -> GivenModel:
+            trees = {"specs": own(kind, self.model.specs), "is_trained": own(kind, self.model.is_trained)}
+            model = replace(self.model, layer=layer, other_layers=(), pattern=ONE_KIND, **trees)
+            return replace(self, model=model, params=own(kind, self.params))
+
         layers = (self.model.layer, *self.model.other_layers)
-        return tuple(replace(self, model=replace(self.model, layer=layer, **alike)) for layer in layers)
+        return tuple(of_kind(kind, layer) for kind, layer in enumerate(layers))
 
     @cached_property
     def parameter_shapes(self) -> ParameterShapes:
@@ -83,7 +96,9 @@ class GivenModel:
             leaves = zip(jax.tree.leaves(self.params[kind]), jax.tree.leaves(is_trained[kind]), strict=True)
             return tuple(ParameterShape(leaf.shape[num_leading:], is_trained=wanted) for leaf, wanted in leaves)
 
-        return ParameterShapes(layer=shapes("layers", 1), shared=shapes("shared", 0))
+        paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(self.params["layers"]))
+        names = tuple(str(getattr(path[0], "key", "")) if path else "" for path in paths)
+        return ParameterShapes(layer=shapes("layers", 1), shared=shapes("shared", 0), names=names)
 
     @cached_property
     def bytes_of_sequence(self) -> int:

@@ -26,7 +26,7 @@ from jaxpipe.models.ends_over_pipe import EndsOverPipe
 from jaxpipe.models.experts import CHOSEN
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
-from jaxpipe.models.kinds import kinds_of, of_kind, pattern_of
+from jaxpipe.models.kinds import kinds_of, of_all_kinds, of_kind, over_layers, pattern_of
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
 from jaxpipe.models.sequence_parts import check_sequence_parts, refuse_values
@@ -62,12 +62,15 @@ class LanguageModel:
         # A key of its own for each layer: a layer's values depend on no other parameter.
         ends_key, layers_key = jax.random.split(key)
         rngs = nnx.Rngs(params=ends_key)
+        keys = jax.random.split(layers_key, self.config.num_layers)
         return {
             "shared": {name: values_of(self._new(name, rngs)) for name in ("embedding", "head")},
-            "layers": jax.vmap(lambda layer_key: values_of(self._new("block", nnx.Rngs(params=layer_key))))(
-                jax.random.split(layers_key, self.config.num_layers)
-            ),
+            "layers": of_all_kinds(self.config, keys, [model._new_layers for model in self.of_kinds]),
         }
+
+    def _new_layers(self, keys: jax.Array) -> Params:
+        """Initial parameters of layers of one kind, by their keys."""
+        return jax.vmap(lambda key: values_of(self._new("block", nnx.Rngs(params=key))))(keys)
 
     @property
     def has_dropout(self) -> bool:
@@ -89,7 +92,9 @@ class LanguageModel:
         """PartitionSpecs of the shared parameters, whose rows of tokens `pipe` may split too, and of a layer's."""
         axes = "tensor" if self.tensor.num_pipe == 1 else ("tensor", "pipe")
         shared = {name: specs_of(self._abstract(name), axes) for name in ("embedding", "head")}
-        return {"shared": shared, "layers": specs_of(self._abstract("block"))}
+        of_kinds = (model if self.pattern.only else self for model in self.of_kinds)
+        layers = {name: of for model in of_kinds for name, of in specs_of(model._abstract("block")).items()}
+        return {"shared": shared, "layers": layers}
 
     @cached_property
     def is_trained(self) -> Params | None:
@@ -228,7 +233,9 @@ class LanguageModel:
             return None
         sizes = self.config.anatomy
         dtype = params["shared"]["embedding"]["token"].dtype
-        return Cache.empty((self.config.num_layers, batch, sizes.num_kv_heads, size, sizes.head_size), dtype)
+        num_heads, *of_heads = sizes.kept or (sizes.num_kv_heads, sizes.head_size, sizes.head_size)
+        keys, values = ((self.config.num_layers, batch, num_heads, size, of_head) for of_head in of_heads)
+        return Cache.empty(keys, values, dtype)
 
     def following_logits(
         self, params: Params, tokens: jax.Array, cache: Cache, num_new: jax.Array
@@ -243,15 +250,16 @@ class LanguageModel:
             Float32 "batch vocab"; the cache, whose further entries are not read.
         """
 
-        def layer(walk: tuple[jax.Array, Cache], layer: Params) -> tuple[tuple[jax.Array, Cache], None]:
-            blocks = [model._module("block", layer).following for model in self.of_kinds]
+        def layer(walk: tuple[jax.Array, Cache], layer: Params, kind: int | None) -> tuple[Any, None]:
+            models = self.of_kinds if kind is None else self.of_kinds[kind : kind + 1]
+            blocks = [model._module("block", layer).following for model in models]
             x, cache = of_kind(self.config, walk[1].layer, blocks, *walk)
             return (x, replace(cache, layer=cache.layer + 1)), None
 
         positions = jnp.broadcast_to(cache.num_tokens + jnp.arange(tokens.shape[1]), tokens.shape)
         # Positions are given, since these tokens do not begin at 0.
         x = self.embed(params["shared"], {"tokens": tokens, "positions": positions}, None)
-        (x, cache), _ = jax.lax.scan(layer, (x, cache), params["layers"])
+        (x, cache), _ = over_layers(self.config, layer, (x, cache), params["layers"])
         # - 1: the last of the new tokens; those after it only fill the row up to a size that is compiled.
         last = jax.lax.dynamic_slice_in_dim(x, num_new - 1, 1, axis=1)
         logits = self._module("head", params["shared"]["head"]).logits(last, self._token_table(params["shared"]))
@@ -277,14 +285,17 @@ class LanguageModel:
         def at(layer: Any) -> Randomness | None:
             return None if random is None else random.at(index, layer)
 
-        def layer(walk: tuple[jax.Array, jax.Array], layer: Params) -> tuple[tuple[jax.Array, jax.Array], Any]:
+        def layer(
+            walk: tuple[jax.Array, jax.Array], layer: Params, kind: int | None
+        ) -> tuple[tuple[jax.Array, jax.Array], Any]:
             x, i = walk
-            layers = [partial(model.layer, layer) for model in self.of_kinds]
+            models = self.of_kinds if kind is None else self.of_kinds[kind : kind + 1]
+            layers = [partial(model.layer, layer) for model in models]
             x, losses = with_losses(of_kind(self.config, i, layers, x, microbatch, at(i)))
             return (x, i + 1), losses
 
         x = self.embed(params["shared"], microbatch, at(-1))
-        (x, _), losses = jax.lax.scan(layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
+        (x, _), losses = over_layers(self.config, layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
         # A loss of a layer is a number, added up over layers; a measure of each expert stays apart for each layer.
         return x, jax.tree.map(lambda leaf: jnp.sum(leaf) if leaf.ndim == 1 else leaf, losses)
 

@@ -134,7 +134,7 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Matmul "... out" with `x` "... in", on each device separately."""
         arrays = self.arrays()
-        return _add_bias(_times(x, arrays["kernel"]), arrays)
+        return _add_bias(times(x, arrays["kernel"]), arrays)
 
 
 def from_stream(x: jax.Array, norm: Any, linears: tuple[Linear, ...], tensor: TensorAxis) -> tuple[jax.Array, ...]:
@@ -188,22 +188,22 @@ def _to_stream(activation: Callable, columns: Columns | None, inputs: tuple[jax.
 
 def _products(x: jax.Array, columns: Sequence[Columns | None], linears: Any) -> list[jax.Array]:
     """`x` times the kernel of each of `linears`, with what its adapters add."""
-    products = [_times(x, arrays["kernel"]) for arrays in linears]
+    products = [times(x, arrays["kernel"]) for arrays in linears]
     pairs = [pair for arrays in linears for pair in arrays.get("adapters", {}).values()]
     if not pairs:
         return products
     # One product for all of them, which read the same `x`: one alone is too narrow for a GPU's tensor cores.
-    low = _times(x, jnp.concatenate([a for a, _ in pairs], axis=1))
+    low = times(x, jnp.concatenate([a for a, _ in pairs], axis=1))
     ends = np.cumsum([a.shape[1] for a, _ in pairs])[:-1]
     by_pair = iter(jnp.split(low, ends, axis=-1))
     for i, (of, arrays) in enumerate(zip(columns, linears, strict=True)):
         if of:
-            added = {name: _times(of.scale * next(by_pair), b) for name, (_, b) in arrays["adapters"].items()}
+            added = {name: times(of.scale * next(by_pair), b) for name, (_, b) in arrays["adapters"].items()}
             products[i] = products[i] + of.joined(added)
     return products
 
 
-def _times(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def times(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """`x @ kernel` with all tokens in one dim, so that XLA transposes no input of the kernel's gradient."""
     return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], -1)
 

@@ -102,8 +102,6 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the sizes and choices do not fit together."""
-        if self.head_size is None:
-            check_heads(hidden=self.hidden, num_heads=self.num_heads)
         check_choices(attention=self.attention, recompute=self.recompute)
         self._check_pairs()
         self._check_full()
@@ -151,6 +149,8 @@ class LlamaConfig:
         return Pattern((0,) * (self.full_every - 1) + (1,) if self.full_every else (0,), (1,) * self.full_first)
 
     def _check_pairs(self) -> None:
+        if self.head_size is None:
+            check_heads(hidden=self.hidden, num_heads=self.num_heads)
         if self.anatomy.head_size % 2 == 0:
             return
         rule = "rotary-pairs: the size of a head is even, since positions rotate pairs of its dims"

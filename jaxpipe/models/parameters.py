@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.mesh import TensorAxis
-from jaxpipe.models.anatomy import ParameterShape
+from jaxpipe.models.anatomy import LOAD_BIAS, ParameterShape
 from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.linear import Linear
 from jaxpipe.models.lora import Columns, is_adapter
@@ -30,6 +30,7 @@ class ParameterShapes:
 
     layer: tuple[ParameterShape, ...]
     shared: tuple[ParameterShape, ...]
+    names: tuple[str, ...]  # of those of a layer, the first of each path
 
 
 @cache
@@ -52,19 +53,25 @@ def parameter_shapes(config: ModelConfig) -> ParameterShapes:
 
     has_adapters = getattr(config, "lora", None) is not None
 
-    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> tuple[ParameterShape, ...]:
+    def of_module(new: Callable[[TensorAxis, nnx.Rngs], nnx.Module]) -> list[tuple[str, ParameterShape]]:
         params = _by_parameter(nnx.eval_shape(lambda: new(TensorAxis(), nnx.Rngs(0))), _shape)
-        return tuple(
-            replace(shape, is_trained=not has_adapters or is_adapter(path))
+        return [
+            (
+                path[0].key,
+                replace(
+                    shape,
+                    is_trained=not has_adapters or is_adapter(path),
+                    has_moments=path[-1].key != LOAD_BIAS,
+                ),
+            )
             for path, shape in jax.tree_util.tree_leaves_with_path(
                 params, is_leaf=lambda leaf: isinstance(leaf, ParameterShape)
             )
-        )
+        ]
 
-    return ParameterShapes(
-        layer=of_module(config.new_block),
-        shared=(*of_module(config.new_embedding), *of_module(config.new_head)),
-    )
+    names, layer = zip(*of_module(config.new_block), strict=True)
+    shared = (*of_module(config.new_embedding), *of_module(config.new_head))
+    return ParameterShapes(layer=layer, shared=tuple(shape for _, shape in shared), names=names)
 
 
 @cache

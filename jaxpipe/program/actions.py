@@ -24,9 +24,10 @@ from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State, Taken
 from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import Action, DeviceStep, Walk, add_of_layer
+from jaxpipe.program.device import Action, DeviceStep, Walk
 from jaxpipe.program.in_place import after, cond_in_place, guarded_index
 from jaxpipe.program.layer_form import LayerForm
+from jaxpipe.program.running_sums import add_of_layer
 from jaxpipe.program.side_by_side import side_by_side
 from jaxpipe.schedules.schedule import LAYER_KINDS, WHOLE_BATCH_KINDS, Kind
 
@@ -202,7 +203,7 @@ def backward_half(step: DeviceStep, row: Row, state: State) -> Half:
 
         def then(walk: Walk, computed: Any) -> Walk:
             d_params, dx = computed
-            return step.with_gradients(walk._replace(passed=dx), row, i, jax.tree.leaves(d_params))
+            return step.with_gradients(walk._replace(passed=dx), row, form, i, jax.tree.leaves(d_params))
 
         return LayerCall(vjp.backward, (params, residuals, result, *given), then)
 

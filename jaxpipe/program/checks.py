@@ -138,7 +138,13 @@ def _check_shard(shard: str, behind_layers: bool | None) -> None:
 
 
 def check_kinds(
-    schedule: Schedule, functions: StageFunctions, num_layers: int, recomputed: Sequence[int] | None
+    schedule: Schedule,
+    functions: StageFunctions,
+    num_layers: int,
+    recomputed: Sequence[int] | None,
+    *,
+    shard: str,
+    behind_layers: bool | None,
 ) -> None:
     """Raises CompileError for layers of several kinds that their pattern does not name, or that do not compose yet."""
     pattern = functions.pattern
@@ -150,8 +156,22 @@ def check_kinds(
             rule="layer-kinds: a pattern has a unit, and names each kind, 0 for `layer`, 1, ... for `other_layers`",
             repair=f"give for example Pattern(unit={tuple(range(num_kinds))}), which takes the kinds in turn",
         )
+    if pattern.only and (len(pattern.only) != num_kinds or set(pattern.kinds(num_layers)) != named):
+        raise CompileError(
+            f"pattern.only={pattern.only} of a model with {num_kinds} kinds of {num_layers} layers.",
+            rule="parameters-of-kinds: `only` has for each kind, which some layer is of, the names of parameters that"
+            " others do not have",
+            repair=f"give {num_kinds} tuples of names, () for a kind without parameters of its own",
+        )
     if num_kinds == 1:
         return
+    if pattern.only and (Shard(shard).splits_gradients or behind_layers):
+        what = f"shard={str(shard)!r}" if Shard(shard).splits_gradients else "behind_layers=True"
+        raise CompileError(
+            f"{num_kinds} kinds of layers with other parameters, and {what}.",
+            rule="kinds-compose: a layer that travels behind another one has the same parameters",
+            repair=f"give shard={str(Shard.OPTIMIZER)!r}, and leave behind_layers out",
+        )
     reasons = [
         (schedule.delays, f"schedule {schedule.name!r}, which has no flush", "take one with a flush, as '1f1b'"),
         (schedule.has_pairs, f"schedule {schedule.name!r}, which has pairs", "leave pairs out, or overlap=false"),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.layer_kinds import Kinds
 from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.mesh import PyTree, Randomness
 from jaxpipe.program.carry import Row, State
@@ -17,8 +18,10 @@ from jaxpipe.program.contract import Losses, StageFunctions
 from jaxpipe.program.in_place import after, cond_in_place, guarded_index, ordered_after
 from jaxpipe.program.jaxprs import InStack, Summand
 from jaxpipe.program.layer_form import LayerForm
+from jaxpipe.program.partition import Part
+from jaxpipe.program.running_sums import add_layer
 from jaxpipe.program.shapes import StepShapes
-from jaxpipe.program.stacked import at_index, with_added
+from jaxpipe.program.stacked import Index, at_index
 
 EMBEDDING = -1  # its index among the layers, for random numbers
 
@@ -110,6 +113,7 @@ class DeviceStep:
     first_layer: jax.Array  # [chunk] index in the model of its first layer
     num_layers: jax.Array  # [chunk]
     turns: tuple[jax.Array, ...]  # [loop][chunk] turns of the loops over its layers; none if one loop has them all
+    rows: Mapping[Kinds, jax.Array]  # kinds -> [chunk, layer] rows of the parameters that these alone have
     deterministic: bool  # whether sums over devices are added in mesh order
     in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
     boundary: Boundary
@@ -149,14 +153,19 @@ class DeviceStep:
 
     def layer_params(self, row: Row, form: LayerForm, layer: jax.Array, walk: Walk, state: State) -> PyTree:
         """The compute copies of a layer of the stage in `row`; `InStack` those that its functions read there."""
-        own = row.chunk, layer
+        pattern = self.shapes.pattern
+        parts = pattern.of_kind(form.kind, self.shapes.parts["layers"])
+        own = [(row.chunk, self.row_of(part, row.chunk, layer)) for part in jax.tree.leaves(parts)]
         # Without flush several versions of the weights are there, and the row says which; gathered chunks may have
         # slots, and it says which one, of that which is gathered alone.
-        copied = own if row.copied_chunk is None else (row.copied_chunk, layer)
         has_slots = self.shapes.table.num_calls == 1
-        at = [copied if is_later or not has_slots else own for is_later in jax.tree.leaves(self.shapes.gathered_later)]
+        is_later = jax.tree.leaves(pattern.of_kind(form.kind, self.shapes.gathered_later))
+        at = [
+            place if row.copied_chunk is None or (has_slots and not later) else (row.copied_chunk, layer)
+            for place, later in zip(own, is_later, strict=True)
+        ]
         stacks = self.params["layers"] if state.copies is None else state.copies
-        stacks = stacks if walk.copies is None else walk.copies
+        stacks = pattern.of_kind(form.kind, stacks if walk.copies is None else walk.copies)
         if walk.copy is not None:  # a stack of one layer
             at = [(0, 0)] * len(at)
             stacks = jax.tree.map(lambda leaf: leaf[None, None], walk.copy)
@@ -164,6 +173,10 @@ class DeviceStep:
         places = [InStack(leaf, *place) for leaf, place in zip(leaves, at, strict=True)]
         in_stack = form.vjp.in_stack if form.vjp else ()
         return structure.unflatten([place if i in in_stack else place.array for i, place in enumerate(places)])
+
+    def row_of(self, part: Part, chunk: Index, layer: Index) -> Index:
+        """The row of a layer of a chunk in the stack of a parameter."""
+        return layer if part.kinds is None else self.rows[part.kinds][chunk, layer]
 
     def num_layers_of(self, row: Row) -> int | jax.Array:
         """Layers of the stage in `row`."""
@@ -256,21 +269,26 @@ class DeviceStep:
         return stretch.turn(body, jnp.int32(num_turns - 1), carry) if num_turns % 2 else carry
 
     def with_gradients(
-        self, walk: Walk, row: Row, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
+        self, walk: Walk, row: Row, form: LayerForm, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
     ) -> Walk:
         """The walk with the gradients of a layer in its sums; those that the action sums over devices are left apart.
 
         Args:
+            form: of the layer.
             grads: [trained leaf] gradients of the layer; None adds nothing.
         """
-        parts = jax.tree.leaves(self.shapes.trained_parts["layers"])
+        of_kind = self.shapes.pattern.of_kind
+        parts = jax.tree.leaves(of_kind(form.kind, self.shapes.trained_parts["layers"]))
+        sums = of_kind(form.kind, walk.sums)
         sent = [
             (d.value if isinstance(d, Summand) else d).astype(total.dtype)
-            for d, part, total in zip(grads, parts, jax.tree.leaves(walk.sums), strict=True)
+            for d, part, total in zip(grads, parts, jax.tree.leaves(sums), strict=True)
             if part.splits_sum and d is not None
         ]
         added = [None if part.splits_sum else d for d, part in zip(grads, parts, strict=True)]
-        return walk._replace(sums=add_layer(walk.sums, row.chunk, layer, added), grads=sent or None)
+        places = [(row.chunk, self.row_of(part, row.chunk, layer)) for part in parts]
+        sums = add_layer(sums, places, added)
+        return walk._replace(sums={**walk.sums, **sums} if self.rows else sums, grads=sent or None)
 
     def last_first(
         self, row: Row, form: LayerForm, turn: jax.Array, walk: Walk, state: State
@@ -311,39 +329,3 @@ Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its r
 def waiting(walk: Walk, num_done: jax.Array) -> Walk:
     """The walk, whose activation or gradient waits for `num_done`: it is never negative, which XLA cannot know."""
     return walk._replace(passed=ordered_after(walk.passed, num_done))
-
-
-def add_scaled(totals: PyTree, scale: PyTree, values: PyTree) -> PyTree:
-    """Returns sums of losses with those of one microbatch added, each times its factor."""
-    return jax.tree.map(lambda total, scale, value: total + scale * value, totals, scale, values)
-
-
-def add_of_layer(totals: PyTree, layer: jax.Array, scale: PyTree, values: PyTree) -> PyTree:
-    """The same with the losses of one layer; an array is added at the layer's index in the model."""
-
-    def add(total: jax.Array, scale: jax.Array, value: jax.Array) -> jax.Array:
-        if not value.ndim:
-            return total + scale * value
-        return lax.dynamic_update_index_in_dim(total, total[layer] + scale * value, layer, 0)
-
-    return jax.tree.map(add, totals, scale, values)
-
-
-def add_layer(
-    totals: PyTree, chunk: jax.Array, layer: jax.Array, grads: Sequence[jax.Array | Summand | None]
-) -> PyTree:
-    """Returns running sums of layers with the gradients of one layer added.
-
-    Args:
-        totals: running sums, leaves [chunk, layer, ...].
-        grads: [leaf] gradients of the layer; None adds nothing.
-    """
-    # I leaves the gradients of products to W, and W finds those of biases and norms done: None in either.
-    leaves, structure = jax.tree.flatten(totals)
-
-    def added(total: jax.Array, d: jax.Array | Summand | None) -> jax.Array:
-        if isinstance(d, Summand):
-            return d.added_to(total, chunk, layer)
-        return total if d is None else with_added(total, d, chunk, layer)
-
-    return jax.tree.unflatten(structure, map(added, leaves, grads))

@@ -30,13 +30,24 @@ def reduce_layers(grads: PyTree, parts: PyTree, chunk: jax.Array, stop: Index, *
 
     Args:
         grads: this device's running sums, leaves [chunk, layer, ...].
+        stop: a row, of arrays that have so many.
     """
+    leaves, structure = jax.tree.flatten(grads)
+    of_leaves = jax.tree.leaves(parts)
+    # Parameters of layers of other kinds have other numbers of rows.
+    for num_rows in dict.fromkeys(leaf.shape[1] for leaf in leaves):
+        chosen = [place for place, leaf in enumerate(leaves) if leaf.shape[1] == num_rows]
+        of = [of_leaves[place] for place in chosen]
 
-    def layer(i: jax.Array, grads: PyTree) -> PyTree:
-        arrived = reduced_layer(sums_of_layer(grads, parts, chunk, i), parts, deterministic=deterministic)
-        return with_reduced(grads, arrived, parts, chunk, i)
+        def layer(i: jax.Array, grads: list[jax.Array], of: list[Part] = of) -> list[jax.Array]:
+            arrived = reduced_layer(sums_of_layer(grads, of, chunk, i), of, deterministic=deterministic)
+            return with_reduced(grads, arrived, of, chunk, i)
 
-    return lax.fori_loop(0, stop, layer, grads)
+        last = stop if isinstance(stop, int) else jnp.minimum(stop, num_rows)
+        reduced = lax.fori_loop(0, last, layer, [leaves[place] for place in chosen])
+        for place, leaf in zip(chosen, reduced, strict=True):
+            leaves[place] = leaf
+    return structure.unflatten(leaves)
 
 
 def sums_of_layer(grads: PyTree, parts: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE) -> PyTree:

@@ -12,7 +12,8 @@ import jax
 from jaxpipe.mesh import PyTree, Randomness, added, is_masked, with_trained
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import StageFunctions
-from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.device import EMBEDDING, Boundary, DeviceStep
+from jaxpipe.program.running_sums import add_scaled
 from jaxpipe.program.stacked import with_index
 
 

@@ -18,16 +18,17 @@ from jaxpipe.errors import CompileError
 from jaxpipe.mesh import BATCH_AXES, MEASURED, PyTree, num_batch_parts, on_devices, with_losses
 from jaxpipe.program.contract import WORDS, Losses, StageFunctions
 from jaxpipe.program.dtypes import sum_dtype
+from jaxpipe.program.staged_params import StagedLayout
 from jaxpipe.schedules.schedule import Schedule
 
 
 def check_inputs(
-    schedule: Schedule, mesh: jax.sharding.Mesh, staged_shape: tuple[int, ...], params: PyTree, batch: PyTree
+    schedule: Schedule, mesh: jax.sharding.Mesh, layout: StagedLayout, params: PyTree, batch: PyTree
 ) -> None:
     """Raises CompileError unless staged `params` and `batch` have the shapes that the program takes.
 
     Args:
-        staged_shape: [device, chunk, layer], the first dims of every layer parameter.
+        layout: of the staged parameters; it knows [device, chunk, layer], the first dims of a layer's parameter.
     """
     if not isinstance(params, dict) or set(params) != {"shared", "layers"}:
         raise CompileError(
@@ -36,6 +37,7 @@ def check_inputs(
             repair="put embedding and head under 'shared', the stacked layers under 'layers'",
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"]):
+        staged_shape = layout.of_leaf(path).canonical.shape
         if leaf.shape[:3] != staged_shape:
             raise CompileError(
                 f"params['layers']{jax.tree_util.keystr(path)} has shape {leaf.shape}.",
@@ -131,10 +133,11 @@ def check_functions(
             repair="return floats, for example x.astype(jnp.float32); layers read ids and masks from the batch",
         )
 
-    def of_kind(layer: Callable) -> Any:
-        return _layer_results(lambda *of: shapes(lambda *of: layer(*of, None), *of), params["layer"], x, microbatch)
+    def of_kind(kind: int, layer: Callable) -> Any:
+        own = functions.pattern.of_kind(kind, params["layer"])
+        return _layer_results(lambda *of: shapes(lambda *of: layer(*of, None), *of), own, x, microbatch)
 
-    of_kinds = [of_kind(layer) for layer in functions.layers]
+    of_kinds = [of_kind(kind, layer) for kind, layer in enumerate(functions.layers)]
     if any(_described(results) != _described(of_kinds[0]) for results in of_kinds):
         raise CompileError(
             f"layers of several kinds return {[_described(with_losses(results)[1]) for results in of_kinds]}.",

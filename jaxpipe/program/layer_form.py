@@ -22,6 +22,7 @@ class LayerForm:
     """One form of a layer: of one kind, or computed again in backward."""
 
     place: int  # among those of the step
+    kind: int  # of layers
     layer: Callable[..., Any]  # the model's function
     storage: Storage  # of saved residuals; empty for forwards alone
     vjp: LayerVjp | None  # forward and backward; None for forwards alone

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpipe.cluster.axes import LOSS_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError
+from jaxpipe.layer_kinds import ONE_KIND, Kinds, Pattern
 from jaxpipe.mesh import PyTree, is_masked
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 from jaxpipe.program.stacked import Index, slice_at, with_slice
@@ -52,6 +53,7 @@ class Part:
     splits_copy: bool = False
     sent_dtype: Any = None  # in which terms of its gradient travel to be summed over devices; None: as they are
     is_trained: bool = True  # False: the parameter is frozen, and has no gradient
+    kinds: Kinds = None  # of layers that have the parameter; None: all
 
     @property
     def is_summed(self) -> bool:
@@ -204,6 +206,7 @@ def partition(
     shard: Shard,
     sent_dtype: Any = None,
     is_trained: PyTree | None = None,
+    pattern: Pattern = ONE_KIND,
 ) -> PyTree:
     """The Part of every leaf of staged `params`.
 
@@ -214,6 +217,7 @@ def partition(
         shard: what devices with equal compute copies share; `Shard.NONE` keeps masters whole on each.
         sent_dtype: dtype in which terms of gradients travel to be summed over devices; None: float32, as sums are.
         is_trained: False for each parameter that is frozen; None if none is.
+        pattern: the kinds of layers, which say what layers have a parameter.
 
     Raises:
         CompileError: `specs` or `is_trained` has other leaves than `params`, names another axis, or a dim does not
@@ -239,6 +243,8 @@ def partition(
         name = f"params{jax.tree_util.keystr(path)}"
         shape = tuple(leaf.shape[len(STACKED) :] if is_layer else leaf.shape)
         part = _part(name, shape, spec, mesh, stacked=is_layer, shard=shard, is_trained=is_trained)
+        if is_layer and pattern.only:
+            part = replace(part, kinds=pattern.kinds_with(path[1].key))
         # Complex numbers travel as they are; integers and keys have no gradients.
         is_float = sent_dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating)
         return replace(part, sent_dtype=sent_dtype) if is_float and part.is_summed else part

@@ -128,7 +128,7 @@ class Pipeline:
                 makes 64-bit numbers by default, or compiles nothing.
         """
         check_pipeline(schedule, mesh, functions, dtype=dtype, shard=shard, behind_layers=behind_layers)
-        check_kinds(schedule, functions, num_layers, recomputed)
+        check_kinds(schedule, functions, num_layers, recomputed, shard=shard, behind_layers=behind_layers)
         self.schedule = schedule
         self.mesh = mesh
         self.functions = functions
@@ -137,7 +137,7 @@ class Pipeline:
         if self.recomputed == self.layers_per_stage:  # all save alike
             self.functions = functions.recomputing
             self.recomputed = ()
-        self.layout = StagedLayout(schedule.placement, self.layers_per_stage)
+        self.layout = StagedLayout(schedule.placement, self.layers_per_stage, functions.pattern)
         self.dtype = dtype
         self.shard = Shard(shard)
         self.kept = kept
@@ -147,6 +147,8 @@ class Pipeline:
         self.rolled = rolled
         self.blocking = permutes_block(mesh) if blocking is None else blocking
         is_shared = any(mesh.shape[axis] > 1 for axis in MASTER_AXES)
+        # A turn that hands on the next layer would have to know its kind.
+        is_shared = is_shared and not functions.pattern.only
         self.behind_layers = is_shared if behind_layers is None else behind_layers
         self.table = self._lowered(schedule, costs)
         self.by_chunk = is_by_chunk(self.table, mesh, asked=by_chunk)
@@ -208,6 +210,7 @@ class Pipeline:
             shard=self.shard,
             sent_dtype=self.sums_dtype,
             is_trained=self.functions.is_trained,
+            pattern=self.functions.pattern,
         )
 
     def masters(self, params: PyTree) -> PyTree:
@@ -287,6 +290,7 @@ class Pipeline:
             first_layer=jnp.asarray(self.layout.first_layer)[device],
             num_layers=jnp.asarray(self.layout.num_held)[device],
             turns=tuple(jnp.asarray(self.layout.of_chunks(turns))[device] for turns in shapes.turns),
+            rows=self.layout.rows_on(device),
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),

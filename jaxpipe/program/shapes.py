@@ -54,7 +54,7 @@ class StepShapes:
     message: jax.ShapeDtypeStruct  # the array that one stage sends to the next
     losses: Losses  # the results of head and layers that are summed
     forms: tuple[LayerForm, ...]  # of layers that save alike: one for each kind; or the second of those computed again
-    pattern: Pattern  # the kinds of layers
+    pattern: Pattern  # the kinds of layers, which may have parameters of their own
     by_chunk: bool  # whether each chunk of a device has actions of its own in the program
     kept: PyTree  # what S leaves for T; empty if the head is not split over `pipe`
     statistics: PyTree  # what S tells all devices; likewise
@@ -200,9 +200,15 @@ def step_shapes(
     Raises:
         CompileError: functions, parameters and batch do not fit together.
     """
-    check_inputs(table.schedule, mesh, layout.canonical.shape, params, batch)
+    check_inputs(table.schedule, mesh, layout, params, batch)
     parts = partition(
-        params, functions.specs, mesh, shard=shard, sent_dtype=sent_dtype, is_trained=functions.is_trained
+        params,
+        functions.specs,
+        mesh,
+        shard=shard,
+        sent_dtype=sent_dtype,
+        is_trained=functions.is_trained,
+        pattern=functions.pattern,
     )
 
     num_parts = num_batch_parts(mesh)
@@ -231,6 +237,9 @@ def step_shapes(
     for place, layer in enumerate((*functions.layers, *again)):
         assert layer
         recomputed = bool(again) and place > 0
+        kind = 0 if again else place
+        of_kind = functions.pattern.of_kind(kind, copies["layer"])
+        parts_of_kind = functions.pattern.of_kind(kind, parts["layers"])
         saved = SavedResiduals(())
         vjp = None
         split = None
@@ -238,19 +247,19 @@ def step_shapes(
             saved, vjp, split = residual_shapes(
                 layer,
                 mesh,
-                copies["layer"],
+                of_kind,
                 message,
                 microbatch,
                 Randomness.like() if random else None,
-                is_trained=[part.is_trained for part in jax.tree.leaves(parts["layers"])],
+                is_trained=[part.is_trained for part in jax.tree.leaves(parts_of_kind)],
                 split_backward=table.schedule.has_split_backward,
                 wide=wide,
             )
         first_pool = len(forms[0].storage.pools) if recomputed else 0
         storage = make_storage(table, saved, recomputed=recomputed, first_pool=first_pool)
-        forms.append(LayerForm(place, layer, storage, vjp, split))
+        forms.append(LayerForm(place, kind, layer, storage, vjp, split))
         if split:
-            parts = {**parts, "layers": _with_split_backward(parts["layers"], split)}
+            parts = {**parts, "layers": {**parts["layers"], **_with_split_backward(parts_of_kind, split)}}
     if len(functions.layers) > 1:
         shared = with_pages_of_all([form.storage for form in forms])
         forms = [replace(form, storage=storage) for form, storage in zip(forms, shared, strict=True)]

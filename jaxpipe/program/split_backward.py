@@ -30,7 +30,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
             # Else XLA moves the reads out of the loop, away from what could read the pool itself.
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
-            read = step.with_gradients(read, row, i, grads)
+            read = step.with_gradients(read, row, form, i, grads)
             deferred = {**read.deferred, form.place: deferred}
             return read._replace(passed=dx, deferred=deferred, num_done=read.num_done + 1)
 
@@ -69,7 +69,7 @@ def weight_gradient(step: DeviceStep, row: Row, state: State) -> State:
         shared = storage.read_shared_with_w(state.pools, pages)
         deferred = storage.read_deferred(state.pools, pages)
         grads = split.weight_gradient(params, shared, deferred, step.layer_scale, *given)
-        return step.with_gradients(walk, row, i, grads)
+        return step.with_gradients(walk, row, form, i, grads)
 
     walk, state = step.over_layers(row, layer, Walk(sums=state.grads["layers"]), state, is_reverse=True)
     return state._replace(grads={**state.grads, "layers": walk.sums})

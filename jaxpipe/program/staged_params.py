@@ -6,6 +6,8 @@ for any schedule. Staged ones have layers as [device, chunk, layer of the chunk,
 that nothing reads. With two replicas only the first has staged parameters: a device owns its chunks of replica 0, and
 its chunks of replica 1 are those that its partner owns, in the same order.
 
+Where layers of several kinds have other parameters, those of a kind are stacked apart: of its layers alone.
+
 `StagedLayout` has the row of every layer and converts whole arrays; `Canonical` converts arrays that stay
 distributed over the devices.
 """
@@ -26,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpipe.errors import CompileError
+from jaxpipe.layer_kinds import ONE_KIND, Kinds, Pattern
 from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.program.partition import STACKED, Part
 from jaxpipe.schedules.placement import Placement
@@ -118,8 +121,11 @@ class StagedLayout:
         [0, 2, 3]
     """
 
-    def __init__(self, placement: Placement, layers_per_stage: Sequence[int]):
+    def __init__(self, placement: Placement, layers_per_stage: Sequence[int], pattern: Pattern = ONE_KIND):
         """Places `layers_per_stage[s]` consecutive layers on the holders of stage s."""
+        self.placement = placement
+        self.layers_per_stage = tuple(layers_per_stage)
+        self.pattern = pattern
         # One entry more than stages: the last is the number of layers.
         first = np.cumsum([0, *layers_per_stage])
         self.num_layers = sum(layers_per_stage)
@@ -138,6 +144,7 @@ class StagedLayout:
         self.pairs = tuple((device, placement.partner_of(device)) for device in devices)
         used = np.flatnonzero(self.canonical.ravel() >= 0)
         _, where = np.unique(self.canonical.ravel()[used], return_index=True)
+        self._of_kinds: dict[Kinds, StagedLayout] = {}
         # [num_layers] the row, among those of all devices, that holds the layer.
         self.row_of_layer = used[where]
 
@@ -145,30 +152,68 @@ class StagedLayout:
         """[device, chunk] numbers of stages."""
         return np.array([[of_stages[stage] for _, stage in chunks] for chunks in self._held], np.int32)
 
+    def of(self, kinds: Kinds) -> StagedLayout:
+        """The layout of parameters that only layers of these kinds have: of those layers alone; None: of all.
+
+        Every device has as many rows as the stage with the most such layers. The rows that others do not use are zeros.
+        """
+        if kinds is None:
+            return self
+        if kinds not in self._of_kinds:
+            num_with = self.pattern.num_with_of_stages(kinds, self.layers_per_stage)
+            self._of_kinds[kinds] = StagedLayout(self.placement, num_with)
+        return self._of_kinds[kinds]
+
+    def of_leaf(self, path: Sequence[Any]) -> StagedLayout:
+        """That of the parameter at this path below "layers"."""
+        return self.of(kinds_of_leaf(self.pattern, path))
+
+    def rows_of(self, kinds: Kinds) -> np.ndarray:
+        """[device, chunk, layer of the chunk] the layer's row among those of these kinds; -1 if it is of another."""
+        of_layers = iter(self.pattern.kinds(self.num_layers))
+        rows = np.full((len(self.layers_per_stage), max(self.layers_per_stage)), -1)
+        for stage, num in enumerate(self.layers_per_stage):
+            is_of_kinds = np.array([next(of_layers) in (kinds or ()) for _ in range(num)])
+            rows[stage, :num] = np.where(is_of_kinds, np.cumsum(is_of_kinds) - 1, -1)
+        return np.array([[rows[stage] for _, stage in chunks] for chunks in self._held], np.int32)
+
+    def rows_on(self, device: jax.Array) -> dict[Kinds, jax.Array]:
+        """Kinds of layers -> [chunk, layer of the chunk] rows of parameters that these kinds alone have."""
+        names = [name for of_kind in self.pattern.only for name in of_kind]
+        return {kinds: jnp.asarray(self.rows_of(kinds))[device] for kinds in map(self.pattern.kinds_with, names)}
+
     def to_stages(self, params: PyTree) -> PyTree:
         """Staged parameters from canonical ones; traceable."""
 
-        def stage(leaf: jax.Array) -> jax.Array:
-            if jnp.shape(leaf)[:1] != (self.num_layers,):
+        def stage(path: Any, leaf: jax.Array) -> jax.Array:
+            layout = self.of_leaf(path)
+            if jnp.shape(leaf)[:1] != (layout.num_layers,):
                 raise CompileError(
-                    f"a leaf of params['layers'] has shape {jnp.shape(leaf)}.",
-                    rule=f"stacked-layers: its first axis counts the layers, num_layers={self.num_layers}",
+                    f"params['layers']{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)}.",
+                    rule=f"stacked-layers: its first axis counts the layers that have it, {layout.num_layers} of"
+                    f" num_layers={self.num_layers}",
                     repair="stack the layers' parameters, or set num_layers to their number",
                 )
             # An unused row, -1, takes layer 0, and becomes zeros two lines below.
-            rows = jnp.take(leaf, np.maximum(self.canonical, 0), axis=0)
-            unused = (self.canonical < 0).reshape(self.canonical.shape + (1,) * (leaf.ndim - 1))
+            rows = jnp.take(leaf, np.maximum(layout.canonical, 0), axis=0)
+            unused = (layout.canonical < 0).reshape(layout.canonical.shape + (1,) * (leaf.ndim - 1))
             return jnp.where(unused, jnp.zeros_like(rows), rows) if unused.any() else rows
 
-        return {**params, "layers": jax.tree.map(stage, params["layers"])}
+        return {**params, "layers": jax.tree_util.tree_map_with_path(stage, params["layers"])}
 
     def from_stages(self, params: PyTree) -> PyTree:
         """Canonical parameters (or their gradients) from staged ones; traceable."""
 
-        def in_order(leaf: jax.Array) -> jax.Array:
-            return jnp.take(leaf.reshape(self.canonical.size, *leaf.shape[3:]), self.row_of_layer, axis=0)
+        def in_order(path: Any, leaf: jax.Array) -> jax.Array:
+            layout = self.of_leaf(path)
+            return jnp.take(leaf.reshape(layout.canonical.size, *leaf.shape[3:]), layout.row_of_layer, axis=0)
 
-        return {**params, "layers": jax.tree.map(in_order, params["layers"])}
+        return {**params, "layers": jax.tree_util.tree_map_with_path(in_order, params["layers"])}
+
+
+def kinds_of_leaf(pattern: Pattern, path: Sequence[Any]) -> Kinds:
+    """The kinds of layers that have the parameter at this path below "layers"; None: all."""
+    return pattern.kinds_with(path[0].key) if pattern.only else None
 
 
 # The same conversion on the devices, for arrays that are too large for one device
@@ -206,7 +251,7 @@ class Canonical:
 
     def shape(self, part: Part, staged: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the canonical form of a parameter whose staged form has the shape `staged`."""
-        return (self.layout.num_layers, *staged[len(STACKED) :]) if part.stacked else staged
+        return (self.layout.of(part.kinds).num_layers, *staged[len(STACKED) :]) if part.stacked else staged
 
     def from_stages(self, leaves: Sequence[jax.Array], parts: Sequence[Part]) -> list[jax.Array]:
         """New canonical arrays; unused rows are left out."""
@@ -219,24 +264,26 @@ class Canonical:
     def layers_in_order(self, local_leaf: jax.Array, part: Part) -> jax.Array:
         """This device's part of the canonical form, inside `shard_map`."""
         split = self._split_dim(part)
+        layout = self.layout.of(part.kinds)
         if split is None:
             rows = lax.all_gather(local_leaf, "pipe", axis=0, tiled=True)
         else:
             rows = lax.all_to_all(local_leaf, "pipe", split + len(STACKED), 0, tiled=True)
-        rows = rows.reshape(self.layout.canonical.size, *rows.shape[len(STACKED) :])
-        return jnp.take(rows, self.layout.row_of_layer, axis=0)
+        rows = rows.reshape(layout.canonical.size, *rows.shape[len(STACKED) :])
+        return jnp.take(rows, layout.row_of_layer, axis=0)
 
     def layers_on_stages(self, local_leaf: jax.Array, part: Part) -> jax.Array:
         """This device's part of the staged form, inside `shard_map`."""
         split = self._split_dim(part)
-        layer = jnp.asarray(self.layout.canonical)
+        canonical = self.layout.of(part.kinds).canonical
+        layer = jnp.asarray(canonical)
         if split is None:
             # Every device has all layers whole, and keeps its own; else the all-to-all below sends each where it
             # belongs.
             layer = lax.dynamic_index_in_dim(layer, lax.axis_index("pipe"), keepdims=True)
         # As in `StagedLayout.to_stages`: unused rows take layer 0, and become zeros.
         rows = jnp.take(local_leaf, jnp.maximum(layer, 0), axis=0)
-        if (self.layout.canonical < 0).any():
+        if (canonical < 0).any():
             unused = (layer < 0).reshape(layer.shape + (1,) * (local_leaf.ndim - 1))
             rows = jnp.where(unused, jnp.zeros_like(rows), rows)
         if split is None:

@@ -103,13 +103,17 @@ def _gather_layers(
     leaves, structure = jax.tree.flatten(layers)
     parts = jax.tree.leaves(parts)
     is_later = jax.tree.leaves(later)
-    split = [k for k, part in enumerate(parts) if part.master_dim is not None and not is_later[k]]
-    if split:
+    gathered_now = [k for k, part in enumerate(parts) if part.master_dim is not None and not is_later[k]]
+    # Parameters of layers of other kinds have other numbers of rows.
+    for num_rows in dict.fromkeys(leaves[k].shape[1] for k in gathered_now):
+        split = [k for k in gathered_now if leaves[k].shape[1] == num_rows]
         # Layer by layer: gathering all layers at once would give pieces that a copy of everything must reorder.
         # [chunk, layer] become one axis, along which the scan walks.
         rows = [leaves[k].reshape(-1, *leaves[k].shape[2:]) for k in split]
 
-        def gathered(num_done: jax.Array, row: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        def gathered(
+            num_done: jax.Array, row: list[jax.Array], split: list[int] = split
+        ) -> tuple[jax.Array, list[jax.Array]]:
             whole = [parts[k].gather(leaf) for k, leaf in zip(split, row, strict=True)]
             return after(num_done, whole), whole
 
@@ -133,7 +137,8 @@ def _gather_both(
     if not leaves:  # layers that compute without parameters
         return layers, num_done
     parts = jax.tree.leaves(parts)
-    num_chunks, num_layers = leaves[0].shape[:2]
+    num_chunks = leaves[0].shape[0]
+    num_layers = max(leaf.shape[1] for leaf in leaves)
     dtypes = [jax.eval_shape(cast, leaf).dtype for leaf in leaves]
     form = layer_form(parts, dtypes)
     pool = pool_for(1, form)
@@ -142,7 +147,9 @@ def _gather_both(
         page, copies, num_done = walk
         chunk = i // num_layers
         row = i % num_layers
-        own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf in leaves]
+        # Parameters of layers of other kinds may have fewer rows: then the last one travels again.
+        at = [jnp.minimum(row, leaf.shape[1] - 1) for leaf in leaves]
+        own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf, row in zip(leaves, at, strict=True)]
         # One page, since each permute costs a rendezvous, and a layer has a dozen arrays.
         page = form.write(page, pool, 0, own)
         partners = form.read([lax.ppermute(sent, "pipe", pairs) for sent in page], pool, 0)
@@ -150,14 +157,14 @@ def _gather_both(
         for first, held in ((0, own), (num_chunks, partners)):
             for k, part in enumerate(parts):
                 copy = held[k] if is_later[k] else part.gather(held[k])
-                copies[k] = with_slice(copies[k], copy[None, None], first + chunk, row)
+                copies[k] = with_slice(copies[k], copy[None, None], first + chunk, at[k])
         return page, copies, after(num_done, partners)
 
     # Room for the page in all turns: in the carry, so that it is written in place.
     page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
     copies = [
-        jnp.zeros((2 * num_chunks, num_layers, *(part.master_shape if later else part.compute_shape)), dtype)
-        for part, dtype, later in zip(parts, dtypes, is_later, strict=True)
+        jnp.zeros((2 * num_chunks, leaf.shape[1], *(part.master_shape if later else part.compute_shape)), dtype)
+        for leaf, part, dtype, later in zip(leaves, parts, dtypes, is_later, strict=True)
     ]
     _, copies, num_done = lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies, num_done))
     return jax.tree.unflatten(structure, copies), num_done

@@ -71,11 +71,20 @@ def by_layer(optimizer: optax.GradientTransformation, params: Params, *, has_flu
                 " with flush, as '1f1b'",
             )
         return optimizer
+    # Rows of other numbers, of kinds of layers with other parameters, have no common axis.
+    has_axis = len({leaf.shape[: len(STACKED)] for leaf in jax.tree.leaves(params["layers"])}) <= 1
     # With one key every layer would draw the same numbers.
-    if of_rows.is_apart() and not any(name.startswith("random_bits") for name in _primitives(of_rows.jaxpr.jaxpr)):
+    draws = any(name.startswith("random_bits") for name in _primitives(of_rows.jaxpr.jaxpr))
+    if has_axis and of_rows.is_apart() and not draws:
         return _over_rows(optimizer, has_tree_of(params))
     if stack is not None:
         return optimizer
+    if not has_axis:
+        raise _refused(
+            "looks at a parameter as a whole, and kinds of layers have parameters of their own",
+            "it would see one layer at a time, and stacks of other layers have other numbers of rows",
+            "use an optimizer that makes each number by itself, as AdamW, or one of config.optimizer.name",
+        )
     raise _refused(
         "treats parameters by their shapes or norms, and looks at several of them at once",
         "an optimizer either makes of each parameter what that parameter alone says, or sums over several parameters;"

@@ -164,7 +164,9 @@ def given_task(
         model = replace(model, init=lambda key: params)
     like = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     train, heldout, example = batches_like_the_first(train_batches, heldout_batches)
-    config = _with_sizes(config, {"model.num_layers": _num_layers(like), "data.batch_size": num_sequences(example)})
+    config = _with_sizes(
+        config, {"model.num_layers": _num_layers(like, model.pattern), "data.batch_size": num_sequences(example)}
+    )
     check_given(config)
     _check_heldout(config, heldout)
     # Leaves are [microbatch, sequence, ...].
@@ -197,8 +199,8 @@ def _check_heldout(config: RunConfig, heldout: GivenBatches) -> None:
         )
 
 
-def _num_layers(params: Any) -> int:
-    """The leading dim of all leaves of "layers"."""
+def _num_layers(params: Any, pattern: Pattern) -> int:
+    """The leading dim of all leaves of "layers"; of kinds with other parameters the sum of theirs."""
     others = [
         f"{jax.tree_util.keystr(path)}: {leaf.dtype}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -213,6 +215,17 @@ def _num_layers(params: Any) -> int:
             " keep real and imaginary part, and join them by jax.lax.complex",
         )
     layers = jax.tree.leaves(params.get("layers")) if isinstance(params, Mapping) else []
+    if pattern.only and layers:
+        of_names = {name: {leaf.shape[:1] for leaf in jax.tree.leaves(of)} for name, of in params["layers"].items()}
+        num_rows = {name: num for name, sizes in of_names.items() for (num,) in sizes}
+        num = pattern.num_layers(num_rows) if all(len(sizes) == 1 for sizes in of_names.values()) else None
+        if num is None:
+            raise ConfigError(
+                f"the parameters of layers have {num_rows} rows, with pattern.only={pattern.only}",
+                rule="given-params: parameters that some kinds of layers alone have, have a row for each such layer",
+                repair="stack those of each kind apart, and all others over all layers",
+            )
+        return num
     sizes = {leaf.shape[:1] for leaf in layers}
     if len(sizes) != 1 or sizes <= {(), (0,)}:
         raise ConfigError(

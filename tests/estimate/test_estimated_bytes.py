@@ -135,6 +135,17 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         pytest.param("llama", "1f1b", (2, 2, 2), LORA | {"pipeline.vocab_over_pipe": "true"}, marks=pytest.mark.ci),
         ("llama", "bpipe", (1, 4, 1), {"model.recompute": "full:1,1,0,0"}),
         ("gpt", "zb_h1", (2, 2, 1), {"model.recompute": "full:3,1", "model.dtype": "bfloat16"}),
+        # Stacks of each kind of layers: 3 dense ones and 1 with experts on the first stage.
+        ("deepseek_v3", "1f1b", (2, 2, 2), {"model.num_dense": 3, "model.dtype": "bfloat16"}),
+        pytest.param("deepseek_v3", "bpipe", (1, 4, 1), {"model.num_dense": 3}, marks=pytest.mark.ci),
+        pytest.param("deepseek_v3", "bitpipe", (2, 2, 1), {"model.query_latent_size": "96"}, marks=pytest.mark.ci),
+        pytest.param(
+            "deepseek_v3",
+            "zb_v",
+            (1, 2, 2),
+            {"pipeline.layers_per_stage": "1,3,2,2", "model.num_dense": 2, "model.dtype": "bfloat16"},
+            marks=pytest.mark.ci,
+        ),
         # One count for both stages of a device.
         pytest.param(
             "gpt", "interleaved_1f1b", (2, 2, 1), {"model.recompute": "attention:2,0"}, marks=pytest.mark.slow

@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import their_models
-from their_models import BERT, GPT2, GPT_OSS, LLAMA, LLAMA3, QWEN3_MOE
+from their_models import BERT, DEEPSEEK_V2, DEEPSEEK_V3, GPT2, GPT_OSS, LLAMA, LLAMA3, QWEN3_MOE
 
 from jaxpipe.config import base_config, check, model_config
 from jaxpipe.config.base import RunConfig
@@ -17,6 +17,7 @@ from jaxpipe.models.rotary import RotaryScaling
 
 BASE = {"GPT2LMHeadModel": GPT2, "LlamaForCausalLM": LLAMA, "MistralForCausalLM": LLAMA, "Qwen2ForCausalLM": LLAMA}
 BASE |= {"Qwen3ForCausalLM": LLAMA | {"head_dim": 8}}
+BASE |= {"DeepseekV2ForCausalLM": LLAMA | DEEPSEEK_V2, "DeepseekV3ForCausalLM": LLAMA | DEEPSEEK_V3}
 BASE |= {"GptOssForCausalLM": LLAMA | GPT_OSS, "MixtralForCausalLM": LLAMA, "Qwen3MoeForCausalLM": LLAMA | QWEN3_MOE}
 BASE |= {"MegatronBertForPreTraining": BERT}
 
@@ -155,6 +156,8 @@ CONFIG_CLASSES = {
     "MixtralForCausalLM": "MixtralConfig",
     "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
     "GptOssForCausalLM": "GptOssConfig",
+    "DeepseekV2ForCausalLM": "DeepseekV2Config",
+    "DeepseekV3ForCausalLM": "DeepseekV3Config",
     "MegatronBertForPreTraining": "MegatronBertConfig",
     "MegatronBertForMaskedLM": "MegatronBertConfig",
 }
@@ -220,6 +223,8 @@ def test_every_field_of_a_class_is_read_or_harmless(transformers, kind):
     known = theirs.was_read | HARMLESS.keys() | {"architectures", "model_type"}
     # The width of dense layers, of which jaxpipe's Qwen3-MoE has none.
     known |= {"intermediate_size"} if kind == "Qwen3MoeForCausalLM" else set()
+    # Sizes that DeepSeek's configs make from others, whatever a file says, and modules that its class does not have.
+    known |= {"head_dim", "qk_head_dim", "num_mtp_layers", "num_nextn_predict_layers"} if "Deepseek" in kind else set()
     assert fields - known == set()
 
 
@@ -318,6 +323,21 @@ REFUSED = [
     ("Qwen3ForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
     ("GptOssForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
     ("GptOssForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types=['full_attention', 'full_attention']"),
+    ("DeepseekV3ForCausalLM", {"rope_interleave": False}, "rope_interleave=False"),
+    ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+    ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "topk_method='greedy'"),
+    ("DeepseekV3ForCausalLM", {"attention_bias": True}, "attention_bias=True"),
+    ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+    ("DeepseekV3ForCausalLM", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+    ("DeepseekV3ForCausalLM", {"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+    (
+        "DeepseekV3ForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}},
+        "rope_parameters.mscale_all_dim=1.0",
+    ),
+    ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob=True"),
+    ("DeepseekV2ForCausalLM", {"mlp_bias": True}, "mlp_bias=True"),
+    ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
     ("MixtralForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
     ("MixtralForCausalLM", {"num_shared_experts": 1}, "num_shared_experts=1"),
     ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
@@ -381,6 +401,9 @@ def test_no_size_is_believed_whatever_it_is(name):
     # Dense layers, of which a Qwen3-MoE has none, have a width too.
     if name == "Qwen3MoeForCausalLM":
         believed.discard("intermediate_size")
+    # A DeepSeek-V2 chooses from groups by another `topk_method`.
+    if name == "DeepseekV2ForCausalLM":
+        believed -= {"n_group", "topk_group"}
     assert believed <= {"max_position_embeddings", "n_positions", "sliding_window", "max_window_layers"} | TOKENS
 
 

@@ -76,6 +76,16 @@ def test_a_round_trip_of_shards_in_half_precision_is_byte_identical(transformers
     assert_same_files(tmp_path / "saved", round_trip(tmp_path / "saved", tmp_path))
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2"])
+def test_a_round_trip_with_layers_of_two_kinds_in_bfloat16_is_byte_identical(transformers, tmp_path, name):
+    import torch
+
+    model = new_model(transformers, *MODELS[name]).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "saved", max_shard_size="20KB")
+    assert_same_files(tmp_path / "saved", round_trip(tmp_path / "saved", tmp_path))
+
+
 def test_an_export_has_the_logits_of_the_original_bit_by_bit(transformers, saved, tmp_path):
     numbers = microbatch("llama")
     back = load(transformers, round_trip(saved("llama3"), tmp_path), "LlamaForCausalLM")
@@ -195,6 +205,17 @@ NEW = {
         "gpt_oss",
         "GptOssForCausalLM",
         {"num_kv_heads": 2, "sliding_window": "6", "rope_scaling": "yarn", "rope_scaling_factor": 4.0, "z_loss": 0.1},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        {"query_latent_size": "9", "num_groups": 2, "rope_scaling": "yarn", "rope_scaling_factor": 4.0}
+        | {"score_mscale": 0.8, "rope_original_positions": 8, "weight_scale": 2.5},
+    ),
+    "deepseek_v2": (
+        "deepseek_v3",
+        "DeepseekV2ForCausalLM",
+        {"scores": "softmax", "bias_rate": 0.0, "normalize_weights": False, "num_shared": 2},
     ),
     "bert": ("bert", "MegatronBertForPreTraining", {"num_token_types": 3}),
     "bert_masked": ("bert", "MegatronBertForMaskedLM", {"num_token_types": 3, "sentence_order": False}),

@@ -1,4 +1,4 @@
-"""A Llama and a Mixtral of transformers, trained here on a mesh, are what transformers and PyTorch's AdamW make of it.
+"""Models of transformers, trained here on a mesh, are what transformers and PyTorch's AdamW make of them.
 
 Both compute in float32 and round in other orders, a few 1e-7 of a gradient. AdamW divides by the root of the second
 moment, which makes noise of the smallest gradients as large as any: 1e-3 of what three steps change is asked of each
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from their_models import LLAMA, load, new_model
+from their_models import DEEPSEEK_V2, LLAMA, load, new_model
 
 from jaxpipe.config import model_config
 from jaxpipe.convert import convert
@@ -38,6 +38,15 @@ MODELS = {
         SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
         ["--config.mesh.expert=2", "--config.model.balance_loss=0.0"],
     ),
+    # Layers of two kinds; of a DeepSeek-V3 only we would move the bias of experts.
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        SIZES
+        | DEEPSEEK_V2
+        | {"num_attention_heads": 4, "num_key_value_heads": 4}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2},  # an expert that few tokens choose has noise for gradients
+        ["--config.mesh.expert=2", "--config.model.balance_loss=0.0"],
+    ),
 }
 BATCH = [
     *("--config.data.batch_size=16", "--config.data.seq_len=16", "--config.pipeline.num_microbatches=4"),
@@ -46,7 +55,10 @@ BATCH = [
 STEPS = [f"--config.train.steps={NUM_STEPS}", "--config.optimizer.learning_rate=0.01"]
 
 
-@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.slow), "mixtral"])
+@pytest.fixture(
+    scope="module",
+    params=[*(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "deepseek_v2")), "mixtral"],
+)
 def case(request):
     return MODELS[request.param]
 

@@ -49,6 +49,38 @@ GPT_OSS = {
         "truncate": False,
     },
 }
+# Sequences of the tests go beyond the original length. Groups have four experts, of which few are shared or chosen.
+DEEPSEEK_V3 = {
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 2,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 5,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 16,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+DEEPSEEK_V2 = DEEPSEEK_V3 | {
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 3,
+}
 BERT = {
     "vocab_size": 61,
     "hidden_size": 48,
@@ -167,6 +199,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 4, "attention_bias": False}
         | {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", LLAMA | DEEPSEEK_V3),
+    "deepseek_v3_one_group": (
+        "DeepseekV3ForCausalLM",
+        LLAMA
+        | DEEPSEEK_V3
+        | {"n_group": 1, "topk_group": 1, "num_attention_heads": 5, "num_key_value_heads": 5, "norm_topk_prob": False}
+        | {"q_lora_rank": None, "tie_word_embeddings": True, "first_k_dense_replace": 0, "n_shared_experts": 2}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "deepseek_v3_none_shared": (
+        "DeepseekV3ForCausalLM",
+        LLAMA
+        | DEEPSEEK_V3
+        | {"n_shared_experts": 0, "routed_scaling_factor": 1.0, "first_k_dense_replace": 3}
+        | {"rope_parameters": DEEPSEEK_V3["rope_parameters"] | {"mscale": 0.7, "mscale_all_dim": 1.3}},
+    ),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", LLAMA | DEEPSEEK_V2),
+    "deepseek_v2_groups": (
+        "DeepseekV2ForCausalLM",
+        LLAMA
+        | DEEPSEEK_V2
+        | {"q_lora_rank": 20, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 4.0, "tie_word_embeddings": True, "num_attention_heads": 3}
+        | {"num_key_value_heads": 3, "n_shared_experts": 1},
+    ),
     "bert": ("MegatronBertForPreTraining", BERT),
     "bert_tanh": ("MegatronBertForPreTraining", BERT | {"hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
     "bert_masked": ("MegatronBertForMaskedLM", BERT),
@@ -184,6 +241,9 @@ def new_model(transformers, name: str, config: dict[str, Any]):
         for parameter in model.parameters():
             noise = 0.2 * torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise + parameter.mean().round())  # 1 for the scales of norms
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 

@@ -11,7 +11,7 @@ from small_models import in_tiers
 
 from jaxpipe.data import Tokenizer, load_tokenizer
 from jaxpipe.data.tokenizer import with_beginning
-from jaxpipe.models import GPTConfig, GptOssConfig, LanguageModel, LlamaConfig
+from jaxpipe.models import DeepseekConfig, GPTConfig, GptOssConfig, LanguageModel, LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling
 from jaxpipe.sample import Continuation, generate
 
@@ -74,6 +74,19 @@ CONFIGS = {
     "gpt": GPTConfig(num_layers=2, hidden=16, num_heads=2, vocab_size=11, num_positions=12),
     "llama": LlamaConfig(**LLAMA, sliding_window=4, attention="chunked"),
     "gpt_oss": GptOssConfig(**LLAMA, sliding_window=4, full_every=2, num_experts=3, rope_scaling=YARN),
+    "deepseek_v3": DeepseekConfig(
+        **LLAMA | {"num_kv_heads": 4},
+        plain_size=5,
+        rotary_size=4,
+        value_size=3,
+        latent_size=6,
+        query_latent_size=7,
+        dense_width=20,
+        bias_rate=0.1,
+        num_dense=2,
+        rope_scaling=YARN,
+        score_mscale=1.0,
+    ),
     "qwen3": LlamaConfig(**LLAMA, head_size=6, query_key_norm=True, tie_embeddings=True, recompute="full"),
 }
 

@@ -197,7 +197,7 @@ def test_a_family_is_registered_once():
             "gtp",
             [
                 "model.family='gtp' is not known. Did you mean 'gpt'?",
-                "one of bert, gpt, gpt_oss, llama, mixtral, qwen3_moe, or a",
+                "one of bert, deepseek_v3, gpt, gpt_oss, llama, mixtral, qwen3_moe, or a",
             ],
         ),
         ("no_such_file.py", ["no_such_file.py' is not a file", "rule family-file"]),

@@ -25,6 +25,9 @@ MIXTURE_PARAMETERS = {
     # The model card's table 1 counts the logits' matrix among the active ones, and not the token table.
     "gpt_oss_20b": (20_914_757_184, 3.61e9),
     "gpt_oss_120b": (116_829_156_672, 5.13e9),
+    # The paper rounds the active ones, without the token table, to 2.4 billion.
+    "deepseek_v2_lite": (15_706_484_224, 2.45e9),
+    "deepseek_v3": (671_026_419_200, 37e9),  # with the bias of each expert, without the module of a further token
 }
 # Hugging Face's safetensors of huggyllama/llama-7b, 13b, 65b and meta-llama/Meta-Llama-3-8B, 70B; 405B.
 LLAMA_PARAMETERS = {
@@ -85,9 +88,9 @@ def test_a_mixture_has_exactly_the_published_parameters(name):
     config = model_config(load(name))
     total, active = MIXTURE_PARAMETERS[name]
     assert num_parameters(name) == total
-    of_experts = config.num_layers * 3 * config.hidden * config.feed_forward
+    of_experts = (config.num_layers - getattr(config, "num_dense", 0)) * 3 * config.hidden * config.feed_forward
     left_out = of_experts * (config.num_experts - config.experts_per_token)
-    if name.startswith("gpt_oss"):
+    if name.startswith("gpt_oss") or name == "deepseek_v2_lite":
         left_out += config.vocab_size * config.hidden
     assert total - left_out == pytest.approx(active, rel=0.02)
 

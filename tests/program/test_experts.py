@@ -16,8 +16,8 @@ from tiny_models import config_of, pipeline_of, random_batch, random_params, rel
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models import GptOssConfig, LanguageModel, MixtureConfig, dispatch, experts
 from jaxpipe.models.grouped import grouped
-from jaxpipe.program.device import add_layer
 from jaxpipe.program.jaxprs import InStack, Summand
+from jaxpipe.program.running_sums import add_layer
 from jaxpipe.program.split_vjp import split_vjp
 from jaxpipe.program.vjp import trace_vjp
 from jaxpipe.schedules import REGISTRY, build, split_backward
@@ -375,7 +375,7 @@ def test_kernels_are_read_and_gradients_added_where_they_stand(padding):
         _, early, deferred = split.input_gradient(params, residuals, y)
         late = split.weight_gradient(params, [residuals[i] for i in split.shared_with_w], deferred)
         assert isinstance(late[1], Summand) == isinstance(d_params["kernel"], Summand) == (read is InStack)
-        added = [add_layer([sums], chunk, turn, [d])[0] for d in (d_params["kernel"], late[1])]
+        added = [add_layer([sums], [(chunk, turn)], [d])[0] for d in (d_params["kernel"], late[1])]
         return y, dx, d_params["bias"], early[0], added
 
     for ours, expected in zip(

@@ -9,7 +9,15 @@ import jax
 import numpy as np
 
 from jaxpipe.mesh import TensorAxis, make_mesh
-from jaxpipe.models import BertConfig, GPTConfig, GptOssConfig, LanguageModel, LlamaConfig, MixtureConfig
+from jaxpipe.models import (
+    BertConfig,
+    DeepseekConfig,
+    GPTConfig,
+    GptOssConfig,
+    LanguageModel,
+    LlamaConfig,
+    MixtureConfig,
+)
 from jaxpipe.models.rotary import RotaryScaling
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.program.without_flush import Stream, one_batch
@@ -30,6 +38,16 @@ def config_of(family: str, *, num_layers: int, dropout: float = 0.0, **choices: 
         scaling = RotaryScaling("yarn", 4.0, original_max_position=4)
         windows = {"sliding_window": 3, "full_every": 2, "rope_scaling": scaling}
         return GptOssConfig(num_layers=num_layers, **{**sizes, **windows, **choices})
+    if family.startswith("deepseek"):
+        sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 4, "feed_forward": 12, "dense_width": 20}
+        sizes |= {"plain_size": 3, "rotary_size": 4, "value_size": 5, "latent_size": 7, "query_latent_size": 9}
+        sizes |= {"num_experts": 8, "balance_loss": 0.7, "z_loss": 0.3, "bias_rate": 0.1, "weight_scale": 2.5}
+        groups = {"num_groups": 4, "groups_per_token": 2, "experts_per_token": 3, "num_dense": 2}
+        scaling = {"rope_scaling": RotaryScaling("yarn", 4.0, original_max_position=4), "score_mscale": 1.0}
+        if family == "deepseek_v2":
+            groups |= {"scores": "softmax", "query_latent_size": None, "num_dense": 1, "num_shared": 2}
+            sizes |= {"bias_rate": 0.0, "normalize_weights": False}
+        return DeepseekConfig(num_layers=num_layers, **{**sizes, **groups, **scaling, **choices})
     if family in ("llama", "qwen3", "mixtral", "qwen3_moe"):
         assert not dropout
         sizes = {**_SIZES, "vocab_size": VOCAB_SIZE, "num_kv_heads": 2, "feed_forward": 24}

@@ -141,7 +141,7 @@ def test_a_run_has_the_fields_of_its_family(command, llama_run):
     [
         (
             "config = base_config()\n    config.model.rope_theta = 1e6",
-            ["model.family='llama' or 'mixtral' or 'qwen3_moe' or 'gpt_oss' alone"],
+            ["model.family='llama' or 'mixtral' or 'qwen3_moe' or 'gpt_oss' or 'deepseek_v3' alone"],
         ),
         (
             "config = base_config('llama')\n    config.model.hidden_dropout = 0.1",

@@ -12,7 +12,7 @@ from jaxpipe.config import base_config, check, expected_costs, layers_per_stage,
 from jaxpipe.config.base import RunConfig, legal_of
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import resolve
-from jaxpipe.models import FAMILIES, BertConfig, GPTConfig, LlamaConfig
+from jaxpipe.models import FAMILIES, BertConfig, DeepseekConfig, GPTConfig, LlamaConfig
 from jaxpipe.models.rotary import RotaryScaling
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +104,21 @@ def test_a_mistyped_field_names_the_closest():
             {"family": "llama", "model__full_first": 1, "model__sliding_window": "8", "mesh__pipe": 2}
             | {"pipeline__schedule": "pipedream_2bw"},
             ["kinds-compose", "no flush", "pipeline.schedule='1f1b'"],
+        ),
+        ({"family": "deepseek_v3", "model__attention": "cudnn"}, ["attention-latent", "set model.attention='chunked'"]),
+        ({"family": "deepseek_v3", "model__num_dense": 8}, ["model.num_dense=8", "dense-layers", "num_dense=7"]),
+        ({"family": "deepseek_v3", "model__num_groups": 3}, ["expert-groups", "model.num_groups=3"]),
+        (
+            {"family": "deepseek_v3", "model__num_groups": 4, "model__experts_per_token": 3},
+            ["chosen-experts", "model.experts_per_token=2 or less"],
+        ),
+        ({"family": "deepseek_v3", "model__scores": "softmax"}, ["router-bias", "model.bias_rate=0.0"]),
+        ({"family": "deepseek_v3", "model__bias_rate": 0.0}, ["router-bias", "model.bias_rate=0.001"]),
+        ({"family": "deepseek_v3", "model__rotary_size": 33}, ["rotary-pairs", "model.rotary_size=34"]),
+        ({"family": "deepseek_v3", "model__score_mscale": 1.0}, ["score-mscale", "model.score_mscale=0.0"]),
+        (
+            {"family": "deepseek_v3", "mesh__data": 2, "mesh__pipe": 2, "mesh__shard": "weights"},
+            ["kinds-compose", "mesh.shard='optimizer'"],
         ),
         ({"family": "gpt_oss", "model__attention": "cudnn"}, ["attention-sinks", "set model.attention='chunked'"]),
         ({"family": "llama", "model__full_every": 2}, ["full-layers", "model.sliding_window='none'"]),
@@ -343,7 +358,8 @@ def test_the_model_takes_every_field_of_its_family():
 def test_what_is_derived_is_derived_from_the_config(family):
     model = model_config(_with(family, model__hidden=64, model__num_heads=4, data__seq_len=64))
     if isinstance(model, LlamaConfig):
-        assert (model.anatomy.head_size, model.anatomy.window) == (16, 128 if family == "gpt_oss" else None)
+        size = model.plain_size + model.rotary_size if isinstance(model, DeepseekConfig) else 16
+        assert (model.anatomy.head_size, model.anatomy.window) == (size, 128 if family == "gpt_oss" else None)
     else:
         assert (model.num_positions, model.feed_forward) == (64, None)
     assert model.anatomy.num_rows == (384 if family == "bert" else 256)  # the next multiple of 128

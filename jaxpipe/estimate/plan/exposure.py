@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from jaxpipe.cluster.assignment import divisors
 from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, TimeSource
+from jaxpipe.estimate.kinds import has_stacks_apart
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.plan.breakdown import exposed_s
 from jaxpipe.estimate.plan.describe import describe_schedule
@@ -86,7 +87,7 @@ def _changes(setting: Setting, source: TimeSource) -> Iterator[tuple[str, Settin
         for fewer in _of_method(mesh, setting.schedule_name, source)[:1]:
             yield f"fewer copies, mesh.data={fewer.data} and mesh.pipe={fewer.pipe},", fewer
     is_delayed = has_delays(Variant(setting.schedule_name, setting.options), setting.pipe)
-    for shard in () if is_delayed else (Shard.OPTIMIZER, Shard.GRADIENTS, Shard.WEIGHTS):
+    for shard in () if is_delayed or has_stacks_apart(setting) else (Shard.OPTIMIZER, Shard.GRADIENTS, Shard.WEIGHTS):
         if shard is not setting.shard:
             yield f"mesh.shard={shard.value!r}", replace(setting, shard=shard)
 

@@ -17,6 +17,7 @@ from itertools import count, islice
 from jaxpipe.errors import ConfigError
 from jaxpipe.estimate import Bytes, Setting, Times, TimeSource
 from jaxpipe.estimate.costs import costs_of
+from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.partition import balanced_partition
 from jaxpipe.estimate.plan.bounds import least_bytes, least_s, least_with_room_s, pages_of_one_microbatch
 from jaxpipe.estimate.plan.least_work import least_backward_s, least_of_any_s
@@ -61,7 +62,8 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
             apart = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
             yield apart
             room = find_method(variant.name).room_for_pairs
-            if room and not vocab_over_pipe and _is_worth_pairs(apart, times):
+            # Layers of several kinds are in no pairs.
+            if room and not vocab_over_pipe and len(kinds_in(group)) == 1 and _is_worth_pairs(apart, times):
                 options = ",".join(filter(None, (apart.options, written_options(room))))
                 yield replace(apart, options=options, overlap=True, costs=costs_of(times, overlap=True))
 

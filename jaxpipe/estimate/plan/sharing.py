@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxpipe.estimate import Bytes, Setting
+from jaxpipe.estimate.kinds import has_stacks_apart
 from jaxpipe.estimate.memory import fits
 from jaxpipe.estimate.parameters import (
     gathered_chunk_bytes,
@@ -34,7 +35,8 @@ def sharing_more(setting: Setting) -> Iterator[Setting]:
     for shard in (*Shard,)[(*Shard,).index(setting.shard) + 1 :]:
         # Masters of embedding and head are shared over `pipe` too; gradients and weights of layers over copies alone.
         num_parts = setting.num_master_parts * (1 if shard.splits_gradients else setting.pipe)
-        whole = setting.overlap or has_delays(variant, setting.pipe)  # as the rules of the config say
+        # As the rules of the config say.
+        whole = setting.overlap or has_delays(variant, setting.pipe) or has_stacks_apart(setting)
         if num_parts > 1 and not (shard.splits_gradients and whole):
             yield replace(setting, shard=shard)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxpipe.mesh import PyTree
 from jaxpipe.program.carry import Integers, State
 from jaxpipe.program.channel import BufferedChannel
 from jaxpipe.program.in_place import guarded_index
+from jaxpipe.program.partition import Part
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import slice_at, with_added
 from jaxpipe.program.storage import Page, Pool, pool_for
@@ -55,7 +57,15 @@ class ReplicaGradients(BufferedChannel):
         # A reduced part is smaller than its sum and stands at its beginning, where `with_added` adds.
         leaves = self.shapes.sent_layer.read(page, self.pool(self.shapes), 0)
         values = jax.tree.unflatten(jax.tree.structure(target), leaves)
-        return jax.tree.map(lambda total, value: with_added(total, value, chunk, layer), target, values)
+
+        def added(total: jax.Array, value: jax.Array, part: Part) -> jax.Array:
+            at = self.step.row_of(part, chunk, layer)
+            if part.kinds is None:
+                return with_added(total, value, chunk, at)
+            # What a layer of another kind does not have is sent all the same: pages of all layers are alike.
+            return with_added(total, jnp.where(at >= 0, value, 0), chunk, jnp.maximum(at, 0))
+
+        return jax.tree.map(added, target, values, self.shapes.trained_parts["layers"])
 
     def read_lane(self, line: GradientRow, lane: int, state: State, page: Page, num_done: jax.Array) -> Page:
         """Reads the gradients of a layer."""
@@ -64,7 +74,10 @@ class ReplicaGradients(BufferedChannel):
         chunk = guarded_index(line.send_layer[lane, 0], num_done)
         layer = line.send_layer[lane, 1]
         sums = jax.tree.leaves(state.grads["layers"])
-        values = [
-            slice_at(total, chunk, layer, shape=like.shape) for total, like in zip(sums, form.arrays, strict=True)
-        ]
+        parts = jax.tree.leaves(self.shapes.trained_parts["layers"])
+        values = []
+        for total, part, like in zip(sums, parts, form.arrays, strict=True):
+            at = self.step.row_of(part, chunk, layer)
+            at = at if part.kinds is None else jnp.maximum(at, 0)
+            values.append(slice_at(total, chunk, at, shape=like.shape))
         return form.write(page, self.pool(self.shapes), 0, values)

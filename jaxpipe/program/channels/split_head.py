@@ -24,9 +24,10 @@ from jaxpipe.mesh.collectives import only_on_the_first, sum_over
 from jaxpipe.program.carry import Carry, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.contract import Losses
-from jaxpipe.program.device import EMBEDDING, Action, Boundary, DeviceStep, add_scaled
+from jaxpipe.program.device import EMBEDDING, Action, Boundary, DeviceStep
 from jaxpipe.program.ends import with_values
 from jaxpipe.program.in_place import sequenced
+from jaxpipe.program.running_sums import add_scaled
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import at_index, with_index
 from jaxpipe.schedules.schedule import Kind

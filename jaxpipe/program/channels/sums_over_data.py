@@ -60,7 +60,7 @@ class SumsOverData(Channel):
         """Keeps what this round leaves."""
         # A round late: then the action's message has left, and nobody waits behind the sums.
         line = row.of[self.name]
-        num_rows = jax.tree.leaves(carry.state.grads["layers"])[0].shape[1]
+        num_rows = max(leaf.shape[1] for leaf in jax.tree.leaves(carry.state.grads["layers"]))
         # Over all rows, those that a shorter stage does not use included: their sums are zeros.
         stop = jnp.where(line.left == Left.LAYER, 1, num_rows)
         layers = Layers(jnp.where(line.left == Left.NOTHING, IDLE, line.chunk), jnp.int32(stop))
