@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from flax import nnx
