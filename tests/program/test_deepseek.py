@@ -32,13 +32,13 @@ class Case(NamedTuple):
 CASES = tiers(
     [Case("deepseek_v3", "1f1b", num_layers=4)],
     ci=[
-        Case("deepseek_v3", "1f1b", tensor=2, expert=2),
-        Case("deepseek_v3", "zb_v", expert=2),
         Case("deepseek_v3", "1f1b", split=True, tensor=2, packed=True, choices=(("attention", "chunked"),)),
         Case("deepseek_v2", "interleaved_1f1b", data=2, choices=(("recompute", "full"),)),
-        Case("deepseek_v2", "1f1b", tensor=2, data=2, choices=(("recompute", "attention"),)),
     ],
     slow=[
+        Case("deepseek_v3", "1f1b", tensor=2, expert=2),
+        Case("deepseek_v3", "zb_v", expert=2),
+        Case("deepseek_v2", "1f1b", tensor=2, data=2, choices=(("recompute", "attention"),)),
         Case("deepseek_v3", "bitpipe", num_layers=9, choices=(("recompute", "full"),)),
         Case("deepseek_v3", "bitpipe", num_layers=9, data=2, expert=2),
         Case("deepseek_v3", "bpipe", num_devices=4, num_layers=9, expert=2, packed=True),
