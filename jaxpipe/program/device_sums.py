@@ -34,8 +34,9 @@ def reduce_layers(grads: PyTree, parts: PyTree, chunk: jax.Array, stop: Index, *
     """
     leaves, structure = jax.tree.flatten(grads)
     of_leaves = jax.tree.leaves(parts)
-    # Parameters of layers of other kinds have other numbers of rows.
-    for num_rows in dict.fromkeys(leaf.shape[1] for leaf in leaves):
+    # Parameters of layers of other kinds have other numbers of rows; `stop` is at most the largest.
+    all_rows = dict.fromkeys(leaf.shape[1] for leaf in leaves)
+    for num_rows in all_rows:
         chosen = [place for place, leaf in enumerate(leaves) if leaf.shape[1] == num_rows]
         of = [of_leaves[place] for place in chosen]
 
@@ -43,7 +44,7 @@ def reduce_layers(grads: PyTree, parts: PyTree, chunk: jax.Array, stop: Index, *
             arrived = reduced_layer(sums_of_layer(grads, of, chunk, i), of, deterministic=deterministic)
             return with_reduced(grads, arrived, of, chunk, i)
 
-        last = stop if isinstance(stop, int) else jnp.minimum(stop, num_rows)
+        last = stop if isinstance(stop, int) or num_rows == max(all_rows) else jnp.minimum(stop, num_rows)
         reduced = lax.fori_loop(0, last, layer, [leaves[place] for place in chosen])
         for place, leaf in zip(chosen, reduced, strict=True):
             leaves[place] = leaf

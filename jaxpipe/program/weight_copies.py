@@ -148,7 +148,7 @@ def _gather_both(
         chunk = i // num_layers
         row = i % num_layers
         # Parameters of layers of other kinds may have fewer rows: then the last one travels again.
-        at = [jnp.minimum(row, leaf.shape[1] - 1) for leaf in leaves]
+        at = [row if leaf.shape[1] == num_layers else jnp.minimum(row, leaf.shape[1] - 1) for leaf in leaves]
         own = [cast(slice_at(leaf, chunk, row))[0, 0] for leaf, row in zip(leaves, at, strict=True)]
         # One page, since each permute costs a rendezvous, and a layer has a dozen arrays.
         page = form.write(page, pool, 0, own)

@@ -218,7 +218,9 @@ def test_every_field_of_a_class_is_read_or_harmless(transformers, kind):
     fields = their_class().to_dict().keys() | {field.name for field in dataclasses.fields(their_class)}
     fields |= their_class.attribute_map.keys() | (OLD if "rope_parameters" in fields else set())
     window = {"use_sliding_window": True, "max_window_layers": 0}  # without it Qwen's others are not read
-    theirs = Recording({"architectures": [kind], **BASE.get(kind, BERT), **window})
+    # Without it DeepSeek-V2's groups are not read.
+    groups = {"topk_method": "group_limited_greedy"} if kind == "DeepseekV2ForCausalLM" else {}
+    theirs = Recording({"architectures": [kind], **BASE.get(kind, BERT), **window, **groups})
     configs.read_config(theirs, where="config.json")
     known = theirs.was_read | HARMLESS.keys() | {"architectures", "model_type"}
     # The width of dense layers, of which jaxpipe's Qwen3-MoE has none.
