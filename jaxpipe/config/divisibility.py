@@ -27,7 +27,6 @@ from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.kinds import kinds_of
 from jaxpipe.models.sequence_parts import check_sequence_parts
 
-_WIDTHS = ("model.feed_forward", "model.dense_width")  # [kind of layers]
 TABLE_ROWS = "rows of the token table"
 
 
@@ -46,7 +45,7 @@ def sizes_to_divide(config: RunConfig, row: MeshAxis) -> dict[str, int]:
             "model.num_heads": anatomy.num_heads,
             "model.num_kv_heads": anatomy.num_kv_heads,
             # Layers of several kinds may have other widths.
-            **{name: kind.anatomy.width for kind, name in zip(kinds_of(model), _WIDTHS, strict=False)},
+            **{f"model.{kind.anatomy.width_field}": kind.anatomy.width for kind in kinds_of(model)},
         }
         # A family without the field has as many as heads: one error is enough.
         if anatomy.num_kv_heads == anatomy.num_heads and not hasattr(config.model, "num_kv_heads"):

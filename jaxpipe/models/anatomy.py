@@ -25,6 +25,7 @@ class Anatomy:
         num_kv_heads: key and value heads; divides `num_heads`.
         head_size: size of each head.
         width: size between the matmuls of the feed forward.
+        width_field: the field of `model` that says `width`.
         num_up: matmuls from the stream to `width`: 1, or 2 if the activation is gated.
         num_experts: feed forwards of a layer; more than 1: a router sends each token to some of them.
         experts_per_token: feed forwards that a token goes through.
@@ -55,6 +56,7 @@ class Anatomy:
     num_up: int
     vocab_size: int
     num_rows: int
+    width_field: str = "feed_forward"
     num_experts: int = 1
     experts_per_token: int = 1
     shared_width: int = 0

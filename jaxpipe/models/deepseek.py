@@ -239,6 +239,7 @@ class _DenseConfig(DeepseekConfig):
         return replace(
             super().anatomy,
             width=self.dense_width,
+            width_field="dense_width",
             num_experts=1,
             experts_per_token=1,
             capacity_factor=None,

@@ -147,6 +147,11 @@ def test_a_mistyped_field_names_the_closest():
         ({"mesh__tensor": 2, "data__seq_len": 127}, ["tensor-divides", "data.seq_len: 127 = 2 x 63 + 1"]),
         ({"family": "llama", "mesh__tensor": 2, "model__num_kv_heads": 1}, ["model.num_kv_heads=1\n", "tensor=1,"]),
         ({"family": "llama", "mesh__tensor": 2, "model__feed_forward": 301}, ["model.feed_forward=301\n"]),
+        (  # layers of two kinds, of one width
+            {"family": "llama", "mesh__tensor": 2, "model__feed_forward": 301}
+            | {"model__sliding_window": "8", "model__full_every": 2},
+            ["model.feed_forward=301\n"],
+        ),
         ({"family": "llama", "model__num_kv_heads": 3}, ["grouped-heads"]),
         ({"family": "llama", "model__rope_scaling_factor": 0.5}, ["1 or more"]),
         ({"family": "llama", "model__rope_original_positions": 4096}, ["rope-scaling", "no effect", "factor=1.0"]),
