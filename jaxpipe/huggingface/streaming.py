@@ -72,14 +72,14 @@ def stream(
     """Yields the tensors of transformers that hold `params`, in the order and with the numbers of the file export.
 
     Of several processes all must iterate to the end, with equal arguments but for `to`; each gets all tensors. Besides
-    `params` a device holds the bucket that the caller has, the next one while it fills, and one layer's parameter twice
-    while it is cut; with `to="host"` the buckets are on the host instead. Nothing is donated or changed.
+    `params` a device holds the bucket that the caller has and the next one while it fills, with what its last parameter
+    needs while it is cut; with `to="host"` the buckets are on the host instead. Nothing is donated or changed.
 
     Args:
         params: staged parameters, as `TrainState.params`.
         pipeline: the pipeline that has them, as `Run.pipeline` or that of `fit(on_start=...)`.
         config: the config of the run, as `fit` takes it.
-        bucket_bytes: bytes of a bucket at most, unless one layer's parameter has more.
+        bucket_bytes: bytes of a bucket at most, unless one layer's parameter has more than a quarter of them.
         dtype: of all tensors: "float32", "bfloat16" or "float16".
         to: "device", arrays of JAX; or "host", of NumPy, which may not be written to.
 
@@ -159,8 +159,8 @@ def _in_buckets(groups: Sequence[LayerTensors], itemsize: int, bucket_bytes: int
     room = 0
     for group in groups:
         num_bytes = itemsize * sum(prod(tensor.shape) for tensor in group.tensors)
-        # A first one that is larger than a bucket has one of its own.
-        if num_bytes > room or not buckets:
+        # Until it is cut a parameter lies there up to four times: read, sent, received, in parts. A larger one is alone.
+        if 4 * num_bytes > room or not buckets:
             buckets.append([])
             room = bucket_bytes
         buckets[-1].append(group)

@@ -40,7 +40,10 @@ MESHES = {
     "vocabulary": {"mesh.pipe": 4, "mesh.tensor": 2, "pipeline.vocab_over_pipe": "true"},
 }
 NUM_LAYERS = {"replicas": 9}  # at least one for each stage
-OTHERS = {"llama": {"num_kv_heads": 2}, "mixtral": {"num_experts": 4}, "qwen3_moe": {"num_experts": 4}}
+OTHERS = {
+    "llama": {"num_kv_heads": 2},
+    "gpt_oss": {"num_kv_heads": 2, "rope_scaling": "yarn", "rope_scaling_factor": 4.0},
+} | {family: {"num_experts": 4} for family in ("mixtral", "qwen3_moe", "deepseek_v3")}
 FIRST_WAIT_S, LAST_WAIT_S = 60.0, 2.0
 
 

@@ -25,6 +25,8 @@ CASES = {
     "gpt": ("all", "vocabulary", "adapters"),
     "mixtral": ("expert", "v"),
     "qwen3_moe": ("expert",),
+    "gpt_oss": ("expert",),
+    "deepseek_v3": ("expert",),
     "bert": ("all", "vocabulary"),
 }
 TIERS = {
@@ -111,7 +113,7 @@ MISTAKES = {
     "model": ({"config": "gpt"}, ["stream-params", "layers.attention.output.bias: missing"]),
     # The table of tokens and the first norms of all layers fill a bucket.
     "range": (
-        {"dtype": "float16", "params": "large", "bucket_bytes": 4300},
+        {"dtype": "float16", "params": "large", "bucket_bytes": 4800},
         ["2 parameters do not fit float16", "embed_tokens.weight: 3 ", "input_layernorm.weight: 1 ", "bfloat16"],
     ),
 }
@@ -158,8 +160,9 @@ def test_transformers_takes_the_tensors_in_memory_and_has_our_logits(transformer
 
 
 @pytest.mark.slow
-def test_two_processes_get_what_one_gets_and_one_that_leaves_is_named(tmp_path):
-    run = make_run(tmp_path / "run", "llama", "all")
+@pytest.mark.parametrize("family", CASES)
+def test_two_processes_get_what_one_gets_and_one_that_leaves_is_named(tmp_path, family):
+    run = make_run(tmp_path / "run", family, CASES[family][0])
     params, pipeline, config = staged(run)
     wanted = digest(stream(params, pipeline, config, bucket_bytes=BUCKET_BYTES))
     with socket.socket() as free:
