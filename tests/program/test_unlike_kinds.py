@@ -100,24 +100,26 @@ def pipeline_of(name: str, num_devices: int, num_layers: int, pattern: Pattern, 
 CASES = tiers(
     [("1f1b", 2, 7, THREE_FIRST, {}), ("split 1f1b", 2, 9, IN_TURN, {"layers_per_stage": (4, 5)})],
     ci=[
-        ("1f1b", 4, 9, THREE_FIRST, {"layers_per_stage": (2, 2, 3, 2)}),
         ("1f1b", 2, 8, THREE_FIRST, {"data": 2}),
-        ("1f1b", 2, 8, IN_TURN, {"data": 2, "shard": "none"}),
-        ("zb_v", 2, 9, THREE_FIRST, {"layers_per_stage": (2, 3, 2, 2)}),
         ("zb_v", 2, 11, IN_TURN, {}),
         ("bpipe", 4, 11, THREE_FIRST, {"layers_per_stage": (3, 2, 3, 3)}),
+        ("bitpipe", 2, 9, THREE_FIRST, {"data": 2}),
+        ("interleaved_1f1b", 2, 11, THREE_FIRST, {"layers_per_stage": (2, 4, 2, 3)}),
+    ],
+    slow=[
+        ("1f1b", 4, 9, THREE_FIRST, {"layers_per_stage": (2, 2, 3, 2)}),
+        ("1f1b", 2, 8, IN_TURN, {"data": 2, "shard": "none"}),
+        ("zb_v", 2, 9, THREE_FIRST, {"layers_per_stage": (2, 3, 2, 2)}),
         ("bpipe", 4, 10, IN_TURN, {}),
         ("bitpipe", 2, 9, THREE_FIRST, {}),
         ("bitpipe", 4, 17, IN_TURN, {}),
-        ("bitpipe", 2, 9, THREE_FIRST, {"data": 2}),
-        ("interleaved_1f1b", 2, 11, THREE_FIRST, {"layers_per_stage": (2, 4, 2, 3)}),
         ("interleaved_1f1b", 2, 15, IN_TURN, {"layers_per_stage": (3, 5, 4, 3)}),
-    ],
-    slow=[
-        (name, devices, layers, pattern, {"data": data})
-        for name, devices in (("zb_h1", 4), ("chimera", 2), ("gpipe", 2), ("dualpipe_v", 2), ("hanayo", 2))
-        for pattern, layers in ((IN_TURN, 14), (THREE_FIRST, 13))
-        for data in (1, 2)
+        *(
+            (name, devices, layers, pattern, {"data": data})
+            for name, devices in (("zb_h1", 4), ("chimera", 2), ("gpipe", 2), ("dualpipe_v", 2), ("hanayo", 2))
+            for pattern, layers in ((IN_TURN, 14), (THREE_FIRST, 13))
+            for data in (1, 2)
+        ),
     ],
 )
 

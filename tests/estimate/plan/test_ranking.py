@@ -99,7 +99,8 @@ def test_no_plan_is_slower_for_trying_the_split_head(space, monkeypatch):
     assert sum(steps) < sum(steps_without)
 
 
-@pytest.mark.parametrize("tied", tiers([], ci=[False], slow=[True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
 def test_schedules_without_flush_are_planned_for_the_sizes_and_models_that_they_take(monkeypatch, tied):
     for name, method in DELAYED.items():
         monkeypatch.setitem(REGISTRY, name, method)
