@@ -159,7 +159,7 @@ def _in_buckets(groups: Sequence[LayerTensors], itemsize: int, bucket_bytes: int
     room = 0
     for group in groups:
         num_bytes = itemsize * sum(prod(tensor.shape) for tensor in group.tensors)
-        # Until it is cut a parameter lies there up to four times: read, sent, received, in parts. A larger one is alone.
+        # Until it is cut a parameter lies there up to four times: read, sent, received, in parts.
         if 4 * num_bytes > room or not buckets:
             buckets.append([])
             room = bucket_bytes

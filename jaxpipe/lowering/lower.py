@@ -7,9 +7,10 @@ sends least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.hidden_data import Hidden, with_hidden_data
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
-from jaxpipe.lowering.pairs import KINDS_WITH_ROUNDS, pairs_in_rounds
+from jaxpipe.lowering.pairs import compute_schedule, pairs_in_rounds
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, by_pairs, refine
@@ -63,7 +64,8 @@ MESSAGE_TIMES = (0.0, 0.02, 0.1)  # time of a message, in forwards: none, a like
 # Limits of the same ratio at the expected costs, for each of these.
 FAST = np.array([1.001, 1.01, 1.03])
 FEW_SENT = 1.5  # messages sent over messages asked for, of the busiest device
-SLACK_FRACTIONS = (0.0, 0.5, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
+SLACK_FRACTIONS = (0.0, 1.0)  # fractions of their slack for which actions wait, to find rounds that fit
+MORE_SLACK = (0.5,)  # tried only if no table is fast: fits take longest
 
 
 def lower(
@@ -121,14 +123,6 @@ def lower(
 def spmd_makespan(schedule: Schedule, costs: Costs) -> float:
     """The makespan of `schedule`, lowered for and replayed at `costs` of its stages: a `clock` for `optimize`."""
     return replay(lower(schedule, costs=costs), costs).makespan
-
-
-def compute_schedule(schedule: Schedule) -> Schedule:
-    """A schedule of the compute actions of `schedule` alone; `schedule` itself if it has no others."""
-    if schedule.columns.is_kind(*KINDS_WITH_ROUNDS).all():
-        return schedule
-    rows = tuple(tuple(action for action in row if action.kind in KINDS_WITH_ROUNDS) for row in schedule.rows)
-    return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
 
 
 def with_exchange(table: RoundTable, schedule: Schedule) -> RoundTable:
@@ -201,7 +195,13 @@ class Folding:
         least = ()  # its key: less is better, in the order above
         # Stretches that are merged would let all devices meet for a head in rounds in which few have to.
         divided = by_pairs if blocking or self.compute.has_head_actions else refine
-        for table in self.candidates(costs, blocking=blocking):
+        is_fitted = not (blocking or self.schedule.parks_pages or self.compute.has_head_actions)
+
+        def more_candidates() -> Iterator[RoundTable]:
+            if is_fitted and any(least[:2]):
+                yield from self.fitted_candidates(costs, MORE_SLACK)
+
+        for table in chain(self.candidates(costs, blocking=blocking), more_candidates()):
             timed = divided(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
             at_any, expected = np.split(slowdown, [len(evaluated)])
@@ -265,7 +265,7 @@ class Folding:
         rounds, send_round = lockstep_rounds(self.compute, costs.in_forwards())
         yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
         if not self.schedule.parks_pages:
-            yield from self.fitted_candidates(costs)
+            yield from self.fitted_candidates(costs, SLACK_FRACTIONS)
 
     def _met_rounds(self, lengths: np.ndarray) -> Iterator[MetRounds]:
         """Rounds in which all devices meet, for actions of these lengths."""
@@ -274,12 +274,12 @@ class Folding:
         if not self.compute.has_split_backward:
             yield phased_rounds(self.compute)
 
-    def fitted_candidates(self, costs: Costs) -> Iterator[RoundTable]:
+    def fitted_candidates(self, costs: Costs, slack_fractions: Sequence[float]) -> Iterator[RoundTable]:
         """Tables whose rounds are fitted to `costs`, the smallest programs first."""
         timeline = simulate(self.compute, costs)
         *small, largest = coupled_bodies(self.compute)
         for body in (*small, largest):
-            for fraction in SLACK_FRACTIONS:
+            for fraction in slack_fractions:
                 fitted = fitted_rounds(timeline, body, slack_fraction=fraction, may_wait=body is largest)
                 if fitted is not None:
                     rounds, send_round = fitted

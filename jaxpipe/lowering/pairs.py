@@ -25,6 +25,14 @@ from jaxpipe.sharding import Shard
 KINDS_WITH_ROUNDS = COMPUTE_KINDS | {Kind.PUT}
 
 
+def compute_schedule(schedule: Schedule) -> Schedule:
+    """A schedule of the compute actions of `schedule` alone; `schedule` itself if it has no others."""
+    if schedule.columns.is_kind(*KINDS_WITH_ROUNDS).all():
+        return schedule
+    rows = tuple(tuple(action for action in row if action.kind in KINDS_WITH_ROUNDS) for row in schedule.rows)
+    return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
+
+
 def pairs_in_rounds(schedule: Schedule, shard: Shard = Shard.OPTIMIZER, recomputed: tuple[int, ...] = ()) -> Schedule:
     """`schedule` with a PUT behind each pair.
 

@@ -8,7 +8,8 @@ import pytest
 from interpreter import interpret
 
 from jaxpipe.lowering import RoundTable, lower, replay
-from jaxpipe.lowering.lower import Folding, compute_schedule
+from jaxpipe.lowering.lower import Folding
+from jaxpipe.lowering.pairs import compute_schedule
 from jaxpipe.lowering.round_types import MAX_TYPES
 from jaxpipe.lowering.rounds import periodic_rounds
 from jaxpipe.schedules import Costs, build, simulate

@@ -11,7 +11,8 @@ from interpreter import interpret
 from user_schedules import random_schedule
 
 from jaxpipe.lowering import RoundTable, lower
-from jaxpipe.lowering.lower import Folding, compute_schedule, with_exchange
+from jaxpipe.lowering.lower import Folding, with_exchange
+from jaxpipe.lowering.pairs import compute_schedule
 from jaxpipe.lowering.replay import replay_makespans
 from jaxpipe.lowering.rounds import LOCKSTEP_ROUNDS, checkerboard_rounds, lockstep_rounds, periodic_rounds
 from jaxpipe.schedules import (
