@@ -57,8 +57,8 @@ class Couplings:
         return is_coupled[ahead].argmax(axis=1)
 
     @cached_property
-    def hops(self) -> list[list[tuple[int, list[int]]]]:
-        """[device] -> (another one, [body round] the rounds, below 0, from an action of `device` to one of it then).
+    def hops(self) -> list[list[list[tuple[int, int]]]]:
+        """[device, body round] -> (another one, the rounds, below 0, from an action of `device` then to one of it).
 
         A device that begins this body round had a rendezvous with the other one in an earlier round, which the other
         one had then begun. If it were still in an action of a round before the last such rendezvous, the device would
@@ -70,9 +70,9 @@ class Couplings:
 
             >>> up = frozenset({(0, 1), (1, 2)})
             >>> Couplings(3, (up,)).hops
-            [[(1, [-1])], [(0, [-1]), (2, [-1])], [(1, [-1])]]
+            [[[(1, -1)]], [[(0, -1), (2, -1)]], [[(1, -1)]]]
             >>> Couplings(3, (up | {(1, 0), (2, 1)},)).hops[0]
-            [(1, [-1]), (2, [-1])]
+            [[(1, -1), (2, -1)]]
         """
         size = self.num_body_rounds
         waited_for = np.array([waits_for(permutes_of(pairs), self.num_devices) for pairs in self.pairs])
@@ -82,8 +82,8 @@ class Couplings:
         for earlier in range(size, 0, -1):
             rounds[waited_for[(np.arange(size) - earlier) % size].transpose(1, 2, 0)] = -earlier
         return [
-            [(other, to_other.tolist()) for other, to_other in enumerate(of_device) if to_other.any()]
-            for of_device in rounds
+            [[(other, to_other) for other, to_other in enumerate(to_others) if to_other] for to_others in of_device]
+            for of_device in rounds.transpose(0, 2, 1).tolist()
         ]
 
 

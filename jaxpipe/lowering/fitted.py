@@ -125,11 +125,7 @@ class _Fit:
         num_actions = len(actions.device)
         num_devices = timeline.schedule.num_devices
         self.num_body_rounds = body.num_body_rounds
-        # [device][body round] (another one, rounds to it).
-        self.hops = [
-            [[(other, distance[position]) for other, distance in of_device] for position in range(body.num_body_rounds)]
-            for of_device in body.hops
-        ]
+        self.hops = body.hops
         self.duration = (timeline.end - timeline.start).tolist()
         # Until an action has all that it waits for, the latest end of what it has.
         self.earliest = ((1.0 - slack_fraction) * timeline.start + slack_fraction * timeline.latest_starts).tolist()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 
 import numpy as np
 
@@ -195,13 +194,8 @@ class Folding:
         least = ()  # its key: less is better, in the order above
         # Stretches that are merged would let all devices meet for a head in rounds in which few have to.
         divided = by_pairs if blocking or self.compute.has_head_actions else refine
-        is_fitted = not (blocking or self.schedule.parks_pages or self.compute.has_head_actions)
-
-        def more_candidates() -> Iterator[RoundTable]:
-            if is_fitted and any(least[:2]):
-                yield from self.fitted_candidates(costs, MORE_SLACK)
-
-        for table in chain(self.candidates(costs, blocking=blocking), more_candidates()):
+        tables = self.candidates(costs, blocking=blocking, is_slow=lambda: any(least[:2]))
+        for table in tables:
             timed = divided(with_exchange(table, self.schedule) if is_timed_whole else table)
             slowdown = replay_makespans(timed, all_costs, blocking=blocking) / asynchronous
             at_any, expected = np.split(slowdown, [len(evaluated)])
@@ -233,8 +227,12 @@ class Folding:
         table = hidden(with_exchange(table, self.schedule))
         return refine(table, max_traced_actions=2 * timed.num_traced_actions) if divided is refine else divided(table)
 
-    def candidates(self, costs: Costs, *, blocking: bool = False) -> Iterator[RoundTable]:
+    def candidates(
+        self, costs: Costs, *, blocking: bool = False, is_slow: Callable[[], bool] = lambda: True
+    ) -> Iterator[RoundTable]:
         """Tables to choose from, the smallest programs first; those fitted to `costs` last.
+
+        `is_slow` says whether all tables so far are.
 
         Rounds that follow time come first if paired devices meet; periodic ones before others, as they need the fewest
         pairs. Where permutes block, there is one way.
@@ -266,6 +264,8 @@ class Folding:
         yield self.fold(rounds, num_positions=LOCKSTEP_ROUNDS, send_round=send_round)
         if not self.schedule.parks_pages:
             yield from self.fitted_candidates(costs, SLACK_FRACTIONS)
+            if is_slow():
+                yield from self.fitted_candidates(costs, MORE_SLACK)
 
     def _met_rounds(self, lengths: np.ndarray) -> Iterator[MetRounds]:
         """Rounds in which all devices meet, for actions of these lengths."""

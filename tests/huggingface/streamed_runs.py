@@ -1,12 +1,16 @@
 """Runs whose weights are streamed, and one of two processes that stream them.
 
-python streamed_runs.py PORT PROCESS RUN BUCKET_BYTES SAID
+python streamed_runs.py PORT PROCESS RUN BUCKET_BYTES FOLDER
 
-What it has to say it writes to the file SAID: Gloo's threads write to the standard output, several into one line.
+What it has to say it writes to the file FOLDER/PROCESS: Gloo's threads write to the standard output, several into one
+line.
 """
 
 import hashlib
 import math
+import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -108,8 +112,30 @@ def told(buckets: Iterable[Bucket]) -> str:
     return "no error"
 
 
+def in_two_processes(script: str | Path, *args: Any, env: dict[str, str]) -> list[str]:
+    """Runs `script PORT PROCESS` and the arguments twice, at once; returns what each has written."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, script, port]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **env}
+    processes = [
+        subprocess.Popen(
+            [*command, index, *map(str, args)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for index in "01"
+    ]
+    try:
+        outputs = [process.communicate(timeout=400) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], [errors[-2000:] for _, errors in outputs]
+    return [output for output, _ in outputs]
+
+
 def main() -> None:
-    port, process, run, bucket_bytes, file = sys.argv[1:]
+    port, process, run, bucket_bytes, folder = sys.argv[1:]
     is_first = process == "0"
     with ProcessGroup(f"localhost:{port}", 2, int(process), lost_after_s=FIRST_WAIT_S):
         params, pipeline, config = staged(Path(run))
@@ -126,7 +152,7 @@ def main() -> None:
             said += [told(left), told(new(LAST_WAIT_S))]
         else:
             left.close()
-        Path(file).write_text("\n".join(said))
+        (Path(folder) / process).write_text("\n".join(said))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
 """The stream of a pipeline on any mesh hands out what the file export writes, and holds two buckets at most."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
-from streamed_runs import digest, exported, live_bytes, make_run, staged
+import streamed_runs
+from streamed_runs import digest, exported, in_two_processes, live_bytes, make_run, staged
 from their_models import logits_of, microbatch, their_logits
 from tiers import tiers
 
@@ -18,7 +13,6 @@ from jaxpipe.errors import JaxpipeError
 from jaxpipe.huggingface import stream, streaming
 from jaxpipe.models import LanguageModel
 
-HERE = Path(__file__).parent
 BUCKET_BYTES = 60_000
 CASES = {
     "llama": ("all", "whole masters", "v", "replicas", "adapters"),
@@ -165,28 +159,9 @@ def test_two_processes_get_what_one_gets_and_one_that_leaves_is_named(tmp_path, 
     run = make_run(tmp_path / "run", family, CASES[family][0])
     params, pipeline, config = staged(run)
     wanted = digest(stream(params, pipeline, config, bucket_bytes=BUCKET_BYTES))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(HERE.parents[1])}
-    files = tmp_path / "first", tmp_path / "second"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, HERE / "streamed_runs.py", port, str(index), run, str(BUCKET_BYTES), said],
-            env={**os.environ, **flags},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index, said in enumerate(files)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], [errors[-2000:] for _, errors in outputs]
-    first, second = (file.read_text().splitlines() for file in files)
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    in_two_processes(streamed_runs.__file__, run, BUCKET_BYTES, tmp_path, env=flags)
+    first, second = ((tmp_path / process).read_text().splitlines() for process in "01")
     assert (first[0], second[0]) == (wanted, wanted)
     assert second[1:] == []
     assert "process 1 of 2 does not begin part 2" in first[1]

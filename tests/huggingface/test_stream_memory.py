@@ -1,12 +1,11 @@
 """What a process holds while it streams, as the system counts it: its state and two buckets."""
 
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from streamed_runs import in_two_processes
 
 from jaxpipe.config import base_config, model_config
 from jaxpipe.config.base import RunConfig
@@ -16,7 +15,6 @@ from jaxpipe.huggingface import stream
 from jaxpipe.models import LanguageModel
 from jaxpipe.training.setup import build_pipeline
 
-HERE = Path(__file__).parent
 BUCKET_BYTES = 2**27
 MODES = [(to, dtype) for dtype in ("float32", "bfloat16") for to in ("device", "host")]
 
@@ -71,27 +69,16 @@ def main() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are counted by Linux")
 def test_each_process_needs_two_buckets_beside_its_state():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
     flags = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-        "PYTHONPATH": str(HERE.parents[1]),
         "MALLOC_MMAP_THRESHOLD_": str(2**20),  # an array that is freed goes back to the system
     }
-    processes = [
-        subprocess.Popen([sys.executable, __file__, port, index], env=flags, stdout=subprocess.PIPE, text=True)
-        for index in "01"
-    ]
-    try:
-        said = [process.communicate(timeout=400)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    said = in_two_processes(__file__, env=flags)
     for output in said:
         peaks = [line.split()[1:] for line in output.splitlines() if line.startswith("PEAK")]
         assert [(to, dtype) for to, dtype, _ in peaks] == MODES
         for to, dtype, peak in peaks:
+            print(f"{to} {dtype}: {int(peak) / 2**20:.0f} of {2 * BUCKET_BYTES / 2**20:.0f} MiB")
             assert BUCKET_BYTES < int(peak) <= 2 * BUCKET_BYTES, (to, dtype)
 
 

@@ -66,8 +66,8 @@ def behind(body: Couplings, position: int, device: int) -> dict[int, int]:
     stack = [device]
     while stack:
         through = stack.pop()
-        for other, distance in body.hops[through]:
-            least = reached[through] + distance[reached[through] % body.num_body_rounds]
+        for other, distance in body.hops[through][reached[through] % body.num_body_rounds]:
+            least = reached[through] + distance
             if other not in reached or reached[other] < least:
                 reached[other] = least
                 stack.append(other)
