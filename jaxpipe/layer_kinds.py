@@ -70,8 +70,10 @@ class Pattern:
 
     def num_with_of_stages(self, kinds: Kinds, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
         """[stage] layers of these kinds."""
+        if kinds is None:
+            return tuple(layers_per_stage)
         of_layers = iter(self.kinds(sum(layers_per_stage)))
-        return tuple(sum(kinds is None or next(of_layers) in kinds for _ in range(num)) for num in layers_per_stage)
+        return tuple(sum(next(of_layers) in kinds for _ in range(num)) for num in layers_per_stage)
 
     def runs(self, num_layers: int) -> list[tuple[tuple[int, ...], int, int]]:
         """(kinds of a unit, first layer, layer after the last) of each stretch of the model in which a unit repeats."""

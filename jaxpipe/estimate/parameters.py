@@ -139,7 +139,9 @@ class ParameterBytes:
     met: int
 
 
-def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int = 0) -> ParameterBytes:
+def parameter_bytes(
+    setting: Setting, *, chunks: int, replicas: int, copies: int = 0, kept: KeptChunks | None = None
+) -> ParameterBytes:
     """Bytes of a device for the parameters of `setting`.
 
     Args:
@@ -147,8 +149,9 @@ def parameter_bytes(setting: Setting, *, chunks: int, replicas: int, copies: int
         replicas: replicas of the model in one pipeline; for a second one a device has copies and gradients, but no
             masters.
         copies: compute copies of chunks without flush, whose weights have one or two versions; 0 with a flush.
+        kept: chunks kept whole; None: those of the setting.
     """
-    kept = KeptChunks(num_kept_of(setting), num_kept_sums_of(setting))
+    kept = kept or KeptChunks(num_kept_of(setting), num_kept_sums_of(setting))
     held = _Held(max(setting.layers_per_stage), most_rows(setting), chunks, replicas, copies, kept)
     return _parameter_bytes(setting.of_actions, setting.shard, held)
 

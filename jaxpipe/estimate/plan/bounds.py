@@ -180,16 +180,19 @@ def pages_of_one_microbatch(setting: Setting) -> int:
 
 
 def pages_by_method(setting: Setting) -> int:
-    """The pages of `pages_before_weaving`, by what the method says of all its orders; 0 where rows have to tell."""
+    """A lower bound of `pages_before_weaving`, by what the method says of all its orders; 0 where it says nothing.
+
+    Of one microbatch an earlier stage's activation waits longer than a later one's of the same device. So the later
+    stages hold the most of what a device holds only as far as the earlier ones hold as many.
+    """
     held = find_method(setting.schedule_name).held
     if held is None or setting.num_microbatches < 2 * setting.pipe:
         return 0
     layers = np.array(setting.layers_per_stage)
-    stages = _stages(Variant(setting.schedule_name, setting.options), setting.pipe)
-    held_by = np.array(held(setting.pipe))
-    pages = int((held_by * layers[stages].min(axis=1)).max())
-    # No order holds more: they are exact.
-    return pages if pages == held_by.max() * layers.max() else 0
+    stages = np.sort(_stages(Variant(setting.schedule_name, setting.options), setting.pipe))
+    # [device] layers of an activation, by the mean: of its first stages, as many as make it the least.
+    of_first = layers[stages].cumsum(axis=1) / np.arange(1, stages.shape[1] + 1)
+    return int((np.array(held(setting.pipe)) * of_first.min(axis=1)).max())
 
 
 def pages_before_weaving(setting: Setting) -> int:

@@ -23,7 +23,7 @@ from jaxpipe.estimate.parameters import (
 from jaxpipe.estimate.plan.space import Variant, has_delays
 from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.step_collectives import StepCollectives, longest_closing_s
-from jaxpipe.sharding import Shard
+from jaxpipe.sharding import KeptChunks, Shard
 from jaxpipe.units import MIB
 
 MOST_EXPOSED = 0.02  # fraction of a step that gathers and sums may lengthen it by before something is done about it
@@ -61,13 +61,13 @@ def keeping(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting
     for num_sums in reversed(range(most_sums + 1)):
         # With more sums and as many chunks a step is no longer.
         choices = (
-            _keeps(setting, num, num_sums)
+            KeptChunks(num, num_sums)
             for num in range(most_gathered, least, -1)
             if num + num_sums and num * gathered + num_sums * summed <= room
         )
-        if kept := _first_that_fits(choices, held, margin):
-            least = num_kept_of(kept)
-            yield kept
+        if kept := _first_that_fits(setting, choices, held, margin):
+            least = kept.weights
+            yield _keeps(setting, kept)
 
 
 def keeping_fewer(setting: Setting, held: Bytes, *, margin: float) -> Iterator[Setting]:
@@ -75,18 +75,18 @@ def keeping_fewer(setting: Setting, held: Bytes, *, margin: float) -> Iterator[S
     num = num_kept_of(setting)
     num_sums = num_kept_sums_of(setting)
     for choices in (
-        (_keeps(setting, fewer, num_sums) for fewer in reversed(range(num)) if fewer + num_sums),
-        (_keeps(setting, num, fewer) for fewer in reversed(range(num_sums)) if fewer + num),
+        (KeptChunks(fewer, num_sums) for fewer in reversed(range(num)) if fewer + num_sums),
+        (KeptChunks(num, fewer) for fewer in reversed(range(num_sums)) if fewer + num),
     ):
-        if kept := _first_that_fits(choices, held, margin):
-            yield kept
+        if kept := _first_that_fits(setting, choices, held, margin):
+            yield _keeps(setting, kept)
 
 
-def _keeps(setting: Setting, num: int, num_sums: int) -> Setting:
+def _keeps(setting: Setting, kept: KeptChunks) -> Setting:
     return replace(
         setting,
-        keep_bytes=_as_written(num * gathered_chunk_bytes(setting)),
-        keep_sums_bytes=_as_written(num_sums * summed_chunk_bytes(setting)),
+        keep_bytes=_as_written(kept.weights * gathered_chunk_bytes(setting)),
+        keep_sums_bytes=_as_written(kept.sums * summed_chunk_bytes(setting)),
     )
 
 
@@ -95,8 +95,10 @@ def _as_written(num_bytes: int) -> int:
     return int(math.ceil(1000 * num_bytes / MIB) / 1000 * MIB)
 
 
-def _first_that_fits(choices: Iterator[Setting], held: Bytes, margin: float) -> Setting | None:
-    return next((kept for kept in choices if fits(kept, with_parameters_of(kept, held), margin=margin)), None)
+def _first_that_fits(setting: Setting, choices: Iterator[KeptChunks], held: Bytes, margin: float) -> KeptChunks | None:
+    return next(
+        (kept for kept in choices if fits(setting, with_parameters_of(setting, held, kept), margin=margin)), None
+    )
 
 
 def may_gain_by_sharing(setting: Setting, collectives: StepCollectives, step_s: float) -> bool:
@@ -108,8 +110,8 @@ def may_gain_by_sharing(setting: Setting, collectives: StepCollectives, step_s: 
     return collectives.copies_s + longest_closing_s(setting, collectives) > MOST_EXPOSED * step_s
 
 
-def with_parameters_of(setting: Setting, held: Bytes) -> Bytes:
-    """Bytes `held` of another `shard` with the parameters of `setting`, which has a flush."""
+def with_parameters_of(setting: Setting, held: Bytes, kept: KeptChunks | None = None) -> Bytes:
+    """Bytes `held` of another `shard` with the parameters of `setting`, which has a flush, if it keeps `kept`."""
     placement = placement_of(setting)
-    params = parameter_bytes(setting, chunks=placement.num_chunks, replicas=placement.num_replicas)
+    params = parameter_bytes(setting, chunks=placement.num_chunks, replicas=placement.num_replicas, kept=kept)
     return replace(held, optimizer=params.optimizer, weights=params.weights, gradients=params.gradients)

@@ -1,6 +1,7 @@
 """The planner against every candidate there is: no faster one is missed, and no bound is broken."""
 
 import math
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations, pairwise, product
@@ -27,6 +28,7 @@ from jaxpipe.estimate.plan.bounds import (
     least_bytes,
     least_s,
     pages_before_weaving,
+    pages_by_method,
     pages_in_rows,
     pages_of_one_microbatch,
 )
@@ -355,6 +357,18 @@ def test_rows_of_few_microbatches_bound_the_step_of_many(name):
     # All rows of so few are built for the estimate, and those of 1F1B take no search.
     assert least_by_few_s(replace(setting, num_microbatches=8), SOURCE) == 0.0
     assert least_by_few_s(replace(setting, schedule_name="1f1b", layers_per_stage=(2,) * 4), SOURCE) == 0.0
+
+
+@pytest.mark.parametrize("name", [name for name, method in sorted(REGISTRY.items()) if method.held])
+def test_no_row_holds_fewer_pages_than_its_method_says(space, name):
+    draw = random.Random(name)
+    group = replace(next(group for group in space.groups if group.pipe == 4), num_microbatches=8)
+    num_stages = legal_placement(Variant(name, ""), 4).num_stages
+    of_equal = replace(group, schedule_name=name, options="", layers_per_stage=(3,) * num_stages)
+    assert 0 < pages_by_method(of_equal) == pages_before_weaving(of_equal)
+    for _ in range(20):
+        setting = replace(of_equal, layers_per_stage=tuple(draw.randint(1, 4) for _ in range(num_stages)))
+        assert 0 < pages_by_method(setting) <= pages_before_weaving(setting), setting.layers_per_stage
 
 
 @pytest.mark.parametrize("step", tiers([], ci=[3], slow=[1]))
