@@ -42,12 +42,12 @@ def setting(**sizes):
     config.pipeline.num_microbatches, config.mesh.pipe = 4, 1
     config.mesh.update(sizes)
     return setting_of(config, parse_topology("a100-80g:1x4"))
-alone, copied, split = setting(), setting(copies=2), setting(data=2)
-assert copied.microbatch_size == split.microbatch_size == alone.microbatch_size // 2
-assert memory(copied).optimizer == memory(alone).optimizer > 1.9 * memory(split).optimizer
-steps = [estimate(each, Roofline.of(each.topology.hardware)) for each in (alone, copied, split)]
-assert steps[0].reduce_s == 0 < steps[2].reduce_s < steps[1].reduce_s  # scattered; scattered and gathered
-assert steps[1].copies_s == 0 < steps[2].copies_s
+alone, repeated = setting(), setting(repeat=2)
+assert repeated.num_gpus == 2 * alone.num_gpus
+assert repeated.microbatch_size == alone.microbatch_size
+assert memory(repeated) == memory(alone)
+steps = [estimate(each, Roofline.of(each.topology.hardware)).step_s for each in (alone, repeated)]
+assert steps[0] == steps[1]
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -77,14 +77,14 @@ def test_the_page_is_one_row_and_fits_the_package(tmp_path):
 
 
 @pytest.mark.ci
-def test_copies_train_as_one_copy_does_and_their_checkpoint_is_read_without_the_axis(tmp_path):
-    """On copies 2 x data 2 x pipe 2; to rounding the steps are those of one copy, and so is the state after them."""
+def test_an_axis_that_repeats_trains_as_without_it_and_its_checkpoint_is_read_without_the_axis(tmp_path):
+    """On repeat 2 x data 2 x pipe 2; to rounding the steps are those of one device, and so is the state after them."""
     arguments = [f"--config={ROOT}/tests/train/base.py", f"--workdir={tmp_path / 'run'}"]
     arguments += [
         f"--config.{part}.{name}={value}" for part, fields in FIELDS.items() for name, value in fields.items()
     ]
     done = subprocess.run(
-        [sys.executable, "-c", ESTIMATES, *arguments, "--config.mesh.copies=2", "--config.mesh.data=2"],
+        [sys.executable, "-c", ESTIMATES, *arguments, "--config.mesh.repeat=2", "--config.mesh.data=2"],
         cwd=patched_package(PAGE, tmp_path),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

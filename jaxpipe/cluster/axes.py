@@ -82,13 +82,20 @@ class MeshSizes:
         (16, 4, 1)
     """
 
+    replicate: int = _row(
+        "copies of all pipelines, each with all masters: what is shared travels within one of them",
+        splits_batch=True,
+        for_some_models=True,
+        elsewhere="data_parallel_replicate_degree dp_replicate dcn_data_parallelism"
+        " num_distributed_optimizer_instances",
+    )
     data: int = _row(
         "copies of the pipeline, with different sequences",
         splits_batch=True,
         splits_masters=True,
         takes_rest=True,
-        elsewhere="dp data_parallel data_parallel_size data_parallel_replicate_degree ici_data_parallelism"
-        " dcn_data_parallelism",
+        elsewhere="dp data_parallel data_parallel_size data_parallel_shard_degree dp_shard ici_data_parallelism"
+        " ici_fsdp_parallelism",
     )
     pipe: int = _row(
         "devices of one pipeline",
@@ -213,6 +220,7 @@ LOSS_AXES = (*BATCH_AXES, *SEQUENCE_AXES)  # whose devices have losses of their 
 PARAMETER_AXES = tuple(row.name for row in ROWS if row.splits_kernels or row.splits_experts)  # as a model's specs name
 MASTERS_OF_EXPERTS = tuple(name for name in MASTER_AXES if name not in EXPERT_AXES)
 SUM_AXES = tuple(name for name in BATCH_AXES if name not in MASTER_AXES)  # whose devices have equal masters
+(EQUAL_AXIS,) = SUM_AXES
 NODE_AXES = _names("in_node")
 ALWAYS_IN_NODE = tuple(row.name for row in ROWS if row.in_node and not row.spans_nodes)
 LAYER_AXES = _names("collectives")  # on which the times of a layer depend

@@ -17,6 +17,8 @@ from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import TimeSource
 from jaxpipe.sharding import Shard
 
+ByCopies = Sequence[tuple[Group, int]]  # as `Parameters.by_copies`
+
 
 class Seconds(NamedTuple):
     """Seconds of the sum of gradients, and of the gather of compute copies."""
@@ -41,10 +43,12 @@ def _of_layer(source: TimeSource, actions: Setting, shard: Shard, share: float) 
     parameters = layer_parameters(setting.model, with_frozen=shard.splits_weights)
     by_copies = parameters.by_copies(setting) if shard.splits_masters else []
     item = share * ITEMSIZE[setting.dtype]
-    return Seconds(
-        _sum_s(setting, source, layer_parameters(setting.model).by_copies(setting), share),
-        sum(source.gather_s(group, item * number) for group, number in by_copies if number),
-    )
+    summed = layer_parameters(setting.model).by_copies(setting)
+    sum_s = _over_copies_s(setting, source, summed, share)
+    # Sums that are shared between actions travel between devices with equal masters once a step: `over_equal_s`.
+    if not shard.splits_gradients:
+        sum_s += _over_equal_s(setting, source, summed, share)
+    return Seconds(sum_s, sum(source.gather_s(group, item * number) for group, number in by_copies if number))
 
 
 def ends_s(setting: Setting, source: TimeSource) -> Seconds:
@@ -58,7 +62,8 @@ def _of_ends(source: TimeSource, actions: Setting, shard: Shard) -> Seconds:
     by_copies = shared_by_copies(setting)
     item = ITEMSIZE[setting.dtype]
     gathers = (source.gather_s(group, item * number) for group, number in by_copies if shard.splits_masters)
-    return Seconds(_sum_s(setting, source, by_copies), sum(gathers))
+    sum_s = _over_copies_s(setting, source, by_copies) + _over_equal_s(setting, source, by_copies)
+    return Seconds(sum_s, sum(gathers))
 
 
 def other_replica_s(setting: Setting, source: TimeSource, most: int) -> float:
@@ -73,12 +78,19 @@ def other_replica_s(setting: Setting, source: TimeSource, most: int) -> float:
     return source.link(in_node=not is_apart).seconds(own)
 
 
-def _sum_s(setting: Setting, source: TimeSource, by_copies: Sequence[tuple[Group, int]], share: float = 1.0) -> float:
+def over_equal_s(setting: Setting, source: TimeSource) -> float:
+    """Seconds to sum a layer's gradients over devices with equal masters, which hold a part each, once a step."""
+    return _over_equal_s(setting, source, layer_parameters(setting.model).by_copies(setting))
+
+
+def _over_equal_s(setting: Setting, source: TimeSource, by_copies: ByCopies, share: float = 1.0) -> float:
+    parts = sum(number / (group.size if setting.shard.splits_masters else 1) for group, number in by_copies)
+    # Scattered, and gathered again.
+    return 2 * source.gather_s(places_of(setting).sums, FLOAT32_BYTES * share * parts)
+
+
+def _over_copies_s(setting: Setting, source: TimeSource, by_copies: ByCopies, share: float = 1.0) -> float:
     """Seconds to sum a share of gradients over their copies: scattered with ZeRO-1, else gathered again."""
     over_copies_s = sum(source.gather_s(group, FLOAT32_BYTES * share * number) for group, number in by_copies if number)
-    num_bytes = FLOAT32_BYTES * share * sum(number for _, number in by_copies)
-    # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, apart. Over tensor and
-    # token parts a sum is always whole.
-    return (1 if setting.shard.splits_masters else 2) * over_copies_s + 2 * source.gather_s(
-        places_of(setting).sums, num_bytes
-    )
+    # Scatter and gather take a ring equally long; with ZeRO-1 the gather is of copies, apart.
+    return (1 if setting.shard.splits_masters else 2) * over_copies_s

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpipe.estimate.kinds import has_stacks_apart, kinds_in, places_in_kinds
-from jaxpipe.estimate.one_collective import ends_s, layer_gather_s, layer_sum_s, other_replica_s
+from jaxpipe.estimate.one_collective import ends_s, layer_gather_s, layer_sum_s, other_replica_s, over_equal_s
 from jaxpipe.estimate.parameters import num_kept_of, num_kept_sums_of
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.estimate.times import Times, TimeSource, mean_times
@@ -60,7 +60,8 @@ class StepCollectives:
         copies_s: gathers of compute copies before the first action, or by which first forwards are longer.
         closing: [stage] sums over `data` that a holder makes once its gradients are complete, or by which the action
             that completes them is longer.
-        shared_s: sums of the gradients of embedding and head, after all actions.
+        shared_s: sums after all actions: of the gradients of embedding and head, and of those that actions scatter over
+            devices with equal masters.
         whole_s: all gathers and sums of a step on the device with most layers, hidden or not.
         ends_s: of `copies_s` and `shared_s` what is of embedding and head, and of copies for the other replica.
         layer_gather_s, layer_sum_s: of one layer, once.
@@ -156,6 +157,9 @@ def step_collectives(
                     gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
     shared_s, others_s = ends_s(setting, source)
     others_s += other_replica_s(setting, source, most)
+    of_ends_s = others_s + shared_s
+    if setting.shard.splits_gradients:
+        shared_s += most * over_equal_s(setting, source)
     # Microbatches that go through a chunk; each is in one replica.
     num_microbatches = setting.num_microbatches / smallest.placement.num_replicas
     num_sums = num_microbatches if setting.shard.splits_gradients else 1
@@ -171,7 +175,7 @@ def step_collectives(
         closing=closing,
         shared_s=shared_s,
         whole_s=whole_sums_s + whole_gathers_s + others_s + shared_s,
-        ends_s=others_s + shared_s,
+        ends_s=of_ends_s,
         layer_gather_s=gather_s,
         layer_sum_s=sum_s,
     )

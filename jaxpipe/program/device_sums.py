@@ -69,9 +69,9 @@ def reduced_layer(sums: PyTree, parts: PyTree, *, deterministic: bool) -> PyTree
 
 
 def scattered(grads: Sequence[jax.Array], parts: Sequence[Part], *, deterministic: bool) -> list[jax.Array]:
-    """This device's parts of gradients of one layer, summed over all devices that have terms."""
+    """This device's parts of gradients of one layer, summed over the devices that have other parts."""
     with jax.named_scope("sum_over_data"):
-        return [part.reduce(leaf, deterministic=deterministic) for leaf, part in zip(grads, parts, strict=True)]
+        return [part.scatter(leaf, deterministic=deterministic) for leaf, part in zip(grads, parts, strict=True)]
 
 
 def with_reduced(
@@ -129,9 +129,23 @@ def sums_over_devices(
         )
     # What a device has summed for its partner has been sent there, and returns from there.
     owned = jax.tree.map(lambda leaf: leaf[:num_owned], grads["layers"])
+    owned = _summed_over_equal(_reduced_parts(owned, parts["layers"]), parts["layers"], num_done, deterministic)
     # The device axis, which `out_specs` splits over `pipe`.
-    layers = jax.tree.map(lambda leaf: leaf[None], _reduced_parts(owned, parts["layers"]))
+    layers = jax.tree.map(lambda leaf: leaf[None], owned)
     return loss, {"shared": shared, "layers": layers}
+
+
+def _summed_over_equal(grads: PyTree, parts: PyTree, num_done: jax.Array, deterministic: bool) -> PyTree:
+    """Gradients whose terms every action scatters; between devices with equal masters they are summed once a step."""
+
+    def summed(leaf: jax.Array, part: Part) -> jax.Array:
+        # Others are complete.
+        if not (part.splits_sum and part.equal_axes):
+            return leaf
+        with jax.named_scope("sum_over_data"):
+            return part.over_equal(ordered_after(leaf, num_done), deterministic=deterministic)
+
+    return jax.tree.map(summed, grads, parts)
 
 
 def sum_of_parts(

@@ -22,7 +22,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpipe.cluster.axes import LOSS_AXES, MASTER_AXES, PARAMETER_AXES, TOKEN_AXES
+from jaxpipe.cluster.axes import LOSS_AXES, MASTER_AXES, PARAMETER_AXES, SUM_AXES, TOKEN_AXES
 from jaxpipe.errors import CompileError
 from jaxpipe.layer_kinds import ONE_KIND, Kinds, Pattern
 from jaxpipe.mesh import PyTree, is_masked
@@ -64,6 +64,11 @@ class Part:
     def is_summed_once(self) -> bool:
         """Whether the terms are summed once a step, when the gradient of this device's microbatches is complete."""
         return self.is_summed and not self.splits_sum
+
+    @property
+    def equal_axes(self) -> tuple[str, ...]:
+        """Mesh axes of more than one device whose devices have equal masters, and terms of their own."""
+        return tuple(axis for axis in self.partial_axes if axis in SUM_AXES)
 
     @property
     def sum_shape(self) -> tuple[int, ...]:
@@ -138,13 +143,27 @@ class Part:
 
     def reduce(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
         """This device's part of a gradient, summed over all devices that have terms of it."""
-        sent = gradient if self.sent_dtype is None else gradient.astype(self.sent_dtype)
+        return self.over_equal(self.scatter(gradient, deterministic=deterministic), deterministic=deterministic)
+
+    def scatter(self, gradient: jax.Array, *, deterministic: bool) -> jax.Array:
+        """This device's part of a gradient, summed over all but `equal_axes`."""
+        sent = self._sent(gradient)
+        partial = tuple(axis for axis in self.partial_axes if axis not in SUM_AXES)
         if self.master_dim is None:
-            total = sum_over(sent, self.partial_axes + self.copy_axes, deterministic=deterministic)
+            total = sum_over(sent, partial + self.copy_axes, deterministic=deterministic)
         else:
-            sent = sum_over(sent, self.partial_axes, deterministic=deterministic)
+            sent = sum_over(sent, partial, deterministic=deterministic)
             total = scatter_sum_over(sent, self.copy_axes, self.master_dim, deterministic=deterministic)
         return total.astype(gradient.dtype)
+
+    def over_equal(self, part: jax.Array, *, deterministic: bool) -> jax.Array:
+        """A part of a gradient summed over the devices with equal masters, which may be in other nodes."""
+        if not self.equal_axes:
+            return part
+        return sum_over(self._sent(part), self.equal_axes, deterministic=deterministic).astype(part.dtype)
+
+    def _sent(self, gradient: jax.Array) -> jax.Array:
+        return gradient if self.sent_dtype is None else gradient.astype(self.sent_dtype)
 
 
 @dataclass(frozen=True)

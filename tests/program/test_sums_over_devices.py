@@ -17,7 +17,9 @@ from tiers import tiers
 from tiny_gpt import LARGEST_ERROR
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors
 
+from jaxpipe.mesh import make_mesh
 from jaxpipe.models import LanguageModel
+from jaxpipe.program import Pipeline
 from jaxpipe.schedules import build
 from jaxpipe.sharding import KeptChunks
 
@@ -99,6 +101,7 @@ def plain_loss_and_grads(num_layers, num_microbatches):
     "case",
     tiers(
         [],
+        ci=[("1f1b", 4, {"data": 2, "replicate": 2, "shard": "weights"})],
         slow=[
             ("interleaved_1f1b", 16, {"data": 2}),
             ("1f1b", 4, {"data": 2, "behind_layers": False}),
@@ -113,6 +116,12 @@ def plain_loss_and_grads(num_layers, num_microbatches):
             ("zb_h1", 4, {"data": 4, "shard": "gradients"}),
             ("dualpipe", 4, {"data": 4, "shard": "gradients"}),
             ("chimera", 4, {"data": 4}),
+            *(("zb_v", 8, {"data": 2, "replicate": 2, "shard": shard}) for shard in ("none", "optimizer", "gradients")),
+            ("1f1b", 4, {"data": 2, "replicate": 2, "tensor": 2, "shard": "gradients"}),
+            ("bpipe", 8, {"data": 2, "replicate": 2, "tensor": 1, "shard": "weights"}),
+            ("bitpipe", 8, {"data": 2, "replicate": 2, "shard": "weights"}),
+            ("interleaved_1f1b", 8, {"data": 2, "replicate": 2, "shard": "weights", "kept": KeptChunks(1, 1)}),
+            ("1f1b", 4, {"data": 2, "replicate": 2, "shard": "weights", "deterministic": True}),
         ],
     ),
     ids=str,
@@ -121,8 +130,9 @@ def test_behind_layers_the_sums_are_those_of_plain_grad(case):
     """And in the rounds after; sums over microbatches and devices in another order round otherwise."""
     name, num_layers, options = case
     config = config_of("llama", num_layers=num_layers)
-    data, tensor = options["data"], options.get("tensor", 1)
-    schedule = build(name, num_devices=2 if name == "zb_v" else 8 // (data * tensor), num_microbatches=4)
+    data = options["data"] * options.get("replicate", 1)
+    num_devices = 2 if name == "zb_v" else 8 // (data * options.get("tensor", 1))
+    schedule = build(name, num_devices=num_devices, num_microbatches=4)
     pipeline = pipeline_of(schedule, config, **options)
     assert bool(pipeline.table.hanging.any()) == options.get("behind_layers", True)
     params = jax.jit(pipeline.to_stages)(random_params(config))
@@ -133,6 +143,28 @@ def test_behind_layers_the_sums_are_those_of_plain_grad(case):
     assert float(loss) == pytest.approx(float(wanted), rel=LARGEST_ERROR)
     errors = relative_errors(jax.jit(pipeline.from_stages)(grads), wanted_grads)
     assert max(errors.values()) <= LARGEST_ERROR, errors
+
+
+def summed_over(jaxpr, axis: str) -> list[int]:
+    """Numbers that each sum over an axis of the mesh brings to a device, of arrays."""
+    inner = [summed_over(each, axis) for equation in jaxpr.eqns for each in core.jaxprs_in_params(equation.params)]
+    here = (each for each in jaxpr.eqns if each.primitive.name in SUMS and axis in each.params.get("axes", ()))
+    return [var.aval.size for each in here for var in each.outvars if var.aval.ndim] + sum(inner, [])
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_between_devices_with_equal_masters_parts_travel_once_a_step(shard):
+    """Whole gradients travel between the devices that share masters alone, which may stand in one node."""
+    schedule = build("1f1b", num_devices=1, num_microbatches=4)
+    mesh = make_mesh(replicate=2, data=2, pipe=1)
+    pipeline = Pipeline(schedule, mesh, tiny_mlp.FUNCTIONS, num_layers=3, shard=shard)
+    params = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(3)))
+    batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf], axis=1), tiny_mlp.make_batch(4))
+    jaxpr = jax.make_jaxpr(pipeline.loss_and_grads)(params, batch, 1.0).jaxpr
+    # Of 8 x 8 and 8 numbers of a layer, and 3 x 8 and 8 of the ends, a device has half.
+    ends = [12, 4]
+    of_layers = {"optimizer": [32, 4, 32, 4], "weights": [3 * 32, 4]}[shard]  # in two actions; once, of all layers
+    assert sorted(summed_over(jaxpr, "replicate")) == sorted(ends + of_layers)
 
 
 @pytest.mark.parametrize("shard", tiers([], ci=["weights"], slow=["optimizer"]))

@@ -120,17 +120,19 @@ def pipeline_of(
     expert: int = 1,
     tensor: int = 1,
     context: int = 1,
+    replicate: int = 1,
     devices: Any = None,
     deterministic: bool = False,
     num_layers: int | None = None,
     again: str = "none",
     **options: Any,
 ) -> Pipeline:
-    """The model of `config`, or as many layers of it, on a data x pipe x context x expert x tensor mesh; of one batch.
+    """The model of `config`, or as many layers of it, on a mesh of these axes and `pipe`; of one batch.
 
     `again` may count layers of each stage that backward computes again, as in "full:2,1".
     """
-    axis = TensorAxis.of(deterministic=deterministic, data=data, expert=expert, tensor=tensor, context=context)
+    sizes = {"replicate": replicate, "data": data, "context": context, "expert": expert, "tensor": tensor}
+    axis = TensorAxis.of(deterministic=deterministic, **sizes)
     model = LanguageModel(config, axis)
     kind, _, counts = again.partition(":")
     functions = replace(
@@ -138,7 +140,7 @@ def pipeline_of(
     )
     return Pipeline(
         one_batch(schedule),
-        make_mesh(data=data, pipe=schedule.num_devices, context=context, expert=expert, tensor=tensor, devices=devices),
+        make_mesh(pipe=schedule.num_devices, devices=devices, **sizes),
         functions,
         num_layers=num_layers or config.num_layers,
         deterministic=deterministic,

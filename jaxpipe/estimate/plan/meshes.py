@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpipe.cluster.assignment import divisors
-from jaxpipe.cluster.axes import ALWAYS_IN_NODE, AXES, NODE_AXES, REST_AXIS, MeshAxis, MeshSizes
+from jaxpipe.cluster.axes import ALWAYS_IN_NODE, AXES, EQUAL_AXIS, NODE_AXES, REST_AXIS, MeshAxis, MeshSizes
 from jaxpipe.cluster.topology import Topology
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.divisibility import check_sequences, sequence_multiple, sizes_to_divide
@@ -49,10 +49,15 @@ def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
         if num_gpus % num_sharing or not _has_room(sharing, base.topology.gpus_per_node):
             continue
         for pipe in divisors(num_gpus // num_sharing):
-            mesh = MeshSizes(**sharing, **{REST_AXIS: num_gpus // (num_sharing * pipe)}, pipe=pipe)
-            divides = base.batch_size % mesh.num_batch_parts == 0 and base.seq_len % sequence_multiple(mesh) == 0
-            if pipe <= base.model.num_layers and divides:
-                yield mesh.axes
+            rest = num_gpus // (num_sharing * pipe)
+            in_node = base.topology.gpus_per_node // num_sharing
+            # Without a pipeline devices that share masters may all stand in one node. Those of a pipeline do.
+            numbers = (rest, in_node) if pipe == 1 and 1 < in_node < rest and rest % in_node == 0 else (rest,)
+            for num in numbers:
+                mesh = MeshSizes(**sharing, **{REST_AXIS: num, EQUAL_AXIS: rest // num}, pipe=pipe)
+                divides = base.batch_size % mesh.num_batch_parts == 0 and base.seq_len % sequence_multiple(mesh) == 0
+                if pipe <= base.model.num_layers and divides:
+                    yield mesh.axes
 
 
 def _has_room(sharing: Mesh, gpus_per_node: int) -> bool:
