@@ -158,9 +158,8 @@ class Part:
 
     def over_equal(self, part: jax.Array, *, deterministic: bool) -> jax.Array:
         """A part of a gradient summed over the devices with equal masters, which may be in other nodes."""
-        if not self.equal_axes:
-            return part
-        return sum_over(self._sent(part), self.equal_axes, deterministic=deterministic).astype(part.dtype)
+        equal = self.equal_axes
+        return sum_over(self._sent(part), equal, deterministic=deterministic).astype(part.dtype) if equal else part
 
     def _sent(self, gradient: jax.Array) -> jax.Array:
         return gradient if self.sent_dtype is None else gradient.astype(self.sent_dtype)
@@ -212,7 +211,6 @@ def part_beside(part: Part, param: Any, leaf: Any) -> Part:
     """
     if leaf.shape == param.shape:
         return part
-    # Sums of rows or columns have lost a dim, maybe the one that is split, so they stay whole.
     shape = tuple(leaf.shape[len(STACKED) :] if part.stacked else leaf.shape)
     return Part((), None, (), (), 1, shape, stacked=part.stacked)
 

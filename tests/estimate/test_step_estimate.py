@@ -262,6 +262,19 @@ def test_hidden_gathers_and_sums_of_every_microbatch_leave_the_pipeline_as_it_is
     assert found.reduce_s == pytest.approx(4 * layer_parameters(setting.model).total / 2 / 1e9 + shared_s, rel=1e-6)
 
 
+@pytest.mark.parametrize("shard", ["none", "optimizer", "gradients", "weights"])
+def test_between_copies_with_masters_of_their_own_parts_travel_once_a_step(shard):
+    """Gradients of float32: scattered within a node, summed over nodes; a byte to another node takes a second."""
+    source = Given(near=Link(0.0, float("inf")), far=Link(0.0, 1.0))
+    of_node = gpt_setting(pipe=1, data=8, num_microbatches=4, shard=Shard(shard), topology="a100-80g:2x8")
+    setting = replace(of_node, replicate=2, batch_size=2 * of_node.batch_size)
+    assert places_of(setting).copies == Group(8, 8)
+    assert places_of(setting).sums == Group(2, 1)
+    parts = 8 if Shard(shard).splits_masters else 1
+    numbers = setting.model.num_layers * layer_parameters(setting.model).total + shared_parameters(setting.model).total
+    assert step_collectives(setting, source, LAYER).whole_s == pytest.approx(4 * numbers / parts)
+
+
 def test_rates():
     setting = gpt_setting(num_microbatches=16, data=2, tensor=2)
     found = estimate(setting, Given(replace(LAYER, update_s=1.0)))

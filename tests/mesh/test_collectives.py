@@ -12,7 +12,7 @@ from jaxpipe import mesh
 from jaxpipe.mesh import AXES, TensorAxis, make_mesh
 from jaxpipe.mesh.collectives import gather_over, scatter_sum_over, sum_over
 
-SHAPE = (2, 2, 1, 1, 2)  # data, pipe, context, expert, tensor
+SHAPE = tuple({"data": 2, "pipe": 2, "tensor": 2}.get(axis, 1) for axis in AXES)
 EVERY_DEVICE = P(*AXES)
 # One array of 8 x 4 for each device; whole numbers, so that every order of adding gives the same.
 TERMS = np.random.default_rng(0).integers(-100, 100, (*SHAPE, 8, 4)).astype(np.float32)

@@ -5,7 +5,7 @@ the end of 1F1B the sums of all stages would stand one after the other.
 """
 
 import functools
-from itertools import dropwhile
+from itertools import chain, dropwhile
 
 import jax
 import jax.extend.core as core
@@ -147,9 +147,10 @@ def test_behind_layers_the_sums_are_those_of_plain_grad(case):
 
 def summed_over(jaxpr, axis: str) -> list[int]:
     """Numbers that each sum over an axis of the mesh brings to a device, of arrays."""
-    inner = [summed_over(each, axis) for equation in jaxpr.eqns for each in core.jaxprs_in_params(equation.params)]
+    inner = (each for equation in jaxpr.eqns for each in core.jaxprs_in_params(equation.params))
     here = (each for each in jaxpr.eqns if each.primitive.name in SUMS and axis in each.params.get("axes", ()))
-    return [var.aval.size for each in here for var in each.outvars if var.aval.ndim] + sum(inner, [])
+    sizes = [var.aval.size for each in here for var in each.outvars if var.aval.ndim]
+    return [*sizes, *chain.from_iterable(summed_over(each, axis) for each in inner)]
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "weights"])

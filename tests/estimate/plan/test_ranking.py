@@ -395,6 +395,18 @@ def test_a_mesh_takes_all_gpus_or_the_most_that_divide():
     assert space_of(small_config(odd), parse_topology("a100-80g:1x7")).num_gpus == 5
 
 
+def test_without_a_pipeline_masters_may_lie_in_every_node():
+    space = space_of(small_config(lambda config: config.data.update(batch_size=8)), parse_topology("a100-80g:2x4"))
+    assert {(each.replicate, each.data, each.tensor) for each in space.groups if each.pipe == 1} == {
+        (1, 8, 1),
+        (2, 4, 1),
+        (1, 4, 2),
+        (2, 2, 2),
+        (1, 2, 4),
+    }
+    assert {each.replicate for each in space.groups if each.pipe > 1} == {1}
+
+
 def test_a_tensor_that_does_not_divide_is_left_out():
     space = space_of(small_config(), parse_topology("a100-80g:1x6"))
     assert {group.tensor for group in space.groups} == {1, 2}
