@@ -118,7 +118,7 @@ def plain_loss_and_grads(num_layers, num_microbatches):
             ("chimera", 4, {"data": 4}),
             *(("zb_v", 8, {"data": 2, "replicate": 2, "shard": shard}) for shard in ("none", "optimizer", "gradients")),
             ("1f1b", 4, {"data": 2, "replicate": 2, "tensor": 2, "shard": "gradients"}),
-            ("bpipe", 8, {"data": 2, "replicate": 2, "tensor": 1, "shard": "weights"}),
+            ("dualpipe", 8, {"data": 2, "replicate": 2, "shard": "gradients"}),
             ("bitpipe", 8, {"data": 2, "replicate": 2, "shard": "weights"}),
             ("interleaved_1f1b", 8, {"data": 2, "replicate": 2, "shard": "weights", "kept": KeptChunks(1, 1)}),
             ("1f1b", 4, {"data": 2, "replicate": 2, "shard": "weights", "deterministic": True}),
