@@ -229,6 +229,11 @@ def labels_of_the_neighbour_chunk(monkeypatch):
     monkeypatch.setattr(Head, "own_targets", lambda head, targets: right(head, jnp.roll(targets, 2, axis=1)))
 
 
+def keys_off_by_one(monkeypatch):
+    right = ContextAxis.gather
+    monkeypatch.setattr(ContextAxis, "gather", lambda axis, x, dim: jnp.roll(right(axis, x, dim), 1, dim))
+
+
 def a_word_predicted_by_the_neighbour(monkeypatch):
     right = BertHead.own_targets
     monkeypatch.setattr(BertHead, "own_targets", lambda head, targets: right(head, jnp.roll(targets, 1, axis=1)))
@@ -257,6 +262,8 @@ def _own_part(x, axes, dim):
             (a_position_off_by_a_chunk, "gpt"),
             (a_position_off_by_a_chunk, "llama"),
             (labels_of_the_neighbour_chunk, "gpt"),
+            (a_position_off_by_a_chunk, "deepseek_v2"),
+            (keys_off_by_one, "deepseek_v2"),
             (a_word_predicted_by_the_neighbour, "bert"),
             (an_order_by_the_first_token_of_each_chunk, "bert"),
         ],
