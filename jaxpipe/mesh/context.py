@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh.collectives import Axis
 
 
@@ -59,10 +60,21 @@ class ContextAxis(Axis):
         return 2 * chunk if chunk < self.size else 2 * (self.num_chunks - 1 - chunk) + 1
 
     def own(self, x: jax.Array, dim: int) -> jax.Array:
-        """The elements of `x` along `dim`, one for each token of a sequence, that are of this device's tokens."""
+        """The elements of `x` along `dim`, one for each token of a sequence, that are of this device's tokens.
+
+        Raises:
+            ConfigError: the sequence does not divide into equal chunks.
+        """
         if self.size == 1:
             return x
-        length = x.shape[dim] // self.num_chunks
+        length, rest = divmod(x.shape[dim], self.num_chunks)
+        if rest:
+            raise ConfigError(
+                f"rows of {x.shape[dim]} tokens over context={self.size}",
+                rule=f"context-divides: a row is cut into {self.num_chunks} chunks, equally long",
+                picture=f"{x.shape[dim]} = {self.num_chunks} x {length} + {rest}",
+                repair=f"pad rows to {(length + 1) * self.num_chunks} tokens, with targets of -1",
+            )
         parts = (lax.dynamic_slice_in_dim(x, chunk * length, length, dim) for chunk in self.chunks(self.index()))
         return jnp.concatenate(list(parts), dim)
 

@@ -184,7 +184,6 @@ COVERED = tiers(
         Covered("1f1b", "mixtral", 1, tensor=2, expert=2, packed=True),
         Covered("zb_v", "bert", 1, tensor=2),
         Covered("1f1b", "mixtral", 2, pipe=1, tensor=2, expert=2, packed=True, recompute="full"),
-        Covered("1f1b", "gpt_oss", 8, **SMALL),
     ],
 )
 
@@ -287,6 +286,12 @@ def test_what_does_not_split_sequences_is_refused():
     config = OwnConfig(num_layers=2, hidden=8, num_heads=2, vocab_size=32, num_positions=8, attention="chunked")
     with pytest.raises(ConfigError, match=r"mesh.context=2 with model of OwnConfig"):
         LanguageModel(config, axis)
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(ConfigError, match=r"rows of 10 tokens over context=2(.|\n)*pad rows to 12 tokens"):
+        ContextAxis(2).own(jnp.zeros((1, 10)), 1)
+    assert ContextAxis(2, causal=False).num_chunks == 2
 
 
 def test_functions_that_know_no_context_are_refused(monkeypatch):
