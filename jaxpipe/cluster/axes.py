@@ -111,7 +111,7 @@ class MeshSizes:
         in_node=True,
         spans_nodes=True,
         for_some_models=True,
-        equally="tokens, in two chunks of a sequence",
+        equally="tokens of each sequence",
         # Keys and values are gathered (`jaxpipe.models.attention_tiles`), in backward again; then gradients are summed.
         collectives=Collectives(KEYS, forward=2, backward=4, input_gradient=4, again=2),
         elsewhere="cp context_parallel context_parallel_size context_parallel_degree ici_context_parallelism",

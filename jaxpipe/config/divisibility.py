@@ -23,7 +23,7 @@ from jaxpipe.cluster.axes import (
 from jaxpipe.config.base import RunConfig
 from jaxpipe.config.model import model_config, vocab_pipe
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import TensorAxis
+from jaxpipe.mesh import ContextAxis, TensorAxis
 from jaxpipe.models.kinds import kinds_of
 from jaxpipe.models.sequence_parts import check_sequence_parts
 
@@ -105,15 +105,15 @@ def _check_vocab_over_pipe(config: RunConfig, size: int) -> None:
         )
 
 
-def sequence_multiple(mesh: MeshSizes) -> int:
+def sequence_multiple(mesh: MeshSizes, *, causal: bool) -> int:
     """What the length of a sequence is a multiple of.
 
     Example:
-        >>> sequence_multiple(MeshSizes(context=2)), sequence_multiple(MeshSizes(context=2, tensor=4))
-        (4, 8)
+        >>> sequence_multiple(MeshSizes(context=2), causal=True), sequence_multiple(MeshSizes(context=2), causal=False)
+        (4, 2)
     """
-    # Two chunks a device; and axes of tokens split those of a device.
-    chunks = 2 * mesh.num_sequence_parts if mesh.num_sequence_parts > 1 else 1
+    # Axes of tokens split those of a device.
+    chunks = ContextAxis(mesh.num_sequence_parts, causal=causal).num_chunks
     return math.lcm(chunks, mesh.num_sequence_parts * mesh.num_token_parts)
 
 
@@ -122,14 +122,16 @@ def check_sequences(config: RunConfig) -> None:
     if config.mesh.num_sequence_parts == 1:
         return
     sizes: dict[str, Any] = config.mesh.axes
-    check_sequence_parts(model_config(config), TensorAxis.of(**sizes))
+    model = model_config(config)
+    check_sequence_parts(model, TensorAxis.of(**sizes))
     seq_len = config.data.seq_len
-    multiple = sequence_multiple(config.mesh)
+    multiple = sequence_multiple(config.mesh, causal=model.anatomy.causal)
     if seq_len % multiple:
         parts = written(config.mesh.axes, (*SEQUENCE_AXES, *TOKEN_AXES), prefix="mesh.")
+        chunks = "two chunks, an early and a late one," if model.anatomy.causal else "one chunk"
         raise ConfigError(
-            f"data.seq_len={seq_len} does not divide into two chunks a device of {parts}",
-            rule="context-divides: a sequence is cut into two equally long chunks a device, an early and a late one",
+            f"data.seq_len={seq_len} does not divide into equal chunks of {parts}",
+            rule=f"context-divides: a device has {chunks} of each sequence; chunks are equally long",
             picture=f"{seq_len} = {multiple} x {seq_len // multiple} + {seq_len % multiple}",
             repair=f"set data.seq_len={max(1, round(seq_len / multiple)) * multiple}, the nearest legal value",
         )

@@ -8,6 +8,7 @@ from jaxpipe.cluster.axes import EXPERT_ROWS, KEYS, ROWS, STAGE_AXIS, STREAM, Co
 from jaxpipe.estimate.given import given_parts
 from jaxpipe.estimate.setting import Group, Setting, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, dispatch_of_setting, layer_sizes
+from jaxpipe.estimate.work import predicted_tokens
 
 
 def collectives_s(
@@ -38,7 +39,7 @@ def collectives_s(
 
 def statistics_bytes(setting: Setting) -> float:
     """Bytes of what all devices of a split head know of the logits of a microbatch: three numbers a token and part."""
-    tokens = setting.microbatch_size * (setting.num_predicted or setting.local_tokens)
+    tokens = predicted_tokens(setting)
     # Every device gets the statistics of all parts, three numbers of each.
     return 3 * FLOAT32_BYTES * tokens * setting.pipe
 
@@ -68,7 +69,11 @@ def key_bytes(setting: Setting) -> float:
     """Bytes of the keys of whole sequences that attention gathers for a microbatch; 0 where a device has all."""
     if setting.num_sequence_parts == 1:
         return 0.0
-    return layer_sizes(setting).keys * setting.num_sequence_parts * ITEMSIZE[setting.dtype]
+    keys = layer_sizes(setting).keys
+    if setting.anatomy.kept:  # latents of keys and values together, which `tensor` does not split
+        num_heads, *sizes = setting.anatomy.kept
+        keys = setting.microbatch_size * setting.local_tokens * num_heads * sum(sizes) / 2
+    return keys * setting.num_sequence_parts * ITEMSIZE[setting.dtype]
 
 
 def dispatch_bytes(setting: Setting) -> float:

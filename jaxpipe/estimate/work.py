@@ -73,8 +73,11 @@ def _with_backward(setting: Setting, matmuls: tuple[Matmul, ...]) -> tuple[Matmu
 
 
 def predicted_tokens(setting: Setting) -> int:
-    """The number of tokens that a microbatch predicts, on one copy of the pipeline."""
-    return setting.microbatch_size * (setting.num_predicted or setting.local_tokens)
+    """The number of tokens that the head of one device predicts of a microbatch."""
+    if setting.num_predicted is None:
+        return setting.microbatch_size * setting.local_tokens
+    # Of masked sequences equally many on each device that splits them.
+    return setting.microbatch_size * -(-setting.num_predicted // setting.num_sequence_parts)
 
 
 def local_rows(setting: Setting) -> int:
@@ -91,9 +94,10 @@ def seen_scores(setting: Setting) -> int:
 def own_keys_scores(setting: Setting) -> Matmul:
     """The products of a device's queries with its own keys: behind them the keys of others travel.
 
-    Values travel behind as large a product. One without work where no device splits sequences.
+    Values travel behind as large a product. One without work where no device splits sequences, or where latents travel,
+    from which own keys are expanded with the others.
     """
-    if setting.num_sequence_parts == 1:
+    if setting.num_sequence_parts == 1 or setting.anatomy.kept:
         return Matmul(0, 0, 0, 0)
     pairs = attention_tiles.pairs(setting.seq_len, visible_of(setting))
     num_heads = layer_sizes(setting).rows // setting.local_tokens  # of all sequences
@@ -103,7 +107,8 @@ def own_keys_scores(setting: Setting) -> Matmul:
 def visible_of(setting: Setting) -> Visible:
     """The keys that a query of `setting` sees, in sequences without padding."""
     anatomy = setting.anatomy
-    return Visible(anatomy.causal, anatomy.window, context=ContextAxis(setting.num_sequence_parts))
+    context = ContextAxis(setting.num_sequence_parts, causal=anatomy.causal)
+    return Visible(anatomy.causal, anatomy.window, context=context)
 
 
 @cache

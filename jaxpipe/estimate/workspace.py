@@ -145,7 +145,8 @@ def _sums_of_tiles(setting: Setting) -> int:
         return 0
     of = layer_sizes(setting)
     keys = of.keys * setting.num_sequence_parts
-    own = of.keys if setting.num_sequence_parts > 1 else 0  # beside those of all devices
+    # Beside those of all devices; what latents are expanded to is of all.
+    own = of.keys if setting.num_sequence_parts > 1 and not setting.anatomy.kept else 0
     # Float32 sums of the gradients of queries, keys and values; queries, the output's gradient, keys and values in the
     # order that tiles are cut from; the gradients in the order of the layer.
     item = ITEMSIZE[setting.dtype]

@@ -63,6 +63,10 @@ class TensorAxis(Axis):
         axes = [axis.name for axis in (*self.batch, self.context, self) if axis.size > 1]
         return sum_over(x, axes, deterministic=self.deterministic)
 
+    def own(self, x: jax.Array) -> jax.Array:
+        """The numbers of `x` "batch seq" that are of this device's tokens of the stream."""
+        return self.part(self.context.own(x, 1), 1)
+
     def positions(self, num_tokens: int) -> jax.Array:
         """The positions in a sequence of this device's `num_tokens` tokens of the stream, int32 "token"."""
         if self.context.size == 1:

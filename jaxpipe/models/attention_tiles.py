@@ -3,7 +3,8 @@
 A device holds the scores of one pair at a time, whatever the length of a row. Pairs that no query sees are not in the
 loop; those that no query sees because documents stand back to back are passed over. The pairs are numbers, so that they
 may depend on the place of a device along `context`: all devices have equally many. Pairs with a device's own keys have
-a loop of their own, behind which the keys of the other devices, and the gradients that go back to them, travel.
+a loop of their own, behind which the keys of the other devices, and the gradients that go back to them, travel. Given
+the keys of whole sequences, device by device, a device has one loop and nothing travels.
 Source: Dao et al., FlashAttention, NeurIPS 2022, algorithms 1 and 4; the softmax by a running maximum is of Milakov and
 Gimelshein, arXiv 1805.02867.
 """
@@ -130,6 +131,18 @@ def _pairs(seq: int, causal: bool, window: int | None, context: ContextAxis) -> 
     return PairsOfDevices(size, Pairs(*own.astype(np.int32)), Pairs(*np.stack(others, axis=1).astype(np.int32)))
 
 
+def _loops(num_queries: int, num_keys: int, visible: Visible) -> tuple[int, Pairs, Pairs | None]:
+    """Tokens of a tile; pairs with keys that a device is given; those with keys that it gathers, if it does."""
+    seq = num_queries * visible.context.size
+    size, own, others = pairs(seq, visible)
+    if num_keys < seq:
+        return size, own, others
+    # Its own keys stand among those of all.
+    first = num_queries * np.arange(visible.context.size, dtype=np.int32)[:, None]
+    of_all = own._replace(key_place=own.key_place + first), others
+    return size, Pairs(*(np.concatenate(both, axis=1) for both in zip(*of_all, strict=True))), None
+
+
 def _filled(rows: np.ndarray, most: int, size: int) -> np.ndarray:
     """`most` pairs: those beyond `rows` are the first once more, skipped as a whole."""
     more = np.repeat(rows[:, :1], most - rows.shape[1], axis=1)
@@ -217,10 +230,11 @@ def forward(
     """Attended values "batch query head head_dim", and the log-sum-exp "batch kv_head group query", float32.
 
     Args:
-        query, key, value: this device's, "batch token head head_dim"; keys and values are gathered over `context`.
+        query: this device's, "batch token head head_dim".
+        key, value: this device's, which are gathered over `context`; or those of whole sequences, as gathered.
     """
     seq = query.shape[1] * visible.context.size
-    size, own, others = pairs(seq, visible)
+    size, given, others = _loops(query.shape[1], key.shape[1], visible)
     tiles = _Tiles(visible, dropout, size, seq)
     queries = _by_group(query, key.shape[2])
 
@@ -246,8 +260,8 @@ def forward(
     numbers = jnp.zeros(queries.shape[:-1], jnp.float32)
     # Values may be of another size than queries and keys.
     sums = jnp.zeros((*queries.shape[:-1], value.shape[-1]), jnp.float32), numbers + _UNSEEN, numbers
-    sums = tiles.loop(partial(body, _by_head(key), _by_head(value)), sums, own)
-    if visible.context.size > 1:  # what the others have travels behind the pairs with own keys
+    sums = tiles.loop(partial(body, _by_head(key), _by_head(value)), sums, given)
+    if others:  # what the others have travels behind the pairs with own keys
         sums = tiles.loop(partial(body, *_gathered(key, value, visible.context)), sums, others)
     product, largest, total = sums
     output = (product / total[..., None]).astype(query.dtype)
@@ -264,9 +278,9 @@ def backward(
     dropout: AttentionDropout | None,
     d_output: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of this device's queries, keys and values, from the results of `forward`."""
+    """Gradients of the queries, keys and values that `forward` was given, from its results."""
     seq = query.shape[1] * visible.context.size
-    size, own, others = pairs(seq, visible)
+    size, given, others = _loops(query.shape[1], key.shape[1], visible)
     tiles = _Tiles(visible, dropout, size, seq)
     num_kv_heads = key.shape[2]
     queries, d_outputs = (_by_group(x, num_kv_heads) for x in (query, d_output))
@@ -306,12 +320,12 @@ def backward(
         return tiles.loop(partial(body, keys, values), (d_query, *zeros), of_devices)
 
     d_query = jnp.zeros(queries.shape, jnp.float32)
-    if visible.context.size == 1:
-        d_query, *d_keys = gradients(_by_head(key), _by_head(value), d_query, own)
+    if others is None:
+        d_query, *d_keys = gradients(_by_head(key), _by_head(value), d_query, given)
     else:
         # The others first: what goes back to them travels behind the pairs with own keys.
         d_query, *to_others = gradients(*_gathered(key, value, visible.context), d_query, others)
-        d_query, *d_keys = gradients(_by_head(key), _by_head(value), d_query, own)
+        d_query, *d_keys = gradients(_by_head(key), _by_head(value), d_query, given)
         from_others = visible.context.scatter_sum(jnp.stack([x.astype(key.dtype) for x in to_others]), 3)
         d_keys = [x + of_others for x, of_others in zip(d_keys, from_others, strict=True)]
     d_query = d_query.astype(query.dtype).transpose(0, 3, 1, 2, 4).reshape(query.shape)

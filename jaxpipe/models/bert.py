@@ -3,6 +3,7 @@
 In the head the stream is gathered whole over `tensor`, and only the predicted positions are used: 15 % of a head
 over all positions. Unsplit parts are computed on every device; there the gradients for the logits are this device's
 terms (`cross_entropy_sum`), and the order's loss, which is equal on all devices, passes its gradient on once.
+Over `context` each device has the features and targets of equally many predicted positions, wherever these stand.
 Source: Devlin et al., BERT, NAACL 2019, section 3.1 and appendix A.2; Shoeybi et al., Megatron-LM, 2019, section 5.3,
 for where the norms stand; Lan et al., ALBERT, ICLR 2020, section 3.1, for the sentence order in place of the next
 sentence.
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import TensorAxis
+from jaxpipe.mesh import TensorAxis, only_on_the_first
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.choices import ACTIVATIONS, CHOICES, DROPOUTS, num_valid
 from jaxpipe.models.cross_entropy import logits
@@ -82,7 +83,7 @@ class BertHead(nnx.Module):
         """
         # Gathered whole, since a predicted position may lie on any device.
         whole = self.tensor.gather(self._normed(x), 1)
-        features = self._transformed(take_positions(whole, microbatch["predicted"]))
+        features = self._transformed(self._predicted(whole, microbatch["predicted"]))
         if not hasattr(self, "pooler"):
             return features, {}
         order_logits = self._order_logits(whole)
@@ -90,7 +91,18 @@ class BertHead(nnx.Module):
         # A mask in place of an index: a target below 0 hits no column and adds 0.
         order = -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
         # Every device computes the same order's loss; summed gradients would count it once for each.
-        return features, {"sentence_order": self.tensor.once(order)}
+        order = self.tensor.once(order)
+        if self.tensor.context.size > 1:  # the first one's first token is that of the sequence
+            order = only_on_the_first(order, self.tensor.context.name)
+        return features, {"sentence_order": order}
+
+    def own_targets(self, targets: jax.Array) -> jax.Array:
+        """See `Head`; the targets "batch predicted" of this device's features."""
+        return self.tensor.context.part(self._padded(targets, -1), 1)
+
+    def all_targets(self, x: jax.Array, num_targets: int) -> jax.Array:
+        """See `Head`."""
+        return self.tensor.context.gather(x, 1)[:, :num_targets]
 
     def losses(self, words: jax.Array, others: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Sums of the losses, float32: {"masked_lm"} and, with `sentence_order`, "sentence_order"."""
@@ -105,6 +117,26 @@ class BertHead(nnx.Module):
         if not hasattr(self, "pooler"):
             return {"masked_lm": words}
         return {"masked_lm": words, "sentence_order": self._order_logits(whole)}
+
+    def _predicted(self, whole: jax.Array, positions: jax.Array) -> jax.Array:
+        """The stream "batch local_predicted hidden" at this device's predicted positions.
+
+        Args:
+            whole: of all tokens of this device, "batch seq hidden".
+            positions: all predicted ones, "batch predicted".
+        """
+        context = self.tensor.context
+        if context.size == 1:
+            return take_positions(whole, positions)
+        place, is_own = context.found(positions, whole.shape[1] * context.size)
+        rows = jnp.where(is_own[..., None], take_positions(whole, place), 0)
+        # One device has a position's row, another one may predict its word.
+        return context.scatter_sum(self._padded(rows, 0), 1)
+
+    def _padded(self, x: jax.Array, filling: int) -> jax.Array:
+        """`x` "batch predicted ..." with as many predicted positions as devices of `context` have equally many of."""
+        missing = -x.shape[1] % self.tensor.context.size
+        return jnp.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)], constant_values=filling)
 
     def _normed(self, x: jax.Array) -> jax.Array:
         return self.norm.apply(x, self.norm.arrays())

@@ -59,8 +59,6 @@ class DeepseekConfig(MixtureConfig):
         ConfigError: the sizes and choices do not fit together.
     """
 
-    splits_sequences: ClassVar[bool] = False
-
     num_dense: int = 1
     dense_width: int = 10944
     num_shared: int = 1
@@ -193,6 +191,7 @@ class DeepseekConfig(MixtureConfig):
                 rotate,
                 frequencies=frequencies(self.rotary_size, self.rope_theta, self.rope_scaling),
                 amplitude=self.rope_scaling.amplitude if self.rope_scaling else 1.0,
+                context=tensor.context,
             ),
             score_scale=self.score_scale,
             attention=self.attention,

@@ -76,7 +76,7 @@ class Embedding(nnx.Module):
     def with_own_rows(self, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """The residual stream from the rows of this device's positions, "batch local_seq hidden"."""
         if hasattr(self, "position") and "positions" in microbatch:
-            x = x + take(self.position[...], self.tensor.part(microbatch["positions"], 1))
+            x = x + take(self.position[...], self.tensor.own(microbatch["positions"]))
         elif hasattr(self, "position") and self.tensor.context.size > 1:
             x = add(x, take(self.position[...], self.tensor.positions(x.shape[1])))
         elif hasattr(self, "position"):
@@ -84,7 +84,7 @@ class Embedding(nnx.Module):
             x = add(x, lax.dynamic_slice_in_dim(self.position[...], first_position, x.shape[1]))
         if hasattr(self, "token_type"):
             # One row is of all types: a table of one has no second segment.
-            row = jnp.minimum(self.tensor.part(microbatch["token_types"], 1), self.token_type.shape[0] - 1)
+            row = jnp.minimum(self.tensor.own(microbatch["token_types"]), self.token_type.shape[0] - 1)
             x = x + take(self.token_type[...], row)
         return drop(x, random, rate=self.dropout_rate, site=Site.EMBEDDING, positions=self.tensor.positions)
 
@@ -95,7 +95,8 @@ class Embedding(nnx.Module):
         return _add_at(total, row, gradient if is_own is None else jnp.where(is_own[..., None], gradient, 0))
 
     def _own(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Each token's row in this device's part of the table, 0 for others' tokens; and which tokens are its own."""
+        """The row of each token here in this device's part of the table, 0 of other parts; and which are its own."""
+        tokens = self.tensor.context.own(tokens, 1)
         if self.tensor.num_vocab_parts == 1:
             return tokens, None
         num_rows = self.token.shape[0]
@@ -127,6 +128,15 @@ class Head(nnx.Module):
         """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses."""
         del microbatch
         return self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1), {}
+
+    def own_targets(self, targets: jax.Array) -> jax.Array:
+        """Those of `targets` "batch seq" that this device's features predict, where `context` splits sequences."""
+        return self.tensor.context.own(targets, 1)
+
+    def all_targets(self, x: jax.Array, num_targets: int) -> jax.Array:
+        """Numbers "batch target" of all targets, from those of `own_targets`."""
+        del num_targets
+        return self.tensor.context.whole(x, 1)
 
     def losses(self, words: jax.Array, others: dict[str, Any]) -> jax.Array:
         """The result of the model's head from the sum of the words' losses, which is all."""

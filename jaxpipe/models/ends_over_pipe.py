@@ -18,7 +18,7 @@ from jaxpipe.mesh import Randomness, only_on_the_first
 from jaxpipe.models.cross_entropy import Statistics
 from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.parameters import Params
-from jaxpipe.models.sequence_parts import refuse_values
+from jaxpipe.models.sequence_parts import Rows
 from jaxpipe.models.token_values import TokenValues
 from jaxpipe.models.vocabulary_over_pipe import softmax_of_part, values_of_parts
 
@@ -41,20 +41,18 @@ class EndsOverPipe:
     def rows(self, shared: Params, microbatch: Microbatch) -> jax.Array:
         """This device's term of the rows of the tokens, "batch local_seq hidden"."""
         embedding = self.model._module("embedding", shared["embedding"])
-        return self.model.tensor.scatter_sum(embedding.rows(self.model.own(microbatch)), 1)
+        return self.model.sharing.scatter_sum(embedding.rows(microbatch), 1)
 
     def embed_rows(
         self, shared: Params, rows: jax.Array, microbatch: Microbatch, random: Randomness | None
     ) -> jax.Array:
         """The residual stream from the sum of all devices' `rows`."""
-        own = self.model.own(microbatch)
-        return self.model._module("embedding", shared["embedding"]).with_own_rows(rows, own, random)
+        return self.model._module("embedding", shared["embedding"]).with_own_rows(rows, microbatch, random)
 
     def head_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
         """The exponentials of this device's logits, kept for `head_gradients`, and their statistics."""
-        microbatch = self.model.own(microbatch)
         features, others = self.model._features(microbatch)(shared["head"], x)
-        kept, words = self.model.loss.part(features, microbatch, self.model._vocabulary(shared))
+        kept, words = self.model.loss.part(features, self._rows(shared, microbatch), self.model._vocabulary(shared))
         return kept, (words, others)
 
     def head_losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
@@ -62,20 +60,20 @@ class EndsOverPipe:
         of_words, of_others = statistics
         # Alike on all devices, so the first one's is the loss.
         others = jax.tree.map(lambda of_devices: of_devices[0], of_others)
-        words = self.model.loss.of_parts(of_words, self.model.own(microbatch))
+        words = self.model.loss.of_parts(of_words, self._rows(shared, microbatch))
         return self.model._module("head", shared["head"]).losses(words, others)
 
     def value_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Statistics:
         """The statistics of this device's logits that `head_values` needs."""
-        refuse_values(self.model.tensor)
         features, _ = self.model._features(microbatch)(shared["head"], x)
+        targets = self._rows(shared, microbatch).targets
         # The exponentials are for gradients; XLA leaves them out.
-        return softmax_of_part(features, microbatch["targets"], self.model._vocabulary(shared), entropies=True)[1]
+        return softmax_of_part(features, targets, self.model._vocabulary(shared), entropies=True)[1]
 
     def head_values(self, shared: Params, statistics: Statistics, microbatch: Microbatch) -> TokenValues:
         """The values of the targets from `value_statistics` of all devices."""
-        del shared
-        return values_of_parts(statistics, microbatch["targets"])
+        rows = self._rows(shared, microbatch)
+        return rows.whole(values_of_parts(statistics, rows.targets))
 
     def head_gradients(
         self,
@@ -88,14 +86,13 @@ class EndsOverPipe:
         sums: Params,
     ) -> tuple[jax.Array, Params]:
         """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
-        microbatch = self.model.own(microbatch)
         # Computed again, not kept from S: residuals of all microbatches between S and T would stay in memory.
         (features, others), vjp = jax.vjp(self.model._features(microbatch), shared["head"], x)
         head = self.model._module("head", shared["head"])
         words_scale, others_scale = self.model._scales(head, microbatch, others, scale)
         d_features, of_words = self.model.loss.backward_of_part(
             features,
-            microbatch,
+            self._rows(shared, microbatch),
             self.model._vocabulary(shared),
             kept=kept,
             parts=statistics[0],
@@ -105,3 +102,6 @@ class EndsOverPipe:
         # The others' gradient from one device, since `pipe` sums the terms of all.
         d_params, dx = vjp((d_features, only_on_the_first(others_scale, "pipe")))
         return dx, self.model._with_head(sums, d_params, of_words)
+
+    def _rows(self, shared: Params, microbatch: Microbatch) -> Rows:
+        return Rows.of(microbatch, self.model._module("head", shared["head"]), self.model.sharing.context)

@@ -124,7 +124,7 @@ class Experts(nnx.Module):
         logits = _logits(self.norm.apply(x_apart, norm_apart), router_apart)
         chosen = routing.choose(logits, lax.stop_gradient(bias))
         if token_arrays and "is_token" in token_arrays:
-            is_token = tensor.part(tensor.context.own(token_arrays["is_token"], 1), 1)
+            is_token = tensor.own(token_arrays["is_token"])
             chosen = jnp.where(is_token[..., None] != 0, chosen, routing.num_experts)
         # The name makes a recomputed layer save the choice: rounded otherwise, a second choice could be another.
         chosen = checkpoint_name(chosen, CHOSEN)

@@ -27,7 +27,8 @@ class ModelConfig(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     # With layers of several kinds, which have parameters of the same shapes, it has `kinds`, a config of each that
     # builds its block, and `pattern`, a `jaxpipe.layer_kinds.Pattern`; its own `new_block` is that of kind 0.
-    # A ClassVar `splits_sequences = True` says that blocks attend over `TensorAxis.context`, as `SelfAttention` does.
+    # A ClassVar `splits_sequences = True` says that its modules know `TensorAxis.context`: the embedding cuts out its
+    # tokens, blocks attend over it as `SelfAttention`, and the head, as `Head`, says which targets it predicts.
 
     @property
     def num_layers(self) -> int:

@@ -75,6 +75,7 @@ class LayerNormSizes:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     lora: Lora | None = None
+    splits_sequences: ClassVar[bool] = True
     # Last, where the field stands that BERT has in its place.
     num_token_types: ClassVar[int] = 0
 
@@ -151,8 +152,6 @@ class GPTConfig(LayerNormSizes):
     Raises:
         ConfigError: the sizes and choices do not fit together.
     """
-
-    splits_sequences: ClassVar[bool] = True
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32."""

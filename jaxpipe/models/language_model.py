@@ -29,7 +29,7 @@ from jaxpipe.models.flops import model_flops
 from jaxpipe.models.kinds import kinds_of, of_all_kinds, of_kind, over_layers, pattern_of
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.parameters import Params, specs_of, values_of
-from jaxpipe.models.sequence_parts import check_sequence_parts, refuse_values
+from jaxpipe.models.sequence_parts import Rows, check_sequence_parts
 from jaxpipe.models.token_loss import CROSS_ENTROPY, CrossEntropy, TokenLoss
 from jaxpipe.models.token_values import TokenValues, token_values
 
@@ -118,24 +118,21 @@ class LanguageModel:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the model cannot split sequences as `tensor` says."""
-        check_sequence_parts(self.config, self.tensor, of_tokens=isinstance(self.loss, CrossEntropy))
+        check_sequence_parts(self.config, self.tensor)
+
+    @cached_property
+    def sharing(self) -> TensorAxis:
+        """The devices that share each layer, which cut sequences as its queries see keys."""
+        return replace(self.tensor, context=replace(self.tensor.context, causal=self.config.anatomy.causal))
 
     @property
     def num_sequence_parts(self) -> int:
         """Devices that split each sequence."""
         return self.tensor.context.size
 
-    def own(self, microbatch: Microbatch) -> Microbatch:
-        """The microbatch with the arrays of a number a token cut to the tokens that embedding and head have here."""
-        context = self.tensor.context
-        if context.size == 1:
-            return microbatch
-        shape = microbatch["tokens"].shape
-        return {name: context.own(x, 1) if x.shape == shape else x for name, x in microbatch.items()}
-
     def embed(self, shared: Params, microbatch: Microbatch, random: Randomness | None) -> jax.Array:
         """Residual stream "batch local_seq hidden" of "tokens", and of "positions" and "token_types" if there are."""
-        return self._module("embedding", shared["embedding"])(self.own(microbatch), random)
+        return self._module("embedding", shared["embedding"])(microbatch, random)
 
     def layer(self, layer: Params, x: jax.Array, microbatch: Microbatch, random: Randomness | None) -> Any:
         """Residual stream "batch local_seq hidden" after one layer, of kind 0; with experts also its losses, by name.
@@ -159,16 +156,16 @@ class LanguageModel:
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
-        microbatch = self.own(microbatch)
         head = self._module("head", shared["head"])
         features, others = head.features(x, microbatch)
-        return head.losses(self.loss.sum(features, microbatch, self._vocabulary(shared)), others)
+        rows = Rows.of(microbatch, head, self.sharing.context)
+        return head.losses(self.loss.sum(features, rows, self._vocabulary(shared)), others)
 
     def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
-        """The values of the targets, on one device along `context`."""
-        refuse_values(self.tensor)
+        """The values of the targets of whole rows."""
+        rows = Rows.of(microbatch, self._module("head", shared["head"]), self.sharing.context)
         features, _ = self._features(microbatch)(shared["head"], x)
-        return token_values(features, microbatch["targets"], self._vocabulary(shared))
+        return rows.whole(token_values(features, rows.targets, self._vocabulary(shared)))
 
     def embed_backward(
         self, shared: Params, microbatch: Microbatch, random: Randomness | None, dx: jax.Array, sums: Params
@@ -179,7 +176,6 @@ class LanguageModel:
             dx: the gradient of its result.
             sums: float32, like `shared`.
         """
-        microbatch = self.own(microbatch)
 
         def with_rows(params: Params, rows: jax.Array) -> jax.Array:
             return self._module("embedding", params).with_rows(rows, microbatch, random)
@@ -201,12 +197,12 @@ class LanguageModel:
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
-        microbatch = self.own(microbatch)
         head = self._module("head", shared["head"])
+        rows = Rows.of(microbatch, head, self.sharing.context)
         (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
         words_scale, others_scale = self._scales(head, microbatch, others, scale)
         words, d_features, of_words = self.loss.backward(
-            features, microbatch, self._vocabulary(shared), scale=words_scale, sums=self._words_sums(sums)
+            features, rows, self._vocabulary(shared), scale=words_scale, sums=self._words_sums(sums)
         )
         d_params, dx = vjp((d_features, others_scale))
         return head.losses(words, others), dx, self._with_head(sums, d_params, of_words)
@@ -310,7 +306,7 @@ class LanguageModel:
     def _vocabulary(self, shared: Params) -> Vocabulary:
         owner, kernel = self._kernel_path
         size = self.config.anatomy.vocab_size
-        return Vocabulary(shared[owner][kernel], self.tensor, shared["head"].get("bias"), size)
+        return Vocabulary(shared[owner][kernel], self.sharing, shared["head"].get("bias"), size)
 
     def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
         """The head up to its logits: (its parameters, the stream) -> (features, other losses)."""
@@ -335,7 +331,7 @@ class LanguageModel:
         return {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
-        return getattr(self.config, f"new_{name}")(self.tensor, rngs)
+        return getattr(self.config, f"new_{name}")(self.sharing, rngs)
 
     def _abstract(self, name: str) -> nnx.Module:
         return nnx.eval_shape(lambda: self._new(name, nnx.Rngs(0)))

@@ -6,7 +6,8 @@
 
 Backward saves the latents, the log-sum-exps and what attention returns. Queries, keys and values of heads are expanded
 again: for each token they are many times as long as the latents. Positions turn the rotary parts alone. Over `tensor`
-every device has all latents, of which each computes those of its part of the sequence, and the heads are split.
+every device has all latents, of which each computes those of its part of the sequence, and the heads are split. Over
+`context` the latents of keys and values are gathered, and each device expands those of whole sequences.
 Source: DeepSeek-V2, 2024 (arXiv 2405.04434), section 2.1; numbers as in transformers, models/deepseek_v3.
 """
 
@@ -122,7 +123,8 @@ class LatentAttention(nnx.Module):
         """Attention's addition to the stream `x` "batch local_seq hidden"."""
         del random
         queries, latents = self._latents(x, self.tensor)
-        visible = Visible(True, None, token_arrays.get("padding_mask"), token_arrays.get("positions"))
+        of_sequences = token_arrays.get("padding_mask"), token_arrays.get("positions")
+        visible = Visible(True, None, *of_sequences, self.tensor.context)
         # As of attention with norms of queries and keys: what is expanded is not saved.
         policy = None if self.recompute == "attention" else jax.checkpoint_policies.save_only_these_names(KEPT)
         attended = jax.checkpoint(self._attended, prevent_cse=False, policy=policy)(
@@ -174,8 +176,11 @@ class LatentAttention(nnx.Module):
     def _attended(self, queries: jax.Array, latents: jax.Array, arrays: dict[str, Any], visible: Visible) -> jax.Array:
         """Attended values "batch seq local_head value"."""
         sizes = self.sizes
-        query = self._query(queries, arrays, visible.positions)
-        columns, shared = self._key_latents(self.tensor.gather(latents, 1), arrays, visible.positions)
+        context = visible.context
+        positions = None if visible.positions is None else context.own(visible.positions, 1)
+        query = self._query(queries, arrays, positions)
+        own = self._key_latents(self.tensor.gather(latents, 1), arrays, positions)
+        columns, shared = (context.gather(x, 1) for x in own)
         plain, value = _parts(times(columns, arrays["key_value"]), sizes.plain, sizes.value)
         shared = jnp.broadcast_to(shared, (*plain.shape[:-1], sizes.rotary))
         key = jnp.concatenate([plain, shared], axis=-1)

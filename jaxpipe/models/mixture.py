@@ -98,7 +98,8 @@ class MixtureConfig(LlamaConfig):
 
     def layer_sizes(self, tensor: TensorAxis, microbatch_size: int, seq_len: int) -> tuple[int, ...]:
         """Sizes by which a layer's arrays and matmuls grow with the microbatch: see `Family.build`."""
-        return *self.routing.dispatch(tensor.expert).sizes(microbatch_size, seq_len), microbatch_size
+        local_tokens = seq_len // tensor.context.size
+        return *self.routing.dispatch(tensor.expert).sizes(microbatch_size, local_tokens), microbatch_size
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
         """Number of valid "targets" of a batch, int32; of all that routers sum, the number of tokens but padding."""

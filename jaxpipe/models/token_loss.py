@@ -25,6 +25,7 @@ from jaxpipe.models.cross_entropy import (
     cross_entropy_sum,
 )
 from jaxpipe.models.embedding_and_head import Microbatch
+from jaxpipe.models.sequence_parts import Rows
 from jaxpipe.models.token_values import TokenValues, statistics_of, token_values, token_values_backward, values_of
 from jaxpipe.models.vocabulary_over_pipe import backward_of_part, loss_of_parts, softmax_of_part, values_of_parts
 
@@ -50,28 +51,28 @@ class CrossEntropy:
         del microbatch
         return jnp.zeros((), jnp.float32)
 
-    def sum(self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary) -> Words:
+    def sum(self, features: jax.Array, rows: Rows, vocabulary: Vocabulary) -> Words:
         """The loss."""
-        return cross_entropy_sum(features, microbatch["targets"], vocabulary)
+        return cross_entropy_sum(features, rows.targets, vocabulary)
 
     def backward(
-        self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary, *, scale: Words, sums: KernelSums
+        self, features: jax.Array, rows: Rows, vocabulary: Vocabulary, *, scale: Words, sums: KernelSums
     ) -> tuple[Words, jax.Array, KernelSums]:
         """The loss, the gradient of `features` times `scale`, and `sums` with the others."""
-        return cross_entropy_backward(features, microbatch["targets"], vocabulary, scale=scale, sums=sums)
+        return cross_entropy_backward(features, rows.targets, vocabulary, scale=scale, sums=sums)
 
-    def part(self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary) -> tuple[jax.Array, Statistics]:
+    def part(self, features: jax.Array, rows: Rows, vocabulary: Vocabulary) -> tuple[jax.Array, Statistics]:
         """What this device of `pipe` keeps, and what it tells the others."""
-        return softmax_of_part(features, microbatch["targets"], vocabulary)
+        return softmax_of_part(features, rows.targets, vocabulary)
 
-    def of_parts(self, parts: Statistics, microbatch: Microbatch) -> Words:
+    def of_parts(self, parts: Statistics, rows: Rows) -> Words:
         """The loss from what all devices of `pipe` tell."""
-        return loss_of_parts(parts, microbatch["targets"])
+        return loss_of_parts(parts, rows.targets)
 
     def backward_of_part(
         self,
         features: jax.Array,
-        microbatch: Microbatch,
+        rows: Rows,
         vocabulary: Vocabulary,
         *,
         kept: jax.Array,
@@ -80,7 +81,7 @@ class CrossEntropy:
         sums: KernelSums,
     ) -> tuple[jax.Array, KernelSums]:
         """This device's term of the gradient of `features`, and `sums` with its terms of the others."""
-        targets = microbatch["targets"]
+        targets = rows.targets
         return backward_of_part(features, targets, vocabulary, exponentials=kept, parts=parts, scale=scale, sums=sums)
 
 
@@ -91,8 +92,9 @@ class TokenLoss:
     Attributes:
         function: (values, microbatch) -> float32 scalar, the *sum* of the losses, or a dict of such sums by name. The
             values are a `TokenValues` "row target", 0 where a target is below 0. The microbatch has all arrays of the
-            batch "row ...", of the rows of one microbatch on one device; all tokens of a row are there. A sum whose
-            name begins with "measured_" is reported and no part of the loss. Pure and differentiable by the values.
+            batch "row ...", of the rows of one microbatch on one device; all tokens of a row are there, also where
+            `mesh.context` splits it. A sum whose name begins with "measured_" is reported and no part of the loss. Pure
+            and differentiable by the values.
         num_terms: (batch) -> number by which the sum over the whole batch is divided, so that the loss and its
             gradients do not depend on how a batch is cut: an array of the batch summed up, for one. By default the
             number of its targets that are not below 0.
@@ -120,41 +122,41 @@ class TokenLoss:
         """See `CrossEntropy.zeros`."""
         return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), self._outline(microbatch))
 
-    def sum(self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary) -> Words:
+    def sum(self, features: jax.Array, rows: Rows, vocabulary: Vocabulary) -> Words:
         """See `CrossEntropy.sum`."""
-        return self.of_values(token_values(features, microbatch["targets"], vocabulary), microbatch)
+        return self._of_own(token_values(features, rows.targets, vocabulary), rows)
 
     def of_values(self, values: TokenValues, microbatch: Microbatch) -> Words:
-        """The loss from the values of the targets."""
+        """The loss from the values of the targets of whole rows."""
         words = self.function(values, microbatch)
         if not isinstance(words, dict):
             return words
         return {name: jax.lax.stop_gradient(of) if name.startswith(MEASURED) else of for name, of in words.items()}
 
     def backward(
-        self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary, *, scale: Words, sums: KernelSums
+        self, features: jax.Array, rows: Rows, vocabulary: Vocabulary, *, scale: Words, sums: KernelSums
     ) -> tuple[Words, jax.Array, KernelSums]:
         """See `CrossEntropy.backward`."""
-        targets = microbatch["targets"]
+        targets = rows.targets
         statistics = statistics_of(features, targets, vocabulary)
-        words, gradients = self._differentiated(values_of(statistics, targets), microbatch, scale)
+        words, gradients = self._differentiated(values_of(statistics, targets), rows, scale)
         dx, sums = token_values_backward(
             features, targets, vocabulary, statistics=statistics, gradients=gradients, sums=sums
         )
         return words, dx, sums
 
-    def part(self, features: jax.Array, microbatch: Microbatch, vocabulary: Vocabulary) -> tuple[jax.Array, Statistics]:
+    def part(self, features: jax.Array, rows: Rows, vocabulary: Vocabulary) -> tuple[jax.Array, Statistics]:
         """See `CrossEntropy.part`."""
-        return softmax_of_part(features, microbatch["targets"], vocabulary, entropies=True)
+        return softmax_of_part(features, rows.targets, vocabulary, entropies=True)
 
-    def of_parts(self, parts: Statistics, microbatch: Microbatch) -> Words:
+    def of_parts(self, parts: Statistics, rows: Rows) -> Words:
         """See `CrossEntropy.of_parts`."""
-        return self.of_values(values_of_parts(parts, microbatch["targets"]), microbatch)
+        return self._of_own(values_of_parts(parts, rows.targets), rows)
 
     def backward_of_part(
         self,
         features: jax.Array,
-        microbatch: Microbatch,
+        rows: Rows,
         vocabulary: Vocabulary,
         *,
         kept: jax.Array,
@@ -163,16 +165,21 @@ class TokenLoss:
         sums: KernelSums,
     ) -> tuple[jax.Array, KernelSums]:
         """See `CrossEntropy.backward_of_part`."""
-        targets = microbatch["targets"]
-        _, gradients = self._differentiated(values_of_parts(parts, targets), microbatch, scale)
+        targets = rows.targets
+        _, gradients = self._differentiated(values_of_parts(parts, targets), rows, scale)
         return backward_of_part(
             features, targets, vocabulary, exponentials=kept, parts=parts, scale=gradients, sums=sums
         )
 
-    def _differentiated(self, values: TokenValues, microbatch: Microbatch, scale: Words) -> tuple[Words, TokenValues]:
+    def _differentiated(self, values: TokenValues, rows: Rows, scale: Words) -> tuple[Words, TokenValues]:
         """The loss, and its gradients by the values, times `scale`."""
-        words, vjp = jax.vjp(lambda values: self.of_values(values, microbatch), values)
+        words, vjp = jax.vjp(lambda values: self._of_own(values, rows), values)
         return words, vjp(scale)[0]
+
+    def _of_own(self, values: TokenValues, rows: Rows) -> Words:
+        """The loss from the values of this device's targets: every device finds that of whole rows."""
+        # The program adds up the losses of all devices that split a sequence.
+        return rows.once(self.of_values(rows.whole(values), rows.microbatch))
 
     def _outline(self, microbatch: Any) -> Words:
         of_targets = jax.ShapeDtypeStruct(jnp.shape(microbatch["targets"]), jnp.float32)

@@ -37,7 +37,7 @@ def model_of(
     return {"gpt": GPTConfig, "bert": BertConfig}[family](**choices, **rates, num_positions=SEQ_LEN)
 
 
-def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int, expert: int = 1) -> Setting:
+def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int, expert: int = 1, context: int = 1) -> Setting:
     return Setting(
         model=model,
         dtype=dtype,
@@ -55,15 +55,16 @@ def setting(model: ModelConfig, schedule: str, dtype: str, tensor: int, expert: 
         shard=Shard.OPTIMIZER,
         topology=parse_topology("a100-80g:1x8"),
         expert=expert,
+        context=context,
     )
 
 
 def storage(of: Setting) -> Storage:
     """What the program itself would keep."""
-    model = LanguageModel(of.model, TensorAxis.of(tensor=of.tensor, expert=of.expert))
+    model = LanguageModel(of.model, TensorAxis.of(tensor=of.tensor, expert=of.expert, context=of.context))
     pipeline = Pipeline(
         build(of.schedule_name, num_devices=1, num_microbatches=NUM_MICROBATCHES),
-        make_mesh(data=1, pipe=1, expert=of.expert, tensor=of.tensor),
+        make_mesh(data=1, pipe=1, expert=of.expert, tensor=of.tensor, context=of.context),
         StageFunctions.of(model),
         num_layers=1,
         dtype=of.dtype,
@@ -114,6 +115,14 @@ def cases():
 @pytest.mark.parametrize(("family", "dropout", "dtype", "tensor", "attention", "recompute"), list(cases()))
 def test_a_layer_keeps_what_its_vjp_keeps(family, dropout, dtype, tensor, attention, recompute):
     check_storage(setting(model_of(family, attention, recompute, dropout=dropout), "zb_h1", dtype, tensor))
+
+
+@pytest.mark.parametrize(
+    "case", tiers([], ci=[("mixtral", 1, 2)], slow=[("mixtral", 2, 1), ("bert", 2, 1), ("llama", 1, 1)]), ids=str
+)
+def test_a_layer_of_split_sequences_keeps_what_its_vjp_keeps(case):
+    family, tensor, expert = case
+    check_storage(setting(model_of(family, "chunked", "none"), "zb_h1", "bfloat16", tensor, expert, context=2))
 
 
 @pytest.mark.parametrize(

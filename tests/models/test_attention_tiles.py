@@ -69,7 +69,7 @@ def test_tiles_of_other_documents_are_passed_over():
 def test_devices_of_a_context_have_all_pairs_once_and_equally_many(causal, window):
     if window and not causal:
         pytest.skip("a window is causal")
-    visible = Visible(causal=causal, window=window, context=ContextAxis(4))
+    visible = Visible(causal=causal, window=window, context=ContextAxis(4, causal=causal))
     size, own, others = attention_tiles.pairs(64, visible)
     of_devices = [
         {
@@ -92,8 +92,9 @@ def test_devices_of_a_context_have_all_pairs_once_and_equally_many(causal, windo
         assert len({len(all_pairs) for all_pairs in of_devices}) == 1
     for device, (query, key, place) in enumerate(zip(own.query, own.key, own.key_place, strict=True)):
         chunks = visible.context.chunks(device)
-        assert {*query // 8, *key // 8} <= {*chunks}
-        assert [*place] == [8 * chunks.index(number // 8) + number % 8 for number in key]
+        length = 64 // visible.context.num_chunks
+        assert {*query // length, *key // length} <= {*chunks}
+        assert [*place] == [length * chunks.index(number // length) + number % length for number in key]
     if causal and not window:  # each chunk with itself, and the later one with the earlier
         assert own.key.shape[1] * size**2 == 3 * 8**2
 

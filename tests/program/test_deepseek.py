@@ -26,16 +26,22 @@ class Case(NamedTuple):
     tensor: int = 1
     split: bool = False
     packed: bool = False
+    context: int = 1
     choices: tuple = ()
 
 
 CASES = tiers(
     [Case("deepseek_v3", "1f1b", num_layers=4)],
     ci=[
+        Case("deepseek_v2", "1f1b", num_devices=1, num_layers=2, packed=True, context=2),
         Case("deepseek_v3", "1f1b", split=True, tensor=2, packed=True, choices=(("attention", "chunked"),)),
         Case("deepseek_v2", "interleaved_1f1b", data=2, choices=(("recompute", "full"),)),
     ],
     slow=[
+        Case("deepseek_v3", "zb_v", expert=2, context=2),
+        Case("deepseek_v3", "1f1b", num_layers=4, packed=True, context=4),
+        Case("deepseek_v2", "bitpipe", num_layers=9, tensor=2, context=2, choices=(("recompute", "full"),)),
+        Case("deepseek_v3", "1f1b", split=True, data=2, tensor=2, num_devices=1, context=2),
         Case("deepseek_v3", "1f1b", tensor=2, expert=2),
         Case("deepseek_v3", "zb_v", expert=2),
         Case("deepseek_v2", "1f1b", tensor=2, data=2, choices=(("recompute", "attention"),)),
@@ -78,13 +84,14 @@ def test_losses_and_gradients_are_those_of_one_device(case):
     num_microbatches = max(2 * case.num_devices, find_method(case.schedule).least_microbatches(case.num_devices))
     schedule = build(case.schedule, num_devices=case.num_devices, num_microbatches=num_microbatches)
     schedule = split_backward(schedule) if case.split else schedule
-    config = config_of(case.family, num_layers=case.num_layers, **dict(case.choices))
+    choices = dict(case.choices) | ({"attention": "chunked"} if case.context > 1 else {})
+    config = config_of(case.family, num_layers=case.num_layers, **choices)
     params = random_params(config)
     batch = batch_of(case, num_microbatches)
     names = jax.eval_shape(lambda: LanguageModel(config).loss_sum(params, {k: v[0] for k, v in batch.items()}))
     scale = {name: 0.01 if name.startswith("measured") else 0.5 for name in names}
     wanted, wanted_grads = expected(config, params, batch, scale)
-    mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
+    mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor", "context")}
     pipeline = pipeline_of(schedule, config, **mesh)
     losses, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch, scale)
     for name, loss in wanted.items():

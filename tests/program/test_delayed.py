@@ -139,6 +139,8 @@ CASES = tiers(
         (8, 25, 1, 1, (1,) * 8, "muon", {}),
         (3, 6, 2, 1, (1, 2, 1), "sgd", {"family": "llama"}),
         (2, 4, 2, 1, (1, 1), "sgd", {"dropout": 0.2}),
+        (2, 3, 1, 2, (1, 2), "sgd", {"family": "llama", "attention": "chunked", "context": 2}),
+        (2, 2, 1, 1, (1, 1, 1, 1), "sgd", {"family": "bert", "attention": "chunked", "context": 4} | WPIPE),
         (2, 3, 1, 2, (2, 1), "sgd", {"family": "bert"}),
         (2, 2, 1, 2, (1, 1), "sgd", {"family": "qwen3_moe", "expert": 2}),
         (2, 2, 1, 1, (1, 1, 1, 1), "sgd", {"family": "mixtral", "expert": 2} | WPIPE),
@@ -159,7 +161,7 @@ def test_steps_are_those_of_the_delayed_rule(case):
     choices = dict(choices)
     family, dropout = choices.pop("family", "gpt"), choices.pop("dropout", 0.0)
     method = choices.pop("method", "pipedream_2bw")
-    of_model = {key: choices.pop(key) for key in ("tie_embeddings",) if key in choices}
+    of_model = {key: choices.pop(key) for key in ("tie_embeddings", "attention") if key in choices}
     of_model |= {"num_experts": 4} if "expert" in choices else {}
     config = config_of(family, num_layers=sum(layers), dropout=dropout, **of_model)
     schedule = build(method, num_devices=num_devices, num_microbatches=size)

@@ -54,6 +54,7 @@ CASES = tiers(
         Case("interleaved_1f1b", "llama", 2, 4, 4, data=2, shard="weights"),
         Case("zb_h1", "gpt", 4, 3, 4, tied=True),
         Case("1f1b", "gpt", 2, 3, 2, tied=True, dropout=0.3, context=2),
+        Case("zb_h1", "bert", 2, 3, 2, tensor=2, tied=True, dropout=0.3, context=2),
         Case("1f1b", "gpt", 4, 6, 4, tied=True, dropout=0.3),
         Case("bitpipe", "gpt", 2, 5, 4, tied=True),
         Case("zb_h1", "bert", 3, 2, 3, tied=True, dropout=0.3, vocab_multiple=12),

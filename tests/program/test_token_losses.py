@@ -47,6 +47,7 @@ class Case(NamedTuple):
     expert: int = 1
     loss: str = "own"  # a key of LOSSES
     rank: int = 0  # of adapters; the rest is frozen
+    context: int = 1
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
@@ -56,8 +57,13 @@ ONE = Case("1f1b", "llama", 2, 3, 2, chunk=5)
 SPLIT = Case("1f1b", "gpt", 3, 2, 3, split=True, vocab_multiple=48)  # 32 words in 48 rows: one device has none
 CASES = tiers(
     [],
-    ci=[ONE],
+    ci=[ONE, Case("zb_h1", "llama", 2, 2, 2, tensor=2, chunk=3, packed=True, context=2)],
     slow=[
+        Case("1f1b", "gpt", 2, 2, 2, context=4, loss="dpo"),
+        Case("1f1b", "llama", 2, 2, 2, split=True, chunk=3, context=2, loss="policy"),
+        Case("1f1b", "bert", 2, 3, 2, tensor=2, context=2),
+        Case("zb_h1", "bert", 2, 2, 2, split=True, vocab_multiple=8, context=2),
+        Case("1f1b", "mixtral", 1, 3, 2, expert=2, chunk=5, context=2),
         Case("1f1b", "llama", 2, 3, 2, split=True, chunk=5, loss="dpo"),
         SPLIT,
         Case("zb_h1", "llama", 2, 3, 2, tensor=2, chunk=5, loss="dpo", rank=2),
@@ -141,12 +147,13 @@ def config_of_case(case: Case) -> Any:
     choices: dict[str, Any] = {"vocab_multiple": case.vocab_multiple} if case.vocab_multiple else {}
     choices |= {"num_experts": 4} if case.expert > 1 else {}
     choices |= {"lora": Lora(case.rank, 6.0, ("all",))} if case.rank else {}
+    choices |= {"attention": "chunked"} if case.context > 1 else {}
     return config_of(case.family, num_layers=case.num_layers, **choices)
 
 
 def pipeline_of_case(case: Case, **options: Any) -> Pipeline:
     schedule = one_batch(build(case.schedule, num_devices=case.pipe, num_microbatches=case.num_microbatches))
-    sizes = {"data": case.data, "expert": case.expert, "tensor": case.tensor}
+    sizes = {"data": case.data, "expert": case.expert, "tensor": case.tensor, "context": case.context}
     axis = TensorAxis.of(num_pipe=case.pipe if case.split else 1, deterministic=False, **sizes)
     return Pipeline(
         vocabulary(schedule) if case.split else schedule,

@@ -14,7 +14,7 @@ from running import settings
 from jaxpipe.config import base_config
 from jaxpipe.config.model import model_config
 from jaxpipe.errors import ConfigError, DataError
-from jaxpipe.mesh import key_of, make_mesh
+from jaxpipe.mesh import TensorAxis, key_of, make_mesh
 from jaxpipe.models import LanguageModel, TokenLoss, TokenValues
 from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
@@ -47,12 +47,15 @@ def tokens_of(seed: int = 0, rows: int = NUM_ROWS) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_log_probs_are_of_each_token_given_those_before_in_its_document():
+@pytest.mark.parametrize("context", [1, 2])
+def test_log_probs_are_of_each_token_given_those_before_in_its_document(context):
     """Five rows, in microbatches of two; documents of 3, 1 and 8 tokens, in every other row one alone."""
     model = LanguageModel(model_config(config_of()))
     params = model.init(jax.random.key(0))
     schedule = build("1f1b", num_devices=2, num_microbatches=2)
-    pipeline = Pipeline(schedule, make_mesh(pipe=2), StageFunctions.of(model), num_layers=2)
+    of_mesh = LanguageModel(model_config(config_of(model__attention="chunked")), TensorAxis.of(context=context))
+    mesh = make_mesh(pipe=2, context=context)
+    pipeline = Pipeline(schedule, mesh, StageFunctions.of(of_mesh), num_layers=2)
     tokens = tokens_of(rows=5)
     documents = np.repeat([[0, 0, 0, 1, *[2] * 8]], 5, axis=0)
     documents[1::2] = 0
@@ -112,16 +115,18 @@ def test_a_preference_is_the_formula_of_its_paper():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
-def test_the_cross_entropy_as_a_loss_of_ones_own_trains_alike(schedule, tmp_path):
+def test_the_cross_entropy_as_a_loss_of_ones_own_trains_alike(schedule, context, tmp_path):
     given = {
         "train_batches": lambda step: token_batch(tokens_of(step)),
         "heldout_batches": [token_batch(tokens_of(99))],
     }
     own = TokenLoss(lambda values, microbatch: -values.log_probs.sum())
+    of_mesh = {"pipeline__schedule": schedule, "mesh__context": context, "model__attention": "chunked"}
     rows = [
-        fit(config_of(), tmp_path / str(number), **given, **loss).metrics
-        for number, loss in enumerate([{}, {"loss": own}])
+        fit(config_of(**changed), tmp_path / str(number), **given, **loss).metrics
+        for number, (changed, loss) in enumerate([({"pipeline__schedule": schedule}, {}), (of_mesh, {"loss": own})])
     ]
     for name in ("loss", "grad_norm", "eval_loss"):
         values = [[row[name] for row in of_run if name in row] for of_run in rows]

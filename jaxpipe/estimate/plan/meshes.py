@@ -38,12 +38,16 @@ def _sequence_parts(config: RunConfig, row: MeshAxis, topology: Topology) -> tup
         check_sequences(config.replaced({f"mesh.{axis}": size for axis, size in (alone | {row.name: 2}).items()}))
     except ConfigError:
         return (1,)
-    of_two = divisors(config.data.seq_len // 2)  # two chunks a device
-    return tuple(size for size in of_two if size <= (topology.num_gpus if row.spans_nodes else topology.gpus_per_node))
+    return tuple(
+        size
+        for size in divisors(config.data.seq_len)
+        if size <= (topology.num_gpus if row.spans_nodes else topology.gpus_per_node)
+    )
 
 
 def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
     """The legal meshes of so many GPUs: those that share a layer divide a node, or fill nodes."""
+    causal = base.is_given or base.anatomy.causal
     for sharing in node_sizes(legal):
         num_sharing = math.prod(sharing.values())
         if num_gpus % num_sharing or not _has_room(sharing, base.topology.gpus_per_node):
@@ -55,7 +59,8 @@ def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
             numbers = (rest, in_node) if pipe == 1 and 1 < in_node < rest and rest % in_node == 0 else (rest,)
             for num in numbers:
                 mesh = MeshSizes(**sharing, **{REST_AXIS: num, EQUAL_AXIS: rest // num}, pipe=pipe)
-                divides = base.batch_size % mesh.num_batch_parts == 0 and base.seq_len % sequence_multiple(mesh) == 0
+                is_cut = base.seq_len % sequence_multiple(mesh, causal=causal) == 0
+                divides = base.batch_size % mesh.num_batch_parts == 0 and is_cut
                 if pipe <= base.model.num_layers and divides:
                     yield mesh.axes
 
