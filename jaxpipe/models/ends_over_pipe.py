@@ -53,8 +53,8 @@ class EndsOverPipe:
     def head_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
         """The exponentials of this device's logits, kept for `head_gradients`, and their statistics."""
         microbatch = self.model.own(microbatch)
-        features, others = self.model._features(microbatch)(shared["head"], x)
-        kept, words = self.model.loss.part(features, microbatch, self.model._vocabulary(shared))
+        features, others = self.model.model_head.features(microbatch)(shared["head"], x)
+        kept, words = self.model.loss.part(features, microbatch, self.model.model_head.vocabulary(shared))
         return kept, (words, others)
 
     def head_losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
@@ -68,9 +68,11 @@ class EndsOverPipe:
     def value_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Statistics:
         """The statistics of this device's logits that `head_values` needs."""
         refuse_values(self.model.tensor)
-        features, _ = self.model._features(microbatch)(shared["head"], x)
+        features, _ = self.model.model_head.features(microbatch)(shared["head"], x)
         # The exponentials are for gradients; XLA leaves them out.
-        return softmax_of_part(features, microbatch["targets"], self.model._vocabulary(shared), entropies=True)[1]
+        return softmax_of_part(
+            features, microbatch["targets"], self.model.model_head.vocabulary(shared), entropies=True
+        )[1]
 
     def head_values(self, shared: Params, statistics: Statistics, microbatch: Microbatch) -> TokenValues:
         """The values of the targets from `value_statistics` of all devices."""
@@ -90,18 +92,18 @@ class EndsOverPipe:
         """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
         microbatch = self.model.own(microbatch)
         # Computed again, not kept from S: residuals of all microbatches between S and T would stay in memory.
-        (features, others), vjp = jax.vjp(self.model._features(microbatch), shared["head"], x)
+        (features, others), vjp = jax.vjp(self.model.model_head.features(microbatch), shared["head"], x)
         head = self.model._module("head", shared["head"])
-        words_scale, others_scale = self.model._scales(head, microbatch, others, scale)
+        words_scale, others_scale = self.model.model_head.scales(head, microbatch, others, scale)
         d_features, of_words = self.model.loss.backward_of_part(
             features,
             microbatch,
-            self.model._vocabulary(shared),
+            self.model.model_head.vocabulary(shared),
             kept=kept,
             parts=statistics[0],
             scale=words_scale,
-            sums=self.model._words_sums(sums),
+            sums=self.model.model_head.words_sums(sums),
         )
         # The others' gradient from one device, since `pipe` sums the terms of all.
         d_params, dx = vjp((d_features, only_on_the_first(others_scale, "pipe")))
-        return dx, self.model._with_head(sums, d_params, of_words)
+        return dx, self.model.model_head.with_head(sums, d_params, of_words)

@@ -1,0 +1,151 @@
+"""Multi-token prediction under schedules: losses and gradients, by a reference of one device that is written here."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiers import tiers
+from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, summed
+
+from jaxpipe.models import LanguageModel
+from jaxpipe.schedules import build, split_backward
+from jaxpipe.schedules.methods.registry import find_method
+
+BOUND = 1e-5  # of float32 sums in another order
+FACTOR = 0.3
+POSITIONS = np.array([0, 1, 2, 0, 1, 0, 1, 2], np.int32)
+
+
+class Case(NamedTuple):
+    schedule: str
+    num_devices: int = 2
+    num_layers: int = 5
+    data: int = 1
+    expert: int = 1
+    tensor: int = 1
+    split: bool = False
+    packed: bool = False
+    padded: bool = False
+    choices: tuple = ()
+
+
+CASES = tiers(
+    [Case("1f1b", num_layers=3, packed=True, choices=(("num_dense", 1),))],
+    ci=[
+        Case("zb_v", data=2, padded=True),
+        Case("1f1b", tensor=2, expert=2, split=True, packed=True, choices=(("attention", "chunked"),)),
+    ],
+    slow=[
+        Case("bpipe", num_devices=4, num_layers=9, expert=2),
+        Case("bitpipe", num_layers=9, data=2, expert=2, choices=(("recompute", "full"),)),
+        Case("interleaved_1f1b", tensor=2, data=2, packed=True, choices=(("tie_embeddings", True),)),
+        Case("chimera", num_layers=6, tensor=2, choices=(("dispatch", "capacity"),)),
+        Case("gpipe", num_devices=1, expert=2, choices=(("num_dense", 0),)),
+    ],
+)
+
+
+def batch_of(case: Case, num_microbatches: int):
+    parts = [random_batch(num_microbatches, seed=seed) for seed in range(1, 1 + -(-case.data * case.expert // 2))]
+    batch = {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+    if case.packed:
+        batch["positions"] = np.broadcast_to(POSITIONS, batch["tokens"].shape)
+    if case.padded:  # the last three columns of every second row
+        is_token = np.ones(batch["tokens"].shape, np.int32)
+        is_token[:, ::2, -3:] = 0
+        batch |= {"is_token": is_token, "targets": np.where(is_token, batch["targets"], -1)}
+    return batch
+
+
+def ahead(microbatch):
+    """(next token, token after it or -1, whether there is a next one) of every position, by a loop over positions."""
+    tokens, targets = microbatch["tokens"], microbatch["targets"]
+    following, after, has_next = np.zeros_like(tokens), np.full_like(tokens, -1), np.zeros_like(tokens)
+    for row, t in np.ndindex(*tokens.shape):
+        if t + 1 == tokens.shape[1]:
+            continue
+        if "positions" in microbatch and microbatch["positions"][row, t + 1] == 0:
+            continue
+        if "is_token" in microbatch and not microbatch["is_token"][row, t + 1]:
+            continue
+        following[row, t], after[row, t], has_next[row, t] = tokens[row, t + 1], targets[row, t + 1], 1
+    return following, after, has_next
+
+
+def rms(x, scale, epsilon):
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * scale
+
+
+def cross_entropy(features, kernel, targets, vocab_size):
+    logs = jax.nn.log_softmax((features @ kernel.T)[..., :vocab_size])
+    chosen = jnp.take_along_axis(logs, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
+    return -jnp.where(targets >= 0, chosen, 0.0).sum()
+
+
+def reference(config, params, microbatch, following, after, has_next):
+    """All sums of losses: the main model's stream and one layer are the library's, the rest is written out."""
+    plain = replace(config, mtp_factor=0.0)
+    further = params["shared"]["head"]["further"]
+    head = {name: of for name, of in params["shared"]["head"].items() if name != "further"}
+    without = {"shared": {**params["shared"], "head": head}, "layers": params["layers"]}
+    stream, losses = LanguageModel(plain)._stream(without, microbatch, None, 0)
+    table = params["shared"]["embedding"]["token"]
+    kernel = table if config.tie_embeddings else head["kernel"]
+    epsilon = config.norm_epsilon
+    h = rms(stream, head["norm"]["scale"], epsilon)
+    token = rms(table[following], further["token_norm"]["scale"], epsilon)
+    both = jnp.concatenate([token, rms(h, further["stream_norm"]["scale"], epsilon)], -1)
+    inputs = both @ further["projection"]["kernel"]
+    x, of_block = LanguageModel(plain).layer(further["block"], inputs, {**microbatch, "is_token": has_next}, None)
+    features = rms(x, further["norm"]["scale"], epsilon)
+    losses["words"] = cross_entropy(h, kernel, microbatch["targets"], config.vocab_size)
+    losses["mtp"] = FACTOR * cross_entropy(features, kernel, after, config.vocab_size)
+    num = config.num_layers - config.num_dense  # the block's measures are told as those of one layer
+    for name in ("balance", "router_z"):
+        losses[f"mtp_{name}"] = of_block[name]
+    for name in ("fullest_expert", "emptiest_expert", "router_entropy", "load_bias"):
+        times = 1 if name == "load_bias" else num
+        losses[f"measured_mtp_{name}"] = times * of_block[f"measured_{name}"]
+    return losses
+
+
+def expected(config, params, batch, scale):
+    """Scaled losses and gradients of one device."""
+
+    def total(params, *microbatch):
+        sums = reference(config, params, *microbatch)
+        losses = {name: scale[name] * sums[name] for name in sums}
+        return sum(map(jnp.sum, losses.values())), losses
+
+    num = batch["tokens"].shape[0]
+    microbatches = [{name: leaf[m] for name, leaf in batch.items()} for m in range(num)]
+    gradients = jax.jit(jax.grad(total, has_aux=True))
+    grads, losses = summed([gradients(params, microbatch, *ahead(microbatch)) for microbatch in microbatches])
+    return losses, grads
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_losses_and_gradients_are_those_of_the_reference(case):
+    num_microbatches = max(2 * case.num_devices, find_method(case.schedule).least_microbatches(case.num_devices))
+    schedule = build(case.schedule, num_devices=case.num_devices, num_microbatches=num_microbatches)
+    schedule = split_backward(schedule) if case.split else schedule
+    config = config_of("deepseek_v3", num_layers=case.num_layers, mtp_factor=FACTOR, **dict(case.choices))
+    params = random_params(config)
+    batch = batch_of(case, num_microbatches)
+    names = jax.eval_shape(lambda: LanguageModel(config).loss_sum(params, {k: v[0] for k, v in batch.items()}))
+    scale = {name: 0.01 if name.startswith("measured") else 0.5 for name in names}
+    wanted, wanted_grads = expected(config, params, batch, scale)
+    mesh = {axis: getattr(case, axis) for axis in ("data", "expert", "tensor")}
+    pipeline = pipeline_of(schedule, config, **mesh)
+    losses, grads = pipeline.loss_and_grads(jax.jit(pipeline.to_stages)(params), batch, scale)
+    assert losses.keys() == wanted.keys()
+    for name, loss in wanted.items():
+        assert np.abs(losses[name] - loss).max() <= BOUND * np.abs(loss).max(), name
+    errors = relative_errors(jax.jit(pipeline.from_stages)(grads), wanted_grads)
+    assert max(errors.values()) < BOUND, errors
+    told = pipeline.loss(jax.jit(pipeline.to_stages)(params), batch, scale)
+    for name, loss in wanted.items():
+        assert np.abs(told[name] - loss).max() <= BOUND * np.abs(loss).max(), name
