@@ -151,8 +151,8 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     theirs = unquantized(configs.load_config(folder))
     where = str(folder / configs.CONFIG)
     architecture = configs.architecture_of(theirs, where=where)
-    config = configs.read_config(theirs, where=where)
     files = opened(folder)
+    config = configs.read_config(theirs, where=where, names=files.entries)
     tensors = TensorMap(architecture, model_config(config), in_files=files.entries)
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:
@@ -164,7 +164,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
             )
         # Another dict, since `theirs` may be compared with the file again.
         theirs = theirs | {"vocab_size": vocab_size}
-        config = configs.read_config(theirs, where=where)
+        config = configs.read_config(theirs, where=where, names=files.entries)
         files = GrownFiles(files, tensors.token_tables, num_rows=vocab_size)
         # Mapped anew for the shapes of the larger tables; the names stay.
         tensors = TensorMap(architecture, model_config(config), in_files=files.entries)

@@ -26,6 +26,7 @@ from jaxpipe.data.packing import DOCUMENTS, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
 from jaxpipe.models.given import GivenModel
+from jaxpipe.models.kinds import layer_of_head
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
@@ -153,7 +154,8 @@ class Setting(MeshSizes):
     @property
     def can_split_vocabulary(self) -> bool:
         """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
-        return not self.is_given and self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
+        is_whole = self.is_given or layer_of_head(self.model) is not None
+        return not is_whole and self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
 
     @property
     def schedule(self) -> Schedule:
@@ -300,6 +302,7 @@ class Places:
         copies: devices that share the masters of a layer.
         of_experts: devices that share the masters of a layer's experts.
         shared: devices that share the masters of embedding and head.
+        of_shared_experts: devices that share those of a head's experts.
         sums: devices with equal masters, whose gradients are summed.
     """
 
@@ -308,6 +311,7 @@ class Places:
     copies: Group
     of_experts: Group
     shared: Group
+    of_shared_experts: Group
     sums: Group
 
 
@@ -336,6 +340,7 @@ def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -
         copies=worst(*MASTER_AXES),
         of_experts=worst(*MASTERS_OF_EXPERTS),
         shared=worst(*MASTER_AXES, STAGE_AXIS),
+        of_shared_experts=worst(*MASTERS_OF_EXPERTS, STAGE_AXIS),
         sums=worst(*SUM_AXES),
     )
 

@@ -30,7 +30,7 @@ from jaxpipe.models.lora import (
     Lora,  # noqa: F401 - the reference evaluates the inherited annotations in this module
 )
 from jaxpipe.models.mixture import MIXTRAL, MixtureConfig
-from jaxpipe.models.multi_token import FurtherToken, num_further_losses
+from jaxpipe.models.multi_token import FurtherToken, further_losses, num_further_losses
 from jaxpipe.models.rotary import (
     RotaryScaling,  # noqa: F401 - likewise
     frequencies,
@@ -150,12 +150,13 @@ class DeepseekConfig(MixtureConfig):
         return replace(self.kinds[0], mtp_factor=0.0) if self.mtp_factor else None
 
     def num_losses(self, batch: dict[str, Any]) -> Any:
-        """As of any mixture; and of a further token, the number of those to predict, and of tokens that have a next."""
-        nums = super().num_losses(batch)
-        if not self.mtp_factor:
-            return nums
-        of_block = (*self.routing.losses, *self.routing.measures)
-        return nums | num_further_losses(batch, of_block)
+        """As of any mixture, and of a further token: the number to predict, and of tokens that have a next one."""
+        return super().num_losses(batch) | num_further_losses(batch, self.further_losses)
+
+    @property
+    def further_losses(self) -> tuple[str, ...]:
+        """The names of what the head loses and measures of a further token."""
+        return further_losses((*self.routing.losses, *self.routing.measures)) if self.mtp_factor else ()
 
     def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """Final norm and loss, and those of a further token."""

@@ -28,7 +28,7 @@ from jaxpipe.models.flops import model_flops
 from jaxpipe.models.kinds import kinds_of, of_all_kinds, of_kind, over_layers, pattern_of
 from jaxpipe.models.lora import trained_of
 from jaxpipe.models.model_head import ModelHead
-from jaxpipe.models.multi_token import WORDS
+from jaxpipe.models.multi_token import WORDS, check_further
 from jaxpipe.models.parameters import Params, specs_of, values_of
 from jaxpipe.models.sequence_parts import check_sequence_parts
 from jaxpipe.models.token_loss import CROSS_ENTROPY, CrossEntropy, TokenLoss
@@ -118,8 +118,15 @@ class LanguageModel:
         return tuple(model.layer for model in self.of_kinds[1:])
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if the model cannot split sequences as `tensor` says."""
-        check_sequence_parts(self.config, self.tensor, of_tokens=isinstance(self.loss, CrossEntropy))
+        """Raises ConfigError if the model cannot be split as `tensor` says, or its head not end in `loss`."""
+        of_words = isinstance(self.loss, CrossEntropy)
+        check_sequence_parts(self.config, self.tensor, of_tokens=of_words)
+        check_further(self.config, self.tensor, of_words=of_words)
+
+    @property
+    def training_losses(self) -> tuple[str, ...]:
+        """The names of losses that evaluation leaves out."""
+        return getattr(self.config, "further_losses", ())
 
     @property
     def num_sequence_parts(self) -> int:

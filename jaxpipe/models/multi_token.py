@@ -20,11 +20,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import MEASURED, PyTree, TensorAxis, with_losses
 from jaxpipe.mesh.in_order import after, ordered_after
 from jaxpipe.models.anatomy import LOAD_BIAS
 from jaxpipe.models.choices import num_valid
 from jaxpipe.models.cross_entropy import KernelSums, Vocabulary
+from jaxpipe.models.kinds import layer_of_head
 from jaxpipe.models.linear import Linear, RMSNorm, initial_deviation
 from jaxpipe.models.routing import EXPERT_LOAD
 from jaxpipe.models.token_loss import CROSS_ENTROPY
@@ -64,14 +66,22 @@ def _shifted(x: jax.Array, last: Any) -> jax.Array:
     return jnp.concatenate([x[..., 1:], jnp.full_like(x[..., :1], last)], -1)
 
 
-def num_further_losses(batch: Microbatch, of_block: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The number of terms of the module's losses over a batch, given the names of those of its block, int32.
+def further_losses(of_block: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the module's losses and measures; what its block tells of each expert is left out.
 
-    What a block tells as an array, of each expert, is left out.
+    Example:
+        >>> further_losses(("balance", "measured_expert_load", "measured_fullest_expert"))
+        ('mtp', 'mtp_balance', 'measured_mtp_fullest_expert')
     """
+    return FURTHER, *(_further_name(name) for name in of_block if name != MEASURED + EXPERT_LOAD)
+
+
+def num_further_losses(batch: Microbatch, names: tuple[str, ...]) -> dict[str, jax.Array]:
+    """The number of terms of the losses of these names over a batch, int32."""
+    if not names:
+        return {}
     num_tokens = jnp.sum(has_next(batch), dtype=jnp.int32)
-    of_block = tuple(further_name(name) for name in of_block if name != MEASURED + EXPERT_LOAD)
-    return {FURTHER: num_valid(targets_after_next(batch)), **dict.fromkeys(of_block, num_tokens)}
+    return {name: num_valid(targets_after_next(batch)) if name == FURTHER else num_tokens for name in names}
 
 
 class FurtherToken(nnx.Module):
@@ -121,7 +131,7 @@ class FurtherToken(nnx.Module):
         arrays = {**microbatch, "is_token": has_next(microbatch).astype(jnp.int32)}
         x, losses = with_losses(self.block(self.projection(jnp.concatenate(both, -1)), arrays, None))
         features = self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1)
-        return features, {further_name(name): self._of_one(name, of) for name, of in losses.items() if not of.ndim}
+        return features, {_further_name(name): self._of_one(name, of) for name, of in losses.items() if not of.ndim}
 
     def _of_one(self, name: str, total: jax.Array) -> jax.Array:
         """A sum of the block as it is told: losses stay terms of the mean over layers, as those of any layer."""
@@ -129,13 +139,8 @@ class FurtherToken(nnx.Module):
         return self.num_layers * total if is_mean else total
 
 
-def further_name(name: str) -> str:
-    """The name of a sum of the module's block.
-
-    Example:
-        >>> further_name("balance"), further_name("measured_fullest_expert")
-        ('mtp_balance', 'measured_mtp_fullest_expert')
-    """
+def _further_name(name: str) -> str:
+    """The name of a sum of the module's block."""
     is_measured = name.startswith(MEASURED)
     return f"{MEASURED * is_measured}{FURTHER}_{name.removeprefix(MEASURED)}"
 
@@ -189,6 +194,34 @@ class BothTokens:
 
 def _with_targets_after_next(microbatch: Microbatch) -> Microbatch:
     return {**microbatch, "targets": targets_after_next(microbatch)}
+
+
+def check_further(config: Any, tensor: TensorAxis, *, of_words: bool = True) -> None:
+    """Raises ConfigError for what a head with a layer of its own does not go together with.
+
+    Args:
+        config: config of a family.
+        tensor: the devices that share each layer.
+        of_words: whether the loss is the cross entropy of words.
+    """
+    if layer_of_head(config) is None:
+        return
+    others = (
+        (
+            tensor.num_pipe > 1,
+            "pipeline.vocab_over_pipe=true",
+            "of a split head every device computes all but the logits, which would be the layer too",
+            "pipeline.vocab_over_pipe=false",
+        ),
+        (not of_words, "loss= of one's own", "a further token has the loss of words", "no loss="),
+    )
+    for is_there, what, why, repair in others:
+        if is_there:
+            raise ConfigError(
+                f"a head that predicts a further token with {what}",
+                rule=f"further-token: it has a layer of its own; {why}",
+                repair=f"set {repair}, or model.mtp_factor=0.0",
+            )
 
 
 def waiting(values: PyTree, for_what: PyTree, tensor: TensorAxis, *, besides: PyTree = ()) -> PyTree:
