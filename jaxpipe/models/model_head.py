@@ -31,7 +31,10 @@ class ModelHead:
         """See `LanguageModel.head`."""
         microbatch = self.model.own(microbatch)
         head = self.module(shared["head"])
-        features, others = self.features(microbatch)(shared["head"], x, *self._ahead(shared, x, microbatch))
+        ahead = self._ahead(shared, x, microbatch)
+        features, others = self.features(microbatch)(shared["head"], x, *ahead)
+        if ahead:
+            features = waiting(features, (features, others), self.model.tensor)
         return head.losses(self._loss(head).sum(features, microbatch, self.vocabulary(shared)), others)
 
     def values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
@@ -48,6 +51,8 @@ class ModelHead:
         head = self.module(shared["head"])
         ahead = self._ahead(shared, x, microbatch)
         (features, others), vjp = jax.vjp(self.features(microbatch), shared["head"], x, *ahead)
+        if ahead:
+            features = waiting(features, (features, others), self.model.tensor)
         words_scale, others_scale = self.scales(head, microbatch, others, scale)
         words, d_features, of_words = self._loss(head).backward(
             features, microbatch, self.vocabulary(shared), scale=words_scale, sums=self.words_sums(sums)

@@ -162,7 +162,7 @@ class BothTokens:
     def sum(self, features: Features, microbatch: Microbatch, vocabulary: Vocabulary) -> dict[str, jax.Array]:
         """Both losses."""
         next_features, features = features
-        words = CROSS_ENTROPY.sum(waiting(next_features, features, self.tensor), microbatch, vocabulary)
+        words = CROSS_ENTROPY.sum(next_features, microbatch, vocabulary)
         features = waiting(features, words, self.tensor)
         further = CROSS_ENTROPY.sum(features, _with_targets_after_next(microbatch), vocabulary)
         return {WORDS: words, FURTHER: self.factor * further}
@@ -179,7 +179,7 @@ class BothTokens:
         """Both losses, the gradients of `features` times `scale`, and `sums` with the others."""
         next_features, features = features
         words, d_next, sums = CROSS_ENTROPY.backward(
-            *(waiting(next_features, features, self.tensor), microbatch, vocabulary), scale=scale[WORDS], sums=sums
+            next_features, microbatch, vocabulary, scale=scale[WORDS], sums=sums
         )
         further, d_features, sums = CROSS_ENTROPY.backward(
             waiting(features, words, self.tensor),

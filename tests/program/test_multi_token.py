@@ -104,11 +104,10 @@ def reference(config, params, microbatch, following, after, has_next):
     losses["words"] = cross_entropy(h, kernel, microbatch["targets"], config.vocab_size)
     losses["mtp"] = FACTOR * cross_entropy(features, kernel, after, config.vocab_size)
     num = config.num_layers - config.num_dense  # the block's measures are told as those of one layer
-    for name in ("balance", "router_z"):
-        losses[f"mtp_{name}"] = of_block[name]
-    for name in ("fullest_expert", "emptiest_expert", "router_entropy", "load_bias"):
-        times = 1 if name == "load_bias" else num
-        losses[f"measured_mtp_{name}"] = times * of_block[f"measured_{name}"]
+    for name, loss in of_block.items():
+        kind, measured, rest = ("measured_", num, name[9:]) if name.startswith("measured_") else ("", 1, name)
+        if rest != "expert_load":
+            losses[f"{kind}mtp_{rest}"] = (1 if rest == "load_bias" else measured) * loss
     return losses
 
 
