@@ -34,7 +34,7 @@ class ModelHead:
         ahead = self._ahead(shared, x, microbatch)
         features, others = self.features(microbatch)(shared["head"], x, *ahead)
         if ahead:
-            features = waiting(features, (features, others), self.model.tensor)
+            features = waiting(features, (features, others))
         return head.losses(self._loss(head).sum(features, microbatch, self.vocabulary(shared)), others)
 
     def values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
@@ -52,13 +52,13 @@ class ModelHead:
         ahead = self._ahead(shared, x, microbatch)
         (features, others), vjp = jax.vjp(self.features(microbatch), shared["head"], x, *ahead)
         if ahead:
-            features = waiting(features, (features, others), self.model.tensor)
+            features = waiting(features, (features, others))
         words_scale, others_scale = self.scales(head, microbatch, others, scale)
         words, d_features, of_words = self._loss(head).backward(
             features, microbatch, self.vocabulary(shared), scale=words_scale, sums=self.words_sums(sums)
         )
-        if ahead:  # what backward computes again may have collectives, too
-            vjp = waiting(vjp, d_features, self.model.tensor, besides=shared)
+        if ahead:
+            vjp = waiting(vjp, d_features, besides=shared)
         d_params, dx, *d_ahead = vjp((d_features, others_scale))
         sums = self.with_head(sums, d_params, of_words)
         return head.losses(words, others), dx, self._with_ahead(shared, microbatch, d_ahead, sums)
@@ -110,14 +110,14 @@ class ModelHead:
 
     def _loss(self, head: Any) -> Any:
         further = getattr(head, "further", None)
-        return BothTokens(further.factor, self.model.tensor) if further else self.model.loss
+        return BothTokens(further.factor) if further else self.model.loss
 
     def _ahead(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, ...]:
         """What the head reads beside the stream: rows of the next tokens' embeddings, or nothing."""
         if not hasattr(self.module(shared["head"]), "further"):
             return ()
         rows = self.model._module("embedding", shared["embedding"]).rows(with_next_tokens(microbatch))
-        return (waiting(rows, x, self.model.tensor),)
+        return (waiting(rows, x),)
 
     def _with_ahead(self, shared: Params, microbatch: Microbatch, d_ahead: list[jax.Array], sums: Params) -> Params:
         """`sums` with the gradients of what the head read ahead added; those of the token table in place."""

@@ -14,6 +14,7 @@ that runs the published weights, as vLLM, norms it, and so does Megatron-LM. Bot
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from jaxpipe.models.anatomy import LOAD_BIAS
 from jaxpipe.models.choices import num_valid
 from jaxpipe.models.cross_entropy import KernelSums, Vocabulary
 from jaxpipe.models.kinds import layer_of_head
-from jaxpipe.models.linear import Linear, RMSNorm, initial_deviation
+from jaxpipe.models.linear import Linear, Normalize, RMSNorm, initial_deviation, times
 from jaxpipe.models.routing import EXPERT_LOAD
 from jaxpipe.models.token_loss import CROSS_ENTROPY
 
@@ -125,18 +126,27 @@ class FurtherToken(nnx.Module):
             microbatch: that of the model.
         """
         tokens = self.tensor.scatter_sum(rows, 1)
-        both = (self.token_norm.apply(tokens, self.token_norm.arrays()),)
-        both += (self.stream_norm.apply(normed, self.stream_norm.arrays()),)
+        norms = self.token_norm.arrays(), self.stream_norm.arrays()
+        x = _projected(self.token_norm.apply, tokens, normed, norms, self.projection.arrays()["kernel"])
         # Of positions without a next token nothing is predicted, and none of their document sees them.
         arrays = {**microbatch, "is_token": has_next(microbatch).astype(jnp.int32)}
-        x, losses = with_losses(self.block(self.projection(jnp.concatenate(both, -1)), arrays, None))
-        features = self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1)
+        x, losses = with_losses(self.block(x, arrays, None))
+        normed = jax.checkpoint(self.norm.apply, prevent_cse=False)(x, self.norm.arrays())
+        features = self.tensor.gather(normed, 1)
         return features, {_further_name(name): self._of_one(name, of) for name, of in losses.items() if not of.ndim}
 
     def _of_one(self, name: str, total: jax.Array) -> jax.Array:
         """A sum of the block as it is told: losses stay terms of the mean over layers, as those of any layer."""
         is_mean = name.startswith(MEASURED) and name != MEASURED + LOAD_BIAS
         return self.num_layers * total if is_mean else total
+
+
+# prevent_cse=False: backward reads what `waiting` has passed on, with which nothing can be merged.
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _projected(norm: Normalize, tokens: jax.Array, stream: jax.Array, norms: Any, kernel: jax.Array) -> jax.Array:
+    """The block's input "batch local_seq hidden"; backward saves `tokens` and `stream` alone."""
+    of_tokens, of_stream = norms
+    return times(jnp.concatenate([norm(tokens, of_tokens), norm(stream, of_stream)], -1), kernel)
 
 
 def _further_name(name: str) -> str:
@@ -153,7 +163,6 @@ class BothTokens:
     """
 
     factor: float  # of the second one
-    tensor: TensorAxis
 
     def zeros(self, microbatch: Microbatch) -> dict[str, jax.Array]:
         """Zeros of the structure of the losses."""
@@ -163,7 +172,7 @@ class BothTokens:
         """Both losses."""
         next_features, features = features
         words = CROSS_ENTROPY.sum(next_features, microbatch, vocabulary)
-        features = waiting(features, words, self.tensor)
+        features = waiting(features, words)
         further = CROSS_ENTROPY.sum(features, _with_targets_after_next(microbatch), vocabulary)
         return {WORDS: words, FURTHER: self.factor * further}
 
@@ -182,14 +191,14 @@ class BothTokens:
             next_features, microbatch, vocabulary, scale=scale[WORDS], sums=sums
         )
         further, d_features, sums = CROSS_ENTROPY.backward(
-            waiting(features, words, self.tensor),
+            waiting(features, (d_next, sums)),
             _with_targets_after_next(microbatch),
             vocabulary,
             scale=self.factor * scale[FURTHER],
             sums=sums,
         )
         losses = {WORDS: words, FURTHER: self.factor * further}
-        return losses, (waiting(d_next, d_features, self.tensor), d_features), sums
+        return losses, (waiting(d_next, d_features), d_features), sums
 
 
 def _with_targets_after_next(microbatch: Microbatch) -> Microbatch:
@@ -224,16 +233,15 @@ def check_further(config: Any, tensor: TensorAxis, *, of_words: bool = True) -> 
             )
 
 
-def waiting(values: PyTree, for_what: PyTree, tensor: TensorAxis, *, besides: PyTree = ()) -> PyTree:
-    """`values`, of which what is computed comes after all collectives that have made `for_what`.
+def waiting(values: PyTree, for_what: PyTree, *, besides: PyTree = ()) -> PyTree:
+    """`values`, of which nothing is computed before `for_what` is there.
 
-    Loops over chunks of logits have collectives over `tensor`; without these no loop has any, and XLA orders them.
+    So the logits of both tokens are never in memory at once, XLA does not merge what backward computes again with what
+    forward has computed, and no loop over chunks of logits meets another collective: see `jaxpipe.mesh.in_order`.
 
     Args:
         besides: parameters, which nothing has made and which would be copied.
     """
-    if tensor.size == 1:
-        return values
     there = {id(leaf) for leaf in jax.tree.leaves(besides)}
     num_done = after(jnp.int32(0), for_what)
     return jax.tree.map(lambda leaf: leaf if id(leaf) in there else ordered_after(leaf, num_done), values)
