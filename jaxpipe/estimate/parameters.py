@@ -95,8 +95,10 @@ def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
     whole = parameters.whole
     if setting.vocab_over_pipe:
         return (places.copies, rows), (places.shared, whole)
+    ends = (places.shared, rows + whole)
     # Of a head with a layer of its own.
-    return (places.shared, rows + whole), (places.of_shared_experts, parameters.experts_of_device(setting))
+    experts = parameters.experts_of_device(setting)
+    return (ends, (places.of_shared_experts, experts)) if experts else (ends,)
 
 
 def _counted(shapes: tuple[ParameterShape, ...], *, with_frozen: bool = False) -> Parameters:

@@ -220,16 +220,16 @@ def check_further(config: Any, tensor: TensorAxis, *, of_words: bool = True) -> 
             tensor.num_pipe > 1,
             "pipeline.vocab_over_pipe=true",
             "of a split head every device computes all but the logits, which would be the layer too",
-            "pipeline.vocab_over_pipe=false",
+            "set pipeline.vocab_over_pipe=false",
         ),
-        (not of_words, "loss= of one's own", "a further token has the loss of words", "no loss="),
+        (not of_words, "loss= of one's own", "a further token has the loss of words", "leave loss= out"),
     )
     for is_there, what, why, repair in others:
         if is_there:
             raise ConfigError(
                 f"a head that predicts a further token with {what}",
                 rule=f"further-token: it has a layer of its own; {why}",
-                repair=f"set {repair}, or model.mtp_factor=0.0",
+                repair=f"{repair}, or set model.mtp_factor=0.0",
             )
 
 

@@ -11,7 +11,8 @@ from collectives_of_programs import unordered_collectives
 from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, summed
 
-from jaxpipe.models import LanguageModel, cross_entropy
+from jaxpipe.models import LanguageModel
+from jaxpipe.models import cross_entropy as chunks
 from jaxpipe.schedules import build, split_backward
 from jaxpipe.schedules.methods.registry import find_method
 
@@ -199,8 +200,8 @@ def test_losses_and_gradients_are_those_of_the_reference(case):
 @pytest.mark.slow
 def test_collectives_of_the_head_are_in_order(monkeypatch):
     """Two chunks of logits are a loop with collectives over `tensor`; the layer beside it has some of its own."""
-    monkeypatch.setattr(cross_entropy, "MOST_TOKENS", 8)
-    monkeypatch.setattr(cross_entropy, "FEWER_TOKENS", 8)
+    monkeypatch.setattr(chunks, "MOST_TOKENS", 8)
+    monkeypatch.setattr(chunks, "FEWER_TOKENS", 8)
     config = config_of("deepseek_v3", num_layers=4, num_dense=0, mtp_factor=FACTOR)
     schedule = build("1f1b", num_devices=2, num_microbatches=2)
     pipeline = pipeline_of(schedule, config, tensor=2, expert=2)
