@@ -26,7 +26,6 @@ from jaxpipe.data.packing import DOCUMENTS, WINDOWS
 from jaxpipe.errors import ConfigError
 from jaxpipe.models import Anatomy, ModelConfig
 from jaxpipe.models.given import GivenModel
-from jaxpipe.models.kinds import layer_of_head
 from jaxpipe.schedules import Costs, Schedule
 from jaxpipe.schedules.placement import Placement
 from jaxpipe.schedules.spec import ScheduleSpec
@@ -150,12 +149,6 @@ class Setting(MeshSizes):
     def vocab_parts(self) -> int:
         """Devices that share the rows of the vocabulary."""
         return self.num_kernel_parts * (self.pipe if self.vocab_over_pipe else 1)
-
-    @property
-    def can_split_vocabulary(self) -> bool:
-        """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
-        is_whole = self.is_given or layer_of_head(self.model) is not None
-        return not is_whole and self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
 
     @property
     def schedule(self) -> Schedule:

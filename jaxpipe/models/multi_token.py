@@ -170,10 +170,9 @@ class BothTokens:
 
     def sum(self, features: Features, microbatch: Microbatch, vocabulary: Vocabulary) -> dict[str, jax.Array]:
         """Both losses."""
-        next_features, features = features
-        words = CROSS_ENTROPY.sum(next_features, microbatch, vocabulary)
-        features = waiting(features, words)
-        further = CROSS_ENTROPY.sum(features, _with_targets_after_next(microbatch), vocabulary)
+        of_next, of_further = features
+        words = CROSS_ENTROPY.sum(of_next, microbatch, vocabulary)
+        further = CROSS_ENTROPY.sum(waiting(of_further, words), _with_targets_after_next(microbatch), vocabulary)
         return {WORDS: words, FURTHER: self.factor * further}
 
     def backward(
@@ -186,19 +185,17 @@ class BothTokens:
         sums: KernelSums,
     ) -> tuple[dict[str, jax.Array], Features, KernelSums]:
         """Both losses, the gradients of `features` times `scale`, and `sums` with the others."""
-        next_features, features = features
-        words, d_next, sums = CROSS_ENTROPY.backward(
-            next_features, microbatch, vocabulary, scale=scale[WORDS], sums=sums
-        )
-        further, d_features, sums = CROSS_ENTROPY.backward(
-            waiting(features, (d_next, sums)),
+        of_next, of_further = features
+        words, d_next, sums = CROSS_ENTROPY.backward(of_next, microbatch, vocabulary, scale=scale[WORDS], sums=sums)
+        further, d_further, sums = CROSS_ENTROPY.backward(
+            waiting(of_further, (d_next, sums)),
             _with_targets_after_next(microbatch),
             vocabulary,
             scale=self.factor * scale[FURTHER],
             sums=sums,
         )
         losses = {WORDS: words, FURTHER: self.factor * further}
-        return losses, (waiting(d_next, d_features), d_features), sums
+        return losses, (waiting(d_next, d_further), d_further), sums
 
 
 def _with_targets_after_next(microbatch: Microbatch) -> Microbatch:

@@ -13,6 +13,7 @@ from jaxpipe.estimate import memory, setting_of
 from jaxpipe.estimate.kinds import kinds_in, layer_of_head_in
 from jaxpipe.estimate.products import flops, matmuls_of
 from jaxpipe.estimate.roofline import Roofline
+from jaxpipe.estimate.split_head import can_split_vocabulary
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import head_matmuls
@@ -77,8 +78,8 @@ def test_the_step_has_the_time_of_the_layer_and_of_the_second_logits():
 
 def test_a_head_with_a_layer_is_split_over_no_pipe_and_runs_with_a_flush():
     setting, plain = settings()
-    assert plain.can_split_vocabulary
-    assert not setting.can_split_vocabulary
+    assert can_split_vocabulary(plain)
+    assert not can_split_vocabulary(setting)
     with pytest.raises(ConfigError, match="rule further-token"):
         config_of(**{"pipeline.vocab_over_pipe": "true"})
     with pytest.raises(ConfigError, match="without flush"):

@@ -22,6 +22,7 @@ from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes, node_sizes
+from jaxpipe.estimate.split_head import can_split_vocabulary
 from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.models.given import GivenModel
 from jaxpipe.models.kinds import layer_of_head
@@ -102,7 +103,7 @@ def splits_backwards(variant: Variant, pipe: int) -> bool:
 
 def can_split_head(group: Setting, variant: Variant) -> bool:
     """Whether embedding and head of `group` can be split over its pipelines, and this schedule is then timed."""
-    return group.pipe > 1 and group.can_split_vocabulary and _is_timed(variant, group.pipe)
+    return group.pipe > 1 and can_split_vocabulary(group) and _is_timed(variant, group.pipe)
 
 
 @cache
