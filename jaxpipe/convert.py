@@ -82,9 +82,8 @@ def execute(values: FlagValues) -> None:
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
     source = str(values["from"].value)
     target = str(values["to"].value)
-    options = {"dtype": values.dtype, "step": values.step, "average": values.average, "vocab_size": values.vocab_size}
-    options["base"] = values.base
-    print(convert(source, target, **options))
+    names = ("dtype", "step", "average", "vocab_size", "base")
+    print(convert(source, target, **{name: values[name].value for name in names}))
 
 
 def convert(
@@ -151,6 +150,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     theirs = unquantized(configs.load_config(folder))
     where = str(folder / configs.CONFIG)
     architecture = configs.architecture_of(theirs, where=where)
+    configs.read_config(theirs, where=where)  # refused before any file is opened
     files = opened(folder)
     config = configs.read_config(theirs, where=where, names=files.entries)
     tensors = TensorMap(architecture, model_config(config), in_files=files.entries)
