@@ -11,10 +11,12 @@ from collectives_of_programs import unordered_collectives
 from tiers import tiers
 from tiny_models import config_of, pipeline_of, random_batch, random_params, relative_errors, summed
 
+from jaxpipe.errors import ConfigError
 from jaxpipe.models import LanguageModel
 from jaxpipe.models import cross_entropy as chunks
 from jaxpipe.schedules import build, split_backward
 from jaxpipe.schedules.methods.registry import find_method
+from jaxpipe.training import policy_gradient
 
 BOUND = 1e-5  # of float32 sums in another order
 FACTOR = 0.3
@@ -165,6 +167,7 @@ def test_losses_and_gradients_of_the_head_are_those_of_the_reference(is_tied):
     expected = {"shared": wanted_grads[0], "layers": {"x": wanted_grads[1][None]}}
     errors = relative_errors(found, expected)
     assert max(errors.values()) < BOUND, errors
+    assert set(model.training_losses) == {name for name in wanted if "mtp" in name}
     nums = model.num_losses(microbatch)
     _, after, has_next = ahead(microbatch)
     assert int(nums["mtp"]) == (after >= 0).sum()
@@ -195,6 +198,11 @@ def test_losses_and_gradients_are_those_of_the_reference(case):
         told = pipeline.loss(jax.jit(pipeline.to_stages)(params), batch, scale)
         for name, loss in wanted.items():
             assert np.abs(told[name] - loss).max() <= BOUND * np.abs(loss).max(), name
+
+
+def test_a_loss_of_ones_own_is_refused():
+    with pytest.raises(ConfigError, match="leave loss= out"):
+        LanguageModel(config_of("deepseek_v3", num_layers=4, mtp_factor=FACTOR), loss=policy_gradient())
 
 
 @pytest.mark.slow
