@@ -165,7 +165,7 @@ def test_copies_with_other_numbers_are_refused(published, tmp_path):
         imported(folder, tmp_path / "run")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_model_that_jaxpipe_made_goes_out_and_comes_back(tmp_path):
     config = base_config("deepseek_v3")
     config.model.update({"num_layers": 3, "hidden": 32, "num_heads": 2, "vocab_size": 61, "mtp_factor": 0.3})
