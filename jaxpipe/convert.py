@@ -82,8 +82,8 @@ def execute(values: FlagValues) -> None:
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
     source = str(values["from"].value)
     target = str(values["to"].value)
-    options = {"dtype": values.dtype, "step": values.step, "average": values.average, "vocab_size": values.vocab_size}
-    options["base"] = values.base
+    names = ("dtype", "step", "average", "vocab_size", "base")
+    options: dict[str, Any] = {name: values[name].value for name in names}
     print(convert(source, target, **options))
 
 
@@ -151,8 +151,9 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
     theirs = unquantized(configs.load_config(folder))
     where = str(folder / configs.CONFIG)
     architecture = configs.architecture_of(theirs, where=where)
-    config = configs.read_config(theirs, where=where)
+    configs.read_config(theirs, where=where)  # refused before any file is opened
     files = opened(folder)
+    config = configs.read_config(theirs, where=where, names=files.entries)
     tensors = TensorMap(architecture, model_config(config), in_files=files.entries)
     left_out = tensors.check(files.entries, where=source)
     if vocab_size is not None:
@@ -164,7 +165,7 @@ def import_model(source: str, target: str, *, vocab_size: int | None = None) -> 
             )
         # Another dict, since `theirs` may be compared with the file again.
         theirs = theirs | {"vocab_size": vocab_size}
-        config = configs.read_config(theirs, where=where)
+        config = configs.read_config(theirs, where=where, names=files.entries)
         files = GrownFiles(files, tensors.token_tables, num_rows=vocab_size)
         # Mapped anew for the shapes of the larger tables; the names stay.
         tensors = TensorMap(architecture, model_config(config), in_files=files.entries)

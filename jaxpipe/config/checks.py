@@ -26,6 +26,7 @@ from jaxpipe.config.model import (
     model_config,
 )
 from jaxpipe.config.pipeline import (
+    check_head_layer,
     check_kinds,
     check_overlap,
     check_schedule_name,
@@ -188,6 +189,7 @@ _RELATIONS: tuple[Check, ...] = (
     *(partial(check_divides, row=row) for row in ROWS),
     check_sequences,
     *_OF_GIVEN,
+    check_head_layer,
     check_kinds,
 )
 # A round is its checks, or finds them in the config.

@@ -119,6 +119,7 @@ OF_MODEL: dict[str, Legal] = {
     "balance_loss": Legal(0),
     "z_loss": Legal(0),
     "bias_rate": Legal(0),
+    "mtp_factor": Legal(0),
     "lora_rank": Legal(0, most=2**16),
     "rope_scaling_factor": Legal(1),  # a factor below 1 would squeeze positions, not stretch them
     "rope_attention_factor": Legal(0),

@@ -31,6 +31,7 @@ HERE: dict[str, str] = {
     "model.experts_per_token": "moe_router_topk num_experts_per_tok top_k_experts moe_top_k",
     "model.balance_loss": "moe_aux_loss_coeff router_aux_loss_coef load_balance_loss_weight",
     "model.z_loss": "moe_z_loss_coeff",
+    "model.mtp_factor": "mtp_loss_scaling_factor mtp_loss_weight",
     "model.hidden_dropout, model.embedding_dropout and model.attention_dropout": "dropout dropout_rate",
     "model.recompute, 'full', 'attention' or 'none'": (
         "recompute_granularity recompute_activations recompute_method remat_policy remat gradient_checkpointing"

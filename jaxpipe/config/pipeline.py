@@ -5,10 +5,12 @@ from __future__ import annotations
 from jaxpipe.config.base import AUTO, RunConfig
 from jaxpipe.config.costs import are_decided, expected_costs, head_share
 from jaxpipe.config.data import num_predicted_of
-from jaxpipe.config.model import family_of, model_config
+from jaxpipe.config.model import family_of, model_config, vocab_pipe
 from jaxpipe.errors import ConfigError, closest
 from jaxpipe.files import local_path
-from jaxpipe.models.kinds import kinds_of, pattern_of
+from jaxpipe.mesh import TensorAxis
+from jaxpipe.models.kinds import kinds_of, layer_of_head, pattern_of
+from jaxpipe.models.multi_token import check_further
 from jaxpipe.program import balanced_split
 from jaxpipe.python_file import is_python_file
 from jaxpipe.schedules import Costs, Schedule
@@ -84,6 +86,23 @@ def check_vocab_over_pipe(config: RunConfig) -> None:
             f"pipeline.vocab_over_pipe=true with pipeline.{costs[0]}={getattr(config.pipeline, costs[0])}",
             rule="balance-costs: all devices have equal parts of embedding and head, so no stage has fewer layers",
             repair=f"set {' and '.join(f'pipeline.{name}=0.0' for name in costs)}",
+        )
+
+
+def check_head_layer(config: RunConfig) -> None:
+    """Raises ConfigError for a head with a layer of its own beside what it does not go with."""
+    try:
+        model = model_config(config)
+    except ConfigError:
+        return  # `check` reports it by itself
+    if layer_of_head(model) is None:
+        return
+    check_further(model, TensorAxis(num_pipe=vocab_pipe(config)))
+    if outline(config).delays:
+        raise ConfigError(
+            f"a head that predicts a further token with pipeline.schedule={config.pipeline.schedule!r}, without flush",
+            rule="further-token: it reads the token table, of which the first stage has another version",
+            repair="set pipeline.schedule='1f1b', or model.mtp_factor=0.0",
         )
 
 

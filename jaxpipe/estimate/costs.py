@@ -28,6 +28,7 @@ from jaxpipe.estimate.parameters import gathered_chunk_bytes, num_kept_of, num_k
 from jaxpipe.estimate.recompute import least_recomputed, saved_bytes_of_stages, slot_bytes_of_stages
 from jaxpipe.estimate.roofline import Roofline
 from jaxpipe.estimate.setting import Setting, undecided
+from jaxpipe.estimate.split_head import can_split_vocabulary
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.times import Times, stage_seconds
@@ -115,7 +116,7 @@ def _is_shorter_split(config: RunConfig, topology: Topology, costs: Costs, weigh
     except ConfigError:
         return False
     setting = undecided(config, topology, costs=costs, weighs_tokens=weighs_tokens)
-    if not (is_balanced and setting.can_split_vocabulary and is_timed(outline(config))):
+    if not (is_balanced and can_split_vocabulary(setting) and is_timed(outline(config))):
         return False
     # A roofline even where costs are measured: both ways must come from one source, and few files time S and T.
     source = Roofline.of(topology.hardware)

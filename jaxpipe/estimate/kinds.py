@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.layer_kinds import Kinds
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
-from jaxpipe.models.kinds import kinds_of, pattern_of
+from jaxpipe.models.kinds import kinds_of, layer_of_head, pattern_of
 
 
 def kinds_in(setting: Setting) -> tuple[tuple[Setting, int], ...]:
@@ -19,6 +20,17 @@ def kinds_in(setting: Setting) -> tuple[tuple[Setting, int], ...]:
     return tuple(
         (replace(setting, model=model), of_layers.count(kind)) for kind, model in enumerate(kinds) if kind in of_layers
     )
+
+
+def layer_of_head_in(setting: Setting) -> Setting | None:
+    """`setting` with a model whose every layer is as the one that the head has of its own; None: it has none.
+
+    The head computes forward and backward one after the other, so that nothing is computed again.
+    """
+    model: Any = layer_of_head(setting.model)
+    if model is None:
+        return None
+    return replace(setting, model=replace(model, recompute="none") if model.recompute == "full" else model)
 
 
 def places_in_kinds(setting: Setting) -> tuple[int, ...]:

@@ -95,7 +95,10 @@ def shared_by_copies(setting: Setting) -> tuple[tuple[Group, int], ...]:
     whole = parameters.whole
     if setting.vocab_over_pipe:
         return (places.copies, rows), (places.shared, whole)
-    return ((places.shared, rows + whole),)
+    ends = (places.shared, rows + whole)
+    # Of a head with a layer of its own.
+    experts = parameters.experts_of_device(setting)
+    return (ends, (places.of_shared_experts, experts)) if experts else (ends,)
 
 
 def _counted(shapes: tuple[ParameterShape, ...], *, with_frozen: bool = False) -> Parameters:
@@ -200,7 +203,13 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
             )
             # The padded dims of a device's part, as they lie in memory.
             size = math.prod(dims)
-            num_parts = _num_parts(parameter, setting, setting.num_master_parts if is_over_pipe else num_copies, dims)
+            num_parts = _num_parts(
+                parameter,
+                setting,
+                setting.num_master_parts if is_over_pipe else num_copies,
+                dims,
+                num_stages=1 if is_stacked else setting.pipe,
+            )
             is_matrix = is_stacked and len(parameter.dims) >= 2
             num_moments = optimizer.num_moments_of_matrix if is_matrix else optimizer.num_moments
             num_moments *= parameter.has_moments
@@ -283,9 +292,16 @@ def _matrices_of_layer(actions: Setting, shard: Shard, of_trained: bool) -> int:
     return number
 
 
-def _num_parts(parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...]) -> int:
-    """Number of devices over which masters are split: those with equal copies, if they divide any dim."""
-    num_copies = setting.along(MASTERS_OF_EXPERTS) if parameter.split_experts is not None else num_copies
+def _num_parts(
+    parameter: ParameterShape, setting: Setting, num_copies: int, dims: tuple[int, ...], *, num_stages: int = 1
+) -> int:
+    """Number of devices over which masters are split: those with equal copies, if they divide any dim.
+
+    Args:
+        num_stages: those that have equal copies of experts, as of a head's.
+    """
+    if parameter.split_experts is not None:
+        num_copies = setting.along(MASTERS_OF_EXPERTS) * num_stages
     # As in `jaxpipe.program.partition`: a parameter with no dim that divides stays whole.
     divides = any(size % num_copies == 0 for size in dims)
     return num_copies if setting.shard.splits_masters and divides else 1

@@ -20,6 +20,7 @@ from jaxpipe.errors import ConfigError
 from jaxpipe.estimate.buffers import TracedPart
 from jaxpipe.estimate.communication import collectives_s, of_head_s
 from jaxpipe.estimate.given import given_parts
+from jaxpipe.estimate.kinds import layer_of_head_in
 from jaxpipe.estimate.parameters import update_matmuls
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting
@@ -220,6 +221,11 @@ class Roofline:
             update_s=0.0,
             layer_hidden_s=min(travelling_s - alone_s, computed_s),
         )
+        if of_head := layer_of_head_in(setting):
+            # Its layer forward and backward, the embedding of next tokens likewise, and the gather of what it ends in.
+            layer = self.times_of_actions(of_head)
+            layer_s = layer.layer_forward_s + layer.layer_backward_s + sent_s(lambda over: over.head)
+            times = replace(times, head_s=times.head_s + layer_s + times.embed_forward_s + times.embed_backward_s)
         if setting.is_given:  # whose head is one function
             return times
         # Devices that are between two actions wait for collectives over `pipe`.

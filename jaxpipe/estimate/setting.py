@@ -151,11 +151,6 @@ class Setting(MeshSizes):
         return self.num_kernel_parts * (self.pipe if self.vocab_over_pipe else 1)
 
     @property
-    def can_split_vocabulary(self) -> bool:
-        """Whether the model's embedding and head can be split over `pipe` by rows, as far as it goes."""
-        return not self.is_given and self.anatomy.num_rows % (self.num_kernel_parts * self.pipe) == 0
-
-    @property
     def schedule(self) -> Schedule:
         """Schedule of all microbatches; `schedule_spec` builds it for other numbers."""
         return self.schedule_spec.build(self.num_microbatches)
@@ -300,6 +295,7 @@ class Places:
         copies: devices that share the masters of a layer.
         of_experts: devices that share the masters of a layer's experts.
         shared: devices that share the masters of embedding and head.
+        of_shared_experts: devices that share those of a head's experts.
         sums: devices with equal masters, whose gradients are summed.
     """
 
@@ -308,6 +304,7 @@ class Places:
     copies: Group
     of_experts: Group
     shared: Group
+    of_shared_experts: Group
     sums: Group
 
 
@@ -336,6 +333,7 @@ def _places(order: str, axes: tuple[tuple[str, int], ...], gpus_per_node: int) -
         copies=worst(*MASTER_AXES),
         of_experts=worst(*MASTERS_OF_EXPERTS),
         shared=worst(*MASTER_AXES, STAGE_AXIS),
+        of_shared_experts=worst(*MASTERS_OF_EXPERTS, STAGE_AXIS),
         sums=worst(*SUM_AXES),
     )
 

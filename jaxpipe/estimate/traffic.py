@@ -15,6 +15,7 @@ from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.estimate.work import predicted_tokens, seen_scores
+from jaxpipe.models.kinds import layer_of_head
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,11 @@ def _head_bytes(setting: Setting) -> int:
     """
     item = ITEMSIZE[setting.dtype]
     logits = predicted_tokens(setting) * (setting.anatomy.num_rows // setting.num_kernel_parts)
-    return item * 6 * layer_sizes(setting).stream + logits * (2 * FLOAT32_BYTES + item)
+    of_head = item * 6 * layer_sizes(setting).stream + logits * (2 * FLOAT32_BYTES + item)
+    if layer_of_head(setting.model) is None:
+        return of_head
+    # Two more norms, and the stream beside the embeddings.
+    return 2 * of_head + item * 18 * layer_sizes(setting).stream
 
 
 def update_bytes(setting: Setting) -> float:

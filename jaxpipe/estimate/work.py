@@ -21,6 +21,7 @@ from jaxpipe.models.attention import mean_keys
 from jaxpipe.models.attention_blocks import Visible
 from jaxpipe.models.attention_chunked import attended_blocks as chunked_blocks
 from jaxpipe.models.cross_entropy import chunks_of
+from jaxpipe.models.kinds import layer_of_head
 
 
 def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
@@ -35,7 +36,13 @@ def head_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     # Weights of tokens are known when the logits of all were there, a chunk at a time.
     again = (logits,) if setting.weighs_tokens else ()
     before = _with_backward(setting, _before_logits(setting))
-    return (logits, *_logits_backward(setting, logits), *again, *before)
+    products = (logits, *_logits_backward(setting, logits), *again, *before)
+    if layer_of_head(setting.model) is None:
+        return products
+    # Each device projects its own tokens; the layer itself is one as any.
+    num_tokens = predicted_tokens(setting) // setting.num_token_parts
+    projection = _with_backward(setting, (Matmul(num_tokens, anatomy.hidden, 2 * anatomy.hidden),))
+    return (*products, *products, *projection)
 
 
 def split_head_matmuls(setting: Setting) -> tuple[tuple[Matmul, ...], tuple[Matmul, ...]]:

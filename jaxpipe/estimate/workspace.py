@@ -15,7 +15,7 @@ from functools import cache
 from typing import NamedTuple
 
 from jaxpipe.estimate.given import given_parts
-from jaxpipe.estimate.kinds import kinds_in
+from jaxpipe.estimate.kinds import kinds_in, layer_of_head_in
 from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
@@ -94,7 +94,13 @@ def head_bytes(setting: Setting) -> int:
     # Read off compiled heads: split tokens are gathered, and so is their gradient; on one device a norm that takes off
     # the mean holds two more.
     streams = 2 if setting.num_token_parts > 1 else 3 if setting.anatomy.centered_norms else 1
-    return (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
+    of_loss = (FLOAT32_BYTES + itemsize) * logits + streams * of.stream
+    of_head = layer_of_head_in(setting)
+    if of_head is None:
+        return of_loss
+    # What its layer saves waits for the losses of both tokens, whose features and their gradients are there at once.
+    layer = part_bytes(of_head, has_whole_backwards=True, has_split_backward=False)["layer_backward"]
+    return traced_layer(of_head).page_bytes + max(of_loss + 3 * of.stream, layer)
 
 
 def _embed_backward(setting: Setting) -> int:

@@ -8,6 +8,7 @@ same model. Left to others: which fields there are (one file a family).
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ MAX_SEQ_LEN = 1024  # limit for a converted config; the user may ask for longer 
 _DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
 _AS_COMPUTED = ("attention", "recompute", "vocab_multiple", "dispatch", "capacity_factor")
 # How it is computed, losses of training alone, and adapters, which are merged or stand apart.
-_NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss", "lora")
+_NOT_THE_MODEL = (*_AS_COMPUTED, "balance_loss", "z_loss", "mtp_factor", "lora")
 
 
 def load_config(folder: Path) -> dict[str, Any]:
@@ -91,15 +92,20 @@ def architecture_of(theirs: dict[str, Any], *, where: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def read_config(theirs: dict[str, Any], *, where: str) -> RunConfig:
+def read_config(theirs: dict[str, Any], *, where: str, names: Collection[str] = ()) -> RunConfig:
     """Returns our config for the model of `theirs`; all other fields are those of `base_config`.
+
+    Args:
+        theirs: a config.json.
+        where: its path, for errors.
+        names: of the tensors in its files, as far as they are known.
 
     Raises:
         ConfigError: jaxpipe does not support the value of a field, or it has the wrong type.
     """
     architecture = architecture_of(theirs, where=where)
     try:
-        return _read_config(theirs, architecture, where=where)
+        return _read_config(theirs, architecture, where=where, names=names)
     except (AttributeError, TypeError) as error:  # of a list where a number should stand
         raise ConfigError(
             f"{where}: a field has a value of the wrong type: {error}",
@@ -108,9 +114,12 @@ def read_config(theirs: dict[str, Any], *, where: str) -> RunConfig:
         ) from error
 
 
-def _read_config(theirs: dict[str, Any], architecture: Architecture, *, where: str) -> RunConfig:
+def _read_config(
+    theirs: dict[str, Any], architecture: Architecture, *, where: str, names: Collection[str]
+) -> RunConfig:
     check_supported(theirs, architecture.supported, where=where)
     ours = read_fields(theirs, architecture.fields, where=where) | architecture.read(theirs, where)
+    ours |= architecture.read_names(theirs, names, where)
     family = family_named(architecture.family)
     defaults = family.fields
     # A field by itself, so that an error names the field of their file.

@@ -1,14 +1,14 @@
 """DeepseekV2ForCausalLM and DeepseekV3ForCausalLM: latent attention, dense first layers, and experts.
 
 Their rotary dims are pairs of neighbours, ours are halves: the columns of queries and keys that positions turn change
-places, which leaves every score as it is. Of a file of V3 the module that predicts a further token, layer 61, is left
-out, as transformers leaves it out.
+places, which leaves every score as it is. The module of V3 that predicts a further token stands in files as the layer
+after the last, 61, with the table of tokens and the logits' kernel once more; transformers leaves it out.
 Source: transformers, models/{deepseek_v2,deepseek_v3}/modeling_*.py and configuration_*.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -66,7 +66,6 @@ def _parameters(*more: Parameter) -> tuple[Parameter, ...]:
 
     three = ("gate", "up", "down")
     return (
-        *(parameter for parameter in LLAMA.parameters if parameter.path.startswith("shared.")),
         scale("attention.norm", f"{LAYER}.input_layernorm"),
         kernel("attention.query_down", f"{_ATTENTION}.q_a_proj"),
         scale("attention.query_norm", f"{_ATTENTION}.q_a_layernorm"),
@@ -84,6 +83,41 @@ def _parameters(*more: Parameter) -> tuple[Parameter, ...]:
         *(kernel(f"experts.shared_{name}", f"{_MLP}.shared_experts.{name}_proj") for name in three),
         *more,
     )
+
+
+_FURTHER = "shared.head.further"
+_PROJECTION = f"{_FURTHER}.projection.kernel"
+# Its copies of what the model has: the names of both once more, in a model with the module.
+_COPIES = {
+    "shared.embedding.token": (f"{LAYER}.embed_tokens.weight",),
+    "shared.head.kernel": (f"{LAYER}.shared_head.head.weight",),
+}
+_ENDS = tuple(parameter for parameter in LLAMA.parameters if parameter.path.startswith("shared."))
+
+
+def _with_further(layers: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    """The parameters of a model that may have a module which predicts a further token; the same of layers go in."""
+    norms = {"token_norm": "enorm", "stream_norm": "hnorm", "norm": "shared_head.norm"}
+    return (
+        *(replace(parameter, also_with=(_PROJECTION, _COPIES.get(parameter.path, ()))) for parameter in _ENDS),
+        *layers,
+        *(Parameter(f"{_FURTHER}.{ours}.scale", (f"{LAYER}.{theirs}.weight",), SAME) for ours, theirs in norms.items()),
+        Parameter(_PROJECTION, (f"{LAYER}.eh_proj.weight",), TRANSPOSED),
+        *(replace(of, path=of.path.replace("layers.", f"{_FURTHER}.block.", 1)) for of in layers),
+    )
+
+
+_LAST_FACTOR = 0.1  # of the published model's further token at the end of its training: section 4.2
+
+
+def _read_further(theirs: Mapping[str, Any], names: Collection[str], where: str) -> dict[str, Any]:
+    """The module, where config.json counts one and files have it; transformers writes its number, and not itself."""
+    num = theirs.get("num_nextn_predict_layers") or 0
+    if not num or f"{LAYER}.eh_proj.weight".format(layer=theirs.get("num_hidden_layers", 61)) not in names:
+        return {}
+    if num != 1:
+        raise not_supported(where, "num_nextn_predict_layers", num, (0, 1))
+    return {"mtp_factor": _LAST_FACTOR}
 
 
 def _read(theirs: Mapping[str, Any], where: str, *, num_heads: int, scores: str) -> dict[str, Any]:
@@ -139,8 +173,7 @@ def _write_v2(config: DeepseekConfig) -> dict[str, Any]:
 
 
 def _write_v3(config: DeepseekConfig) -> dict[str, Any]:
-    # No module that predicts a further token is among the tensors.
-    return {**_write(config), "num_nextn_predict_layers": 0, "rope_interleave": True}
+    return {**_write(config), "num_nextn_predict_layers": int(config.mtp_factor > 0), "rope_interleave": True}
 
 
 _SUPPORTED = {
@@ -181,7 +214,7 @@ DEEPSEEK_V2 = replace(
     name="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
     family="deepseek_v3",
-    parameters=_parameters(),
+    parameters=(*_ENDS, *_parameters()),
     fields=(
         *_fields(
             32,
@@ -213,8 +246,8 @@ DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     name="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
-    parameters=_parameters(
-        Parameter("layers.experts.load_bias", (f"{_MLP}.gate.e_score_correction_bias",), SAME),
+    parameters=_with_further(
+        _parameters(Parameter("layers.experts.load_bias", (f"{_MLP}.gate.e_score_correction_bias",), SAME))
     ),
     fields=(
         *_fields(
@@ -243,7 +276,8 @@ DEEPSEEK_V3 = replace(
     },
     longest=Field("seq_len", "max_position_embeddings", 4096),
     read=partial(_read, num_heads=128, scores="sigmoid"),
+    read_names=_read_further,
     write=_write_v3,
-    buffers=(*BUFFERS, r"model\.layers\.61\..+"),
+    buffers=(*BUFFERS, r"model\.layers\.{layer}\..+"),
     heads_divide_hidden=False,
 )

@@ -8,7 +8,7 @@ an `Architecture` has all of a class. Transforms only move numbers, so both ways
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,14 +125,16 @@ class Parameter:
     """One parameter of ours, and the tensors of theirs that hold it."""
 
     path: str  # path of our parameter, as "layers.attention.norm.scale"; a model without this parameter skips it
-    # Names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer; one name
-    # with {expert} stands for those of all experts.
+    # Names of their tensors, one for each tensor of the transform, with {layer} for the index of the layer, which of a
+    # parameter of no layer is that after the last; one name with {expert} stands for those of all experts.
     names: tuple[str, ...]
     transform: Transform
     # Another name for the same numbers; a file with tied embeddings may have any of the names.
     also: tuple[str, ...] = ()
     # A name that holds the same numbers if embeddings are tied, and other numbers if they are not.
     also_tied: tuple[str, ...] = ()
+    # (path, names): further names for the same numbers in a model that has the parameter of that path.
+    also_with: tuple[str, tuple[str, ...]] = ("", ())
 
     def names_of(self, num_tensors: int) -> tuple[str, ...]:
         """The names of `num_tensors` tensors of one layer."""
@@ -156,7 +158,10 @@ class Architecture:
     read: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda theirs, where: {}
     # Our config -> the fields of theirs that `fields` cannot express, and those that never vary.
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
-    buffers: tuple[str, ...] = ()  # patterns for names of tensors that are no parameters; they are left out
+    # Patterns for names of tensors that are no parameters and left out, with {layer} for the layer after the last.
+    buffers: tuple[str, ...] = ()
+    # (their config, names of the tensors in files, where) -> fields of ours that follow from what files have.
+    read_names: Callable[[Mapping[str, Any], Collection[str], str], dict[str, Any]] = lambda theirs, names, where: {}
     prefix: str = ""  # prefix of tensor names, which some files omit
     heads_divide_hidden: bool = False  # whether transformers refuses another number of heads
 

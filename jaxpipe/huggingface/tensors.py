@@ -178,13 +178,15 @@ class TensorMap:
 
     def _tensor(self, parameter: Parameter, name: str, layer: int | None, shape: tuple[int, ...]) -> Tensor:
         is_tied = self._config.tie_embeddings
-        same = (name, *parameter.also)
+        path, names_with = parameter.also_with
+        same = (name, *parameter.also, *(names_with if path in self.shapes else ()))
         # transformers writes tied tensors once, under the first name.
         of_file, of_new_file = ((*same, *parameter.also_tied), (name,)) if is_tied else (same, same)
         prefix = "" if self._has_prefix else self.architecture.prefix
 
         def completed(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(candidate.format(layer=layer).removeprefix(prefix) for candidate in names)
+            place = self._config.num_layers if layer is None else layer
+            return tuple(candidate.format(layer=place).removeprefix(prefix) for candidate in names)
 
         names = completed(of_file)
         # Tied embeddings stand in files once or twice.
@@ -192,7 +194,9 @@ class TensorMap:
         return Tensor(names, there or completed(of_new_file), shape)
 
     def _is_buffer(self, name: str) -> bool:
-        return any(re.fullmatch(pattern, name) for pattern in self.architecture.buffers)
+        after_last = str(self._config.num_layers)
+        patterns = (pattern.replace("{layer}", after_last) for pattern in self.architecture.buffers)
+        return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _read(files: Files, tensor: Tensor, *, where: str) -> np.ndarray:

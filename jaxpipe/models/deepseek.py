@@ -7,7 +7,6 @@ in transformers, models/deepseek_v2 and models/deepseek_v3.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -19,6 +18,8 @@ from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.block import Block, FeedForward
+from jaxpipe.models.deepseek_checks import check_deepseek, check_deepseek_fields
+from jaxpipe.models.embedding_and_head import Head
 from jaxpipe.models.experts import Experts
 from jaxpipe.models.family import Family
 from jaxpipe.models.latent_attention import HeadSizes, LatentAttention
@@ -29,9 +30,9 @@ from jaxpipe.models.lora import (
     Lora,  # noqa: F401 - the reference evaluates the inherited annotations in this module
 )
 from jaxpipe.models.mixture import MIXTRAL, MixtureConfig
+from jaxpipe.models.multi_token import FurtherToken, further_losses, num_further_losses
 from jaxpipe.models.rotary import (
     RotaryScaling,  # noqa: F401 - likewise
-    check_rotary_scaling,
     frequencies,
     rotate,
     with_rotary_scaling,
@@ -54,6 +55,7 @@ class DeepseekConfig(MixtureConfig):
         plain_size, rotary_size, value_size, latent_size, query_latent_size: see `jaxpipe.models.latent_attention`.
         scores, num_groups, groups_per_token, weight_scale: see `jaxpipe.models.routing.Routing`.
         score_mscale: scores are multiplied by the square of 0.1 x it x ln(rope_scaling.factor) + 1; 0.0: they are not.
+        mtp_factor: of the loss of a module that predicts a further token (`jaxpipe.models.multi_token`); 0.0: none.
 
     Raises:
         ConfigError: the sizes and choices do not fit together.
@@ -72,53 +74,12 @@ class DeepseekConfig(MixtureConfig):
     groups_per_token: int = 1
     weight_scale: float = 1.0
     score_mscale: float = 0.0
+    mtp_factor: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the sizes and choices do not fit together."""
         super().__post_init__()
-        if self.attention == "cudnn":
-            raise ConfigError(
-                "model.attention='cudnn' with latent attention",
-                rule="attention-latent: values have another size than queries and keys, which 'xla' and 'chunked' take",
-                repair="set model.attention='chunked', which saves the same for backward",
-            )
-        self._check_dense()
-        self._check_groups()
-        has_bias = self.bias_rate > 0
-        if has_bias != (self.scores == "sigmoid"):
-            raise ConfigError(
-                f"model.bias_rate={self.bias_rate} with model.scores={self.scores!r}",
-                rule="router-bias: experts have a bias where scores are sigmoids, as in DeepSeek-V3, and none where"
-                " they are a softmax, as in DeepSeek-V2",
-                repair="set model.bias_rate=" + ("0.0" if has_bias else "0.001; 1e-9 leaves the biases as they are"),
-            )
-
-    def _check_dense(self) -> None:
-        if not 0 <= self.num_dense < self.num_layers:
-            raise ConfigError(
-                f"model.num_dense={self.num_dense} of model.num_layers={self.num_layers}",
-                rule="dense-layers: first layers without experts are fewer than all",
-                repair=f"set model.num_dense={min(max(self.num_dense, 0), self.num_layers - 1)}, or for a model without"
-                " experts model.family='llama'",
-            )
-
-    def _check_groups(self) -> None:
-        size, rest = divmod(self.num_experts, self.num_groups)
-        # A group's score is the sum of two experts' where there is a bias.
-        is_right = not rest and (self.num_groups == 1 or size >= 2)
-        if not is_right or not 1 <= self.groups_per_token <= self.num_groups:
-            raise ConfigError(
-                f"model.groups_per_token={self.groups_per_token} of model.num_groups={self.num_groups} groups of"
-                f" model.num_experts={self.num_experts}",
-                rule="expert-groups: groups have equally many experts, two or more, and a token chooses from 1 to all",
-                repair="set model.num_groups=1 and model.groups_per_token=1, or numbers that fit",
-            )
-        if self.experts_per_token > self.groups_per_token * size:
-            raise ConfigError(
-                f"model.experts_per_token={self.experts_per_token} of {self.groups_per_token} groups of {size} experts",
-                rule="chosen-experts: the groups that a token chooses have as many experts as it goes to",
-                repair=f"set model.experts_per_token={self.groups_per_token * size} or less",
-            )
+        check_deepseek(self)
 
     def _check_pairs(self) -> None:
         if self.rotary_size % 2:
@@ -180,6 +141,43 @@ class DeepseekConfig(MixtureConfig):
         """What scores are multiplied by, beside the root of the size of a query."""
         factor = self.rope_scaling.factor if self.rope_scaling else 1.0
         return (0.1 * self.score_mscale * math.log(max(factor, 1.0)) + 1.0) ** 2
+
+    @property
+    def layer_of_head(self) -> DeepseekConfig | None:
+        """Of a model whose every layer is as the one that the head has; None: it has none."""
+        return replace(self.kinds[0], mtp_factor=0.0) if self.mtp_factor else None
+
+    def num_losses(self, batch: dict[str, Any]) -> Any:
+        """As of any mixture, and of a further token: the number to predict, and of tokens that have a next one."""
+        return super().num_losses(batch) | num_further_losses(batch, self.further_losses)
+
+    @property
+    def further_losses(self) -> tuple[str, ...]:
+        """The names of what the head loses and measures of a further token."""
+        return further_losses((*self.routing.losses, *self.routing.measures)) if self.mtp_factor else ()
+
+    def new_head(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
+        """Final norm and loss, and those of a further token."""
+
+        def further() -> nnx.Module:
+            return FurtherToken(
+                (self._new_norm(), self._new_norm(), self._new_norm()),
+                self.new_block(tensor, rngs),
+                hidden=self.hidden,
+                factor=self.mtp_factor,
+                num_layers=self.num_layers - self.num_dense,
+                tensor=tensor,
+                rngs=rngs,
+            )
+
+        return Head(
+            self._new_norm(),
+            self.anatomy,
+            tie_embeddings=self.tie_embeddings,
+            further=further if self.mtp_factor else None,
+            tensor=tensor,
+            rngs=rngs,
+        )
 
     def new_block(self, tensor: TensorAxis, rngs: nnx.Rngs) -> nnx.Module:
         """One layer; initial kernels as GPT's."""
@@ -279,18 +277,6 @@ _NOT_OF_LATENTS = (
 )
 
 
-def _check_fields(fields: Mapping[str, Any], seq_len: int) -> None:
-    check_rotary_scaling(fields, seq_len)
-    scaling, factor = (fields[f"rope_scaling{ending}"] for ending in ("", "_factor"))
-    if fields["score_mscale"] and (scaling != "yarn" or factor == 1.0):
-        raise ConfigError(
-            f"model.score_mscale={fields['score_mscale']} with model.rope_scaling={scaling!r},"
-            f" model.rope_scaling_factor={factor}",
-            rule="score-mscale: it is of 'yarn', and has no effect with a factor of 1.0",
-            repair="set model.score_mscale=0.0, or model.rope_scaling='yarn' and a factor above 1.0",
-        )
-
-
 DEEPSEEK_V3 = Family(
     name="deepseek_v3",
     fields={
@@ -307,6 +293,7 @@ DEEPSEEK_V3 = Family(
         "num_groups": 1,  # of experts; a token chooses groups first,
         "groups_per_token": 1,  # so many, and then experts of these
         "weight_scale": 1.0,  # factor of the weights of a token's experts
+        "mtp_factor": 0.0,  # of the loss of a module that predicts a further token, as 0.3; 0.0: there is none
         "score_mscale": 0.0,  # of yarn: attention's scores grow by (0.1 x it x ln(factor) + 1) squared; 0.0: not
         "balance_loss": 0.0,
         "bias_rate": 0.001,
@@ -314,6 +301,6 @@ DEEPSEEK_V3 = Family(
     words={"query_latent_size": "none"},
     choices={**MIXTRAL.choices, "scores": SCORES},
     build=lambda fields, seq_len: DeepseekConfig(num_kv_heads=fields["num_heads"], **with_rotary_scaling(fields)),
-    check=_check_fields,
+    check=check_deepseek_fields,
     example="configs/deepseek_v2_lite.py",
 )

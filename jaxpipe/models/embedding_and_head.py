@@ -8,6 +8,7 @@ embedding has the lookup apart from the rest, the head ends before the logits. L
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -107,7 +108,11 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Final norm, and the logits' kernel; with tied embeddings it has none, and logits use the token table."""
+    """Final norm, and the logits' kernel; with tied embeddings it has none, and logits use the token table.
+
+    Args:
+        further: what predicts a further token, a `jaxpipe.models.multi_token.FurtherToken`; None: nothing does.
+    """
 
     def __init__(
         self,
@@ -115,6 +120,7 @@ class Head(nnx.Module):
         anatomy: Anatomy,
         *,
         tie_embeddings: bool,
+        further: Callable[[], nnx.Module] | None = None,
         tensor: TensorAxis,
         rngs: nnx.Rngs,
     ):
@@ -123,11 +129,20 @@ class Head(nnx.Module):
         self.tensor = tensor
         if not tie_embeddings:
             self.kernel = new_token_table(anatomy, rngs)
+        if further:
+            self.further = further()
 
-    def features(self, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, dict[str, Any]]:
-        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses."""
-        del microbatch
-        return self.tensor.gather(self.norm.apply(x, self.norm.arrays()), 1), {}
+    def features(self, x: jax.Array, microbatch: Microbatch, *ahead: jax.Array) -> tuple[Any, dict[str, Any]]:
+        """The gathered stream "batch seq hidden" that the kernel multiplies, and no further losses.
+
+        With the rows of the next tokens, `ahead`, also that of a further token, and the losses of its block.
+        """
+        normed = self.norm.apply(x, self.norm.arrays())
+        features = self.tensor.gather(normed, 1)
+        if not ahead:
+            return features, {}
+        further, losses = self.further(normed, *ahead, microbatch)
+        return (features, further), losses
 
     def own_targets(self, targets: jax.Array) -> jax.Array:
         """Those of `targets` "batch seq" that this device's features predict, where `context` splits sequences."""
@@ -138,10 +153,9 @@ class Head(nnx.Module):
         del num_targets
         return self.tensor.context.whole(x, 1)
 
-    def losses(self, words: jax.Array, others: dict[str, Any]) -> jax.Array:
-        """The result of the model's head from the sum of the words' losses, which is all."""
-        del others
-        return words
+    def losses(self, words: Any, others: dict[str, Any]) -> Any:
+        """The result of the model's head from the words' losses; there are others where these are several."""
+        return {**words, **others} if isinstance(words, dict) else words
 
     def logits(self, x: jax.Array, token_table: jax.Array | None) -> jax.Array:
         """The logits "batch seq vocab" of `x` "batch seq hidden", float32, on one device."""

@@ -17,8 +17,8 @@ import jax
 from jaxpipe.mesh import Randomness, only_on_the_first
 from jaxpipe.models.cross_entropy import Statistics
 from jaxpipe.models.embedding_and_head import Microbatch
+from jaxpipe.models.model_head import ModelHead
 from jaxpipe.models.parameters import Params
-from jaxpipe.models.sequence_parts import Rows
 from jaxpipe.models.token_values import TokenValues
 from jaxpipe.models.vocabulary_over_pipe import softmax_of_part, values_of_parts
 
@@ -31,6 +31,10 @@ class EndsOverPipe:
     """The ends of a `LanguageModel`, which has this module's functions of its own for whole ones."""
 
     model: Any
+
+    @property
+    def _head(self) -> ModelHead:
+        return self.model.model_head
 
     def embed_backward(
         self, shared: Params, microbatch: Microbatch, random: Randomness | None, dx: jax.Array, sums: Params
@@ -51,8 +55,8 @@ class EndsOverPipe:
 
     def head_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> tuple[jax.Array, HeadStatistics]:
         """The exponentials of this device's logits, kept for `head_gradients`, and their statistics."""
-        features, others = self.model._features(microbatch)(shared["head"], x)
-        kept, words = self.model.loss.part(features, self._rows(shared, microbatch), self.model._vocabulary(shared))
+        features, others = self._head.features(microbatch)(shared["head"], x)
+        kept, words = self.model.loss.part(features, self._head.rows(shared, microbatch), self._head.vocabulary(shared))
         return kept, (words, others)
 
     def head_losses(self, shared: Params, statistics: HeadStatistics, microbatch: Microbatch) -> Any:
@@ -60,19 +64,19 @@ class EndsOverPipe:
         of_words, of_others = statistics
         # Alike on all devices, so the first one's is the loss.
         others = jax.tree.map(lambda of_devices: of_devices[0], of_others)
-        words = self.model.loss.of_parts(of_words, self._rows(shared, microbatch))
-        return self.model._module("head", shared["head"]).losses(words, others)
+        words = self.model.loss.of_parts(of_words, self._head.rows(shared, microbatch))
+        return self._head.module(shared["head"]).losses(words, others)
 
     def value_statistics(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Statistics:
         """The statistics of this device's logits that `head_values` needs."""
-        features, _ = self.model._features(microbatch)(shared["head"], x)
-        targets = self._rows(shared, microbatch).targets
+        features, _ = self._head.features(microbatch)(shared["head"], x)
+        targets = self._head.rows(shared, microbatch).targets
         # The exponentials are for gradients; XLA leaves them out.
-        return softmax_of_part(features, targets, self.model._vocabulary(shared), entropies=True)[1]
+        return softmax_of_part(features, targets, self._head.vocabulary(shared), entropies=True)[1]
 
     def head_values(self, shared: Params, statistics: Statistics, microbatch: Microbatch) -> TokenValues:
         """The values of the targets from `value_statistics` of all devices."""
-        rows = self._rows(shared, microbatch)
+        rows = self._head.rows(shared, microbatch)
         return rows.whole(values_of_parts(statistics, rows.targets))
 
     def head_gradients(
@@ -87,21 +91,18 @@ class EndsOverPipe:
     ) -> tuple[jax.Array, Params]:
         """This device's term of the gradient of `x`, and `sums` with its terms of the others added."""
         # Computed again, not kept from S: residuals of all microbatches between S and T would stay in memory.
-        (features, others), vjp = jax.vjp(self.model._features(microbatch), shared["head"], x)
-        head = self.model._module("head", shared["head"])
-        words_scale, others_scale = self.model._scales(head, microbatch, others, scale)
+        (features, others), vjp = jax.vjp(self._head.features(microbatch), shared["head"], x)
+        head = self._head.module(shared["head"])
+        words_scale, others_scale = self._head.scales(head, microbatch, others, scale)
         d_features, of_words = self.model.loss.backward_of_part(
             features,
-            self._rows(shared, microbatch),
-            self.model._vocabulary(shared),
+            self._head.rows(shared, microbatch),
+            self._head.vocabulary(shared),
             kept=kept,
             parts=statistics[0],
             scale=words_scale,
-            sums=self.model._words_sums(sums),
+            sums=self._head.words_sums(sums),
         )
         # The others' gradient from one device, since `pipe` sums the terms of all.
         d_params, dx = vjp((d_features, only_on_the_first(others_scale, "pipe")))
-        return dx, self.model._with_head(sums, d_params, of_words)
-
-    def _rows(self, shared: Params, microbatch: Microbatch) -> Rows:
-        return Rows.of(microbatch, self.model._module("head", shared["head"]), self.model.sharing.context)
+        return dx, self._head.with_head(sums, d_params, of_words)

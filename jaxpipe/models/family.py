@@ -27,6 +27,8 @@ class ModelConfig(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     # With layers of several kinds, which have parameters of the same shapes, it has `kinds`, a config of each that
     # builds its block, and `pattern`, a `jaxpipe.layer_kinds.Pattern`; its own `new_block` is that of kind 0.
+    # With a head that has a layer of its own, as for a further token, it has `layer_of_head`, a config of a model of
+    # such layers, and `further_losses`, the names of losses that count in training alone.
     # A ClassVar `splits_sequences = True` says that its modules know `TensorAxis.context`: the embedding cuts out its
     # tokens, blocks attend over it as `SelfAttention`, and the head, as `Head`, says which targets it predicts.
 

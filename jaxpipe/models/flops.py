@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpipe.models.anatomy import Anatomy, MatmulSizes
 from jaxpipe.models.family import ModelConfig
-from jaxpipe.models.kinds import kinds_of, pattern_of
+from jaxpipe.models.kinds import kinds_of, layer_of_head, pattern_of
 
 PASSES = 3  # forward; backward has two matmuls for each of its matmuls
 PASSES_OF_FROZEN = 2  # of a kernel without a gradient
@@ -25,6 +25,7 @@ def model_flops(config: ModelConfig, *, seq_len: int, num_predicted: int | None 
     * With experts, k counts the matmuls of the experts that a token goes through, and the router adds h x experts.
     * Latent attention has matmuls of its own in place of h d (2 a + 2 g), and values of another size in n a d; layers
       of several kinds count with their mean.
+    * A head that predicts a further token has a layer more, a product of twice the stream, and logits once more.
     * p: positions whose tokens are predicted, s for a causal model. BERT predicts `num_predicted` of a sequence, and
       its head has more matmuls, e: p h h of the transform and, with the sentence order, h h + 2 h of pooler and order.
 
@@ -78,6 +79,10 @@ def _multiplications(config: ModelConfig, seq_len: int, num_predicted: int | Non
     layer = sum(of_layers) // len(of_layers) + _of_scores(config, seq_len)
     # `vocab_size`, not `num_rows`: rows that only fill the table up for its split are no work of the model.
     head = num_predicted * (h * anatomy.vocab_size + _size(anatomy.head_matmuls)) + _size(anatomy.sequence_matmuls)
+    further = layer_of_head(config)
+    if further:
+        of_layer = _of_matrices(further.anatomy) + _of_scores(further, seq_len)
+        head += seq_len * (of_layer + 2 * h * h + h * anatomy.vocab_size)
     return seq_len * layer, head
 
 

@@ -19,6 +19,11 @@ def kinds_of(config: ModelConfig) -> tuple[ModelConfig, ...]:
     return getattr(config, "kinds", (config,))
 
 
+def layer_of_head(config: ModelConfig) -> ModelConfig | None:
+    """Config of a model whose every layer is as the one that the head has of its own; None: it has none."""
+    return getattr(config, "layer_of_head", None)
+
+
 def pattern_of(config: ModelConfig) -> Pattern:
     """The kind of each layer."""
     return getattr(config, "pattern", ONE_KIND)

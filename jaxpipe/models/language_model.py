@@ -20,7 +20,6 @@ from flax import nnx
 from jaxpipe.layer_kinds import Pattern
 from jaxpipe.mesh import Randomness, TensorAxis, added, only_on_the_first, with_losses
 from jaxpipe.models.attention import Cache
-from jaxpipe.models.cross_entropy import KernelSums, Vocabulary
 from jaxpipe.models.embedding_and_head import Microbatch
 from jaxpipe.models.ends_over_pipe import EndsOverPipe
 from jaxpipe.models.experts import CHOSEN
@@ -28,10 +27,12 @@ from jaxpipe.models.family import ModelConfig
 from jaxpipe.models.flops import model_flops
 from jaxpipe.models.kinds import kinds_of, of_all_kinds, of_kind, over_layers, pattern_of
 from jaxpipe.models.lora import trained_of
+from jaxpipe.models.model_head import ModelHead
+from jaxpipe.models.multi_token import WORDS, check_further
 from jaxpipe.models.parameters import Params, specs_of, values_of
-from jaxpipe.models.sequence_parts import Rows, check_sequence_parts
+from jaxpipe.models.sequence_parts import check_sequence_parts
 from jaxpipe.models.token_loss import CROSS_ENTROPY, CrossEntropy, TokenLoss
-from jaxpipe.models.token_values import TokenValues, token_values
+from jaxpipe.models.token_values import TokenValues
 
 # Arrays of a microbatch that layers read, int32 "batch seq", if there are any.
 TOKEN_ARRAYS = ("padding_mask", "positions", "is_token")
@@ -117,13 +118,19 @@ class LanguageModel:
         return tuple(model.layer for model in self.of_kinds[1:])
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if the model cannot split sequences as `tensor` says."""
+        """Raises ConfigError if the model cannot be split as `tensor` says, or its head not end in `loss`."""
         check_sequence_parts(self.config, self.tensor)
+        check_further(self.config, self.tensor, of_words=isinstance(self.loss, CrossEntropy))
 
     @cached_property
     def sharing(self) -> TensorAxis:
         """The devices that share each layer, which cut sequences as its queries see keys."""
         return replace(self.tensor, context=replace(self.tensor.context, causal=self.config.anatomy.causal))
+
+    @property
+    def training_losses(self) -> tuple[str, ...]:
+        """The names of losses that evaluation leaves out."""
+        return getattr(self.config, "further_losses", ())
 
     @property
     def num_sequence_parts(self) -> int:
@@ -156,16 +163,11 @@ class LanguageModel:
 
     def head(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> Any:
         """Sum of the losses of the valid targets, float32, in nats; BERT: a dict of such sums."""
-        head = self._module("head", shared["head"])
-        features, others = head.features(x, microbatch)
-        rows = Rows.of(microbatch, head, self.sharing.context)
-        return head.losses(self.loss.sum(features, rows, self._vocabulary(shared)), others)
+        return self.model_head.losses(shared, x, microbatch)
 
     def head_values(self, shared: Params, x: jax.Array, microbatch: Microbatch) -> TokenValues:
         """The values of the targets of whole rows."""
-        rows = Rows.of(microbatch, self._module("head", shared["head"]), self.sharing.context)
-        features, _ = self._features(microbatch)(shared["head"], x)
-        return rows.whole(token_values(features, rows.targets, self._vocabulary(shared)))
+        return self.model_head.values(shared, x, microbatch)
 
     def embed_backward(
         self, shared: Params, microbatch: Microbatch, random: Randomness | None, dx: jax.Array, sums: Params
@@ -197,15 +199,12 @@ class LanguageModel:
             scale: float32, a factor for each loss.
             sums: float32 running sums, like `shared`; that of the logits' kernel is changed in place.
         """
-        head = self._module("head", shared["head"])
-        rows = Rows.of(microbatch, head, self.sharing.context)
-        (features, others), vjp = jax.vjp(self._features(microbatch), shared["head"], x)
-        words_scale, others_scale = self._scales(head, microbatch, others, scale)
-        words, d_features, of_words = self.loss.backward(
-            features, rows, self._vocabulary(shared), scale=words_scale, sums=self._words_sums(sums)
-        )
-        d_params, dx = vjp((d_features, others_scale))
-        return head.losses(words, others), dx, self._with_head(sums, d_params, of_words)
+        return self.model_head.backward(shared, x, microbatch, scale, sums)
+
+    @property
+    def model_head(self) -> ModelHead:
+        """Its head by parts."""
+        return ModelHead(self)
 
     @property
     def over_pipe(self) -> EndsOverPipe | None:
@@ -221,7 +220,7 @@ class LanguageModel:
             Float32 "batch seq vocab"; BERT: {"masked_lm": "batch seq vocab"} and "sentence_order": "batch 2".
         """
         x, _ = self._stream(params, microbatch, None, 0)
-        return self._module("head", params["shared"]["head"]).logits(x, self._token_table(params["shared"]))
+        return self._module("head", params["shared"]["head"]).logits(x, self.model_head.token_table(params["shared"]))
 
     def new_cache(self, params: Params, *, batch: int, size: int) -> Cache | None:
         """A cache of no tokens, for at most `size`; None if blocks have no `following`."""
@@ -258,7 +257,9 @@ class LanguageModel:
         (x, cache), _ = over_layers(self.config, layer, (x, cache), params["layers"])
         # - 1: the last of the new tokens; those after it only fill the row up to a size that is compiled.
         last = jax.lax.dynamic_slice_in_dim(x, num_new - 1, 1, axis=1)
-        logits = self._module("head", params["shared"]["head"]).logits(last, self._token_table(params["shared"]))
+        logits = self._module("head", params["shared"]["head"]).logits(
+            last, self.model_head.token_table(params["shared"])
+        )
         # By the new tokens alone, so that the next call writes over the entries that only filled up.
         return logits[:, 0], replace(cache, num_tokens=cache.num_tokens + num_new, layer=jnp.zeros_like(cache.layer))
 
@@ -270,7 +271,9 @@ class LanguageModel:
         """
         x, losses = self._stream(params, microbatch, random, index)
         words = self.head(params["shared"], x, microbatch)
-        return {"words": words, **losses} if losses else words
+        if not losses:
+            return words
+        return {**(words if isinstance(words, dict) else {WORDS: words}), **losses}
 
     def _stream(
         self, params: Params, microbatch: Microbatch, random: Randomness | None, index: Any
@@ -294,41 +297,6 @@ class LanguageModel:
         (x, _), losses = over_layers(self.config, layer, (x, jnp.zeros((), jnp.int32)), params["layers"])
         # A loss of a layer is a number, added up over layers; a measure of each expert stays apart for each layer.
         return x, jax.tree.map(lambda leaf: jnp.sum(leaf) if leaf.ndim == 1 else leaf, losses)
-
-    def _token_table(self, shared: Params) -> jax.Array | None:
-        return shared["embedding"]["token"] if self.config.tie_embeddings else None
-
-    @property
-    def _kernel_path(self) -> tuple[str, str]:
-        """Where the logits' kernel is among the shared parameters."""
-        return ("embedding", "token") if self.config.tie_embeddings else ("head", "kernel")
-
-    def _vocabulary(self, shared: Params) -> Vocabulary:
-        owner, kernel = self._kernel_path
-        size = self.config.anatomy.vocab_size
-        return Vocabulary(shared[owner][kernel], self.sharing, shared["head"].get("bias"), size)
-
-    def _features(self, microbatch: Microbatch) -> Callable[[Params, jax.Array], tuple[jax.Array, Params]]:
-        """The head up to its logits: (its parameters, the stream) -> (features, other losses)."""
-        return lambda params, x: self._module("head", params).features(x, microbatch)
-
-    def _scales(self, head: Any, microbatch: Microbatch, others: Params, scale: Any) -> tuple[Any, Params]:
-        """The factors of the words' losses and of the others, from those of the head's result."""
-        # `losses` is linear, so its transpose at any point has the factors; zeros are the cheapest.
-        _, vjp = jax.vjp(head.losses, self.loss.zeros(microbatch), others)
-        return vjp(scale)
-
-    def _words_sums(self, sums: Params) -> KernelSums:
-        """The running sums of the gradients of the logits' kernel and bias, among those of the shared parameters."""
-        owner, kernel = self._kernel_path
-        return KernelSums(sums[owner][kernel], sums["head"].get("bias"))
-
-    def _with_head(self, sums: Params, d_params: Params, of_words: KernelSums) -> Params:
-        """`sums` with the gradients of the head's parameters before the logits added, and with those of the logits."""
-        owner, kernel = self._kernel_path
-        bias = {} if of_words.bias is None else {"bias": of_words.bias}
-        sums = {**sums, "head": {**added(sums["head"], d_params), **bias}}
-        return {**sums, owner: {**sums[owner], kernel: of_words.kernel}}
 
     def _new(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
         return getattr(self.config, f"new_{name}")(self.sharing, rngs)

@@ -18,6 +18,7 @@ from jaxpipe.models.anatomy import LOAD_BIAS
 from jaxpipe.models.dispatch import Dispatch, Tiles, dispatch_of
 
 SCORES = ("softmax", "sigmoid")
+EXPERT_LOAD = "expert_load"  # the only measure with a number for each expert
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class Routing:
     @property
     def measures(self) -> tuple[str, ...]:
         """The names of what a layer measures."""
-        names = ("expert_load", "fullest_expert", "emptiest_expert", "router_entropy")
+        names = (EXPERT_LOAD, "fullest_expert", "emptiest_expert", "router_entropy")
         dropped = () if self.capacity_factor is None else ("dropped_choices",)
         bias = (LOAD_BIAS,) if self.has_bias else ()
         return tuple(MEASURED + name for name in (*names, *dropped, *bias))
 
     def zeros(self) -> dict[str, jax.Array]:
         """Zeros like all sums of a layer, of one without experts."""
-        shapes = {MEASURED + "expert_load": (self.num_experts,)}
+        shapes = {MEASURED + EXPERT_LOAD: (self.num_experts,)}
         return {name: jnp.zeros(shapes.get(name, ()), jnp.float32) for name in (*self.losses, *self.measures)}
 
     @property
@@ -165,5 +166,5 @@ class Routing:
             # Padding's choices have no row either, and are no dropped ones.
         }
         # The load stays of each layer; all others are means over layers.
-        measures = {"expert_load": num_tokens * load, **{name: value / num_layers for name, value in measures.items()}}
+        measures = {EXPERT_LOAD: num_tokens * load, **{name: value / num_layers for name, value in measures.items()}}
         return {name: measures[name.removeprefix(MEASURED)] for name in self.measures if name != MEASURED + LOAD_BIAS}

@@ -20,12 +20,13 @@ from jax import lax
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.guards import shared_guards
 from jaxpipe.mesh import PyTree, with_losses
+from jaxpipe.mesh.in_order import after
 from jaxpipe.program import split_backward
 from jaxpipe.program.carry import Row, State, Taken
 from jaxpipe.program.channels import CHANNELS, hanging_mask
 from jaxpipe.program.contract import Losses
 from jaxpipe.program.device import Action, DeviceStep, Walk
-from jaxpipe.program.in_place import after, cond_in_place, guarded_index
+from jaxpipe.program.in_place import cond_in_place, guarded_index
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.running_sums import add_of_layer
 from jaxpipe.program.side_by_side import side_by_side

@@ -13,9 +13,10 @@ from jax import lax
 from jaxpipe.layer_kinds import Kinds
 from jaxpipe.lowering.layer_loops import layer_loops
 from jaxpipe.mesh import PyTree, Randomness
+from jaxpipe.mesh.in_order import after, ordered_after
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.contract import Losses, StageFunctions
-from jaxpipe.program.in_place import after, cond_in_place, guarded_index, ordered_after
+from jaxpipe.program.in_place import cond_in_place, guarded_index
 from jaxpipe.program.jaxprs import InStack, Summand
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.partition import Part

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpipe.cluster.axes import LOSS_AXES
 from jaxpipe.mesh import PyTree, on_devices
 from jaxpipe.mesh.collectives import sum_over
-from jaxpipe.program.in_place import after, ordered_after
+from jaxpipe.mesh.in_order import after, ordered_after
 from jaxpipe.program.partition import WHOLE, Part, Piece
 from jaxpipe.program.stacked import Index, slice_at
 

@@ -18,13 +18,14 @@ from jax import lax
 
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.turns import Place, Turns, light_types, turns_of
+from jaxpipe.mesh.in_order import after
 from jaxpipe.program import actions
 from jaxpipe.program.carry import Carry, Row
 from jaxpipe.program.channel import Channel, with_part
 from jaxpipe.program.channels import channels_of
 from jaxpipe.program.channels.messages import Messages, Waiting
 from jaxpipe.program.device import DeviceStep
-from jaxpipe.program.in_place import after, cond_in_place, of_round, once
+from jaxpipe.program.in_place import cond_in_place, of_round, once
 
 END = -1  # stands behind the type of the last round, so that no loop goes on
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpipe.program.in_place import after, ordered_after
+from jaxpipe.mesh.in_order import after, ordered_after
 from jaxpipe.program.jaxprs import Values, read, run, unread
 from jaxpipe.program.primitives import COLLECTIVES
 from jaxpipe.program.split_vjp.cut import is_product

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.mesh import PyTree
+from jaxpipe.mesh.in_order import after
 from jaxpipe.program.dtypes import cast_copy
-from jaxpipe.program.in_place import after
 from jaxpipe.program.partition import WHOLE, Part, Piece
 from jaxpipe.program.shapes import StepShapes, layer_form
 from jaxpipe.program.stacked import Index, empty, slice_at, with_slice

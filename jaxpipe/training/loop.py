@@ -213,13 +213,15 @@ def heldout_losses(
 
     Returns:
         "eval_loss" and, if there are several kinds of loss, the mean of each; empty if there are no batches. A mean of
-        no terms is left out, as is what is measured in every layer.
+        no terms is left out, as is what is measured in every layer, and losses that the model has in training alone.
     """
     sums = []
     nums = []
     for batch in setup.task.heldout_batches.first(num_batches):
         losses = eval_step(params, put_batch(setup.pipeline, batch))
         num = setup.task.model.num_losses(batch)
+        for name in getattr(setup.task.model, "training_losses", ()):
+            del losses[name], num[name]
         sums.append(losses)
         # One number counts for all kinds of loss; a tree has a number for each.
         nums.append(jax.tree.map(lambda _, num=num: num, losses) if jax.tree.structure(num) == _NUMBER else num)

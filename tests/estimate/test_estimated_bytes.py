@@ -138,6 +138,14 @@ def test_bytes_with_other_microbatch_sizes_are_those_that_experiment_005_compile
         # Stacks of each kind of layers: 3 dense ones and 1 with experts on the first stage.
         ("deepseek_v3", "1f1b", (2, 2, 2), {"model.num_dense": 3, "model.dtype": "bfloat16"}),
         pytest.param("deepseek_v3", "bpipe", (1, 4, 1), {"model.num_dense": 3}, marks=pytest.mark.ci),
+        # A layer of the head's own, on every device of `pipe`, whose experts are split.
+        pytest.param(
+            "deepseek_v3",
+            "1f1b",
+            (2, 2, 1),
+            {"model.mtp_factor": 0.3, "model.dtype": "bfloat16", "mesh.expert": 2, "data.batch_size": 32},
+            marks=pytest.mark.ci,
+        ),
         pytest.param("deepseek_v3", "bitpipe", (2, 2, 1), {"model.query_latent_size": "96"}, marks=pytest.mark.ci),
         pytest.param(
             "deepseek_v3",
@@ -159,7 +167,7 @@ def test_what_is_held_is_what_the_program_says(family, schedule, mesh, changes):
     config.pipeline.num_microbatches, config.data.batch_size, config.data.seq_len = 8, 16, 64
     config.update_from_flattened_dict(changes)
     check(config)
-    model, pipeline = build_pipeline(resolve(config), jax.devices()[: math.prod(mesh)])
+    model, pipeline = build_pipeline(resolve(config), jax.devices()[: math.prod(mesh) * config.mesh.expert])
     optimizer, step = optimizer_and_step(resolve(config), model, pipeline)
     state = step.between_calls(state_like(model, pipeline, optimizer, step.init))
     batch = jax.tree.map(

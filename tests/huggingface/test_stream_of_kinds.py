@@ -15,6 +15,7 @@ from jaxpipe.program import Pipeline, StageFunctions
 from jaxpipe.schedules import build
 
 SIZES = {"num_layers": 5, "hidden": 32, "num_heads": 2, "num_dense": 2, "dense_width": 48, "feed_forward": 16}
+SIZES |= {"mtp_factor": 0.3}  # a layer of the head's own, whose experts are split too
 
 
 @pytest.mark.ci
@@ -37,5 +38,6 @@ def test_tensors_of_both_kinds_are_those_of_the_file_export():
     for bucket in stream(staged, pipeline, config, bucket_bytes=4096, to="host"):
         found |= {name: np.array(array) for name, array in bucket.tensors}
     assert found.keys() == wanted.keys()
+    assert "model.layers.5.shared_head.head.weight" in found
     for name, array in found.items():
         np.testing.assert_array_equal(array, wanted[name])

@@ -76,6 +76,17 @@ def test_a_config_is_legal_and_says_what_to_expect(name):
     assert f"--config=configs/{name}.py" in text
 
 
+def test_the_module_of_a_further_token_has_the_published_parameters():
+    """README_WEIGHTS.md of DeepSeek-V3 says 11.5 billion beside those that it shares with the model."""
+    config = load("deepseek_v3")
+    config.model.mtp_factor = 0.3
+    shapes = jax.eval_shape(LanguageModel(model_config(config)).init, jax.random.key(0))
+    of_module = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["shared"]["head"]["further"]))
+    assert of_module == pytest.approx(11.5e9, rel=0.01)
+    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    assert total == MIXTURE_PARAMETERS["deepseek_v3"][0] + of_module
+
+
 def test_every_preset_is_counted():
     others = {"quickstart", "quickstart_bert", "quickstart_moe", "bench_cpu", "bench_cpu_bert"}
     others |= {"bench_cpu_llama", "bench_cpu_moe"}

@@ -114,6 +114,28 @@ def test_a_mistyped_field_names_the_closest():
         ),
         ({"family": "deepseek_v3", "model__scores": "softmax"}, ["router-bias", "model.bias_rate=0.0"]),
         ({"family": "deepseek_v3", "model__bias_rate": 0.0}, ["router-bias", "model.bias_rate=0.001"]),
+        (
+            {"family": "deepseek_v3", "model__mtp_factor": 0.3, "pipeline__vocab_over_pipe": "true"},
+            ["further-token", "set pipeline.vocab_over_pipe=false"],
+        ),
+        (
+            {
+                "family": "deepseek_v3",
+                "model__mtp_factor": 0.3,
+                "model__num_dense": 0,
+                "pipeline__schedule": "pipedream_2bw",
+            },
+            ["further-token", "without flush", "set pipeline.schedule='1f1b'"],
+        ),
+        (
+            {
+                "family": "deepseek_v3",
+                "model__mtp_factor": 0.3,
+                "model__scores": "softmax",
+                "model__bias_rate": 0.0,
+            },
+            ["rule mtp", "model.scores='sigmoid'"],
+        ),
         ({"family": "deepseek_v3", "model__rotary_size": 33}, ["rotary-pairs", "model.rotary_size=34"]),
         ({"family": "deepseek_v3", "model__score_mscale": 1.0}, ["score-mscale", "model.score_mscale=0.0"]),
         (

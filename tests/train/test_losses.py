@@ -40,11 +40,14 @@ def test_held_out_means_weigh_every_term_alike(num_words, num_sequences, expecte
     more = num_words > 0
     sums = [{"words": 6.0 * more, "order": 0.0}, {"words": 4.0 * more, "order": 1.5 * num_sequences}]
     nums = [{"words": num_words, "order": 0}, {"words": int(more), "order": num_sequences}]
+    # Losses of training alone are left out, and with them their terms.
+    for each, value in ((sums, 7.0), (nums, 3)):
+        each[:] = [of | {"mtp": value} for of in each]
     monkeypatch.setattr(loop, "put_batch", lambda _, batch: batch)
     setup: Any = SimpleNamespace(
         pipeline=None,
         task=SimpleNamespace(
-            model=SimpleNamespace(num_losses=nums.__getitem__),
+            model=SimpleNamespace(num_losses=nums.__getitem__, training_losses=("mtp",)),
             heldout_batches=SimpleNamespace(first=lambda num_batches: range(num_batches)),
         ),
     )

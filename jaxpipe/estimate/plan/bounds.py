@@ -19,6 +19,7 @@ from jaxpipe.estimate.plan.least_work import least_backward_s
 from jaxpipe.estimate.plan.sharing import sharing_more
 from jaxpipe.estimate.plan.space import Variant, has_delays, legal_placement, splits_backwards, takes_times
 from jaxpipe.estimate.setting import placement_of
+from jaxpipe.estimate.split_head import can_split_vocabulary
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.step_collectives import StepCollectives
 from jaxpipe.estimate.traced import traced_layer
@@ -134,7 +135,7 @@ def least_by_few_s(setting: Setting, source: TimeSource) -> float:
 
 def may_fit(group: Setting) -> bool:
     """Whether the parameters of `group` alone, with one stage a device, fit: no schedule has fewer."""
-    split = replace(group, vocab_over_pipe=group.pipe > 1 and group.can_split_vocabulary)
+    split = replace(group, vocab_over_pipe=group.pipe > 1 and can_split_vocabulary(group))
     # The layers in flight may be more than what a short stage shares.
     settings = [setting for least in (group, split) for setting in (least, *sharing_more(least))]
     of = [parameter_bytes(setting, chunks=1, replicas=1) for setting in settings]

@@ -22,8 +22,10 @@ from jaxpipe.errors import ConfigError, ScheduleError
 from jaxpipe.estimate import Setting, setting_of
 from jaxpipe.estimate.kinds import kinds_in
 from jaxpipe.estimate.plan.meshes import Legal, legal_sizes, meshes, node_sizes
+from jaxpipe.estimate.split_head import can_split_vocabulary
 from jaxpipe.models.choices import RECOMPUTE
 from jaxpipe.models.given import GivenModel
+from jaxpipe.models.kinds import layer_of_head
 from jaxpipe.schedules import REGISTRY
 from jaxpipe.schedules.methods.option import Options, written_options
 from jaxpipe.schedules.methods.registry import find_method
@@ -101,7 +103,7 @@ def splits_backwards(variant: Variant, pipe: int) -> bool:
 
 def can_split_head(group: Setting, variant: Variant) -> bool:
     """Whether embedding and head of `group` can be split over its pipelines, and this schedule is then timed."""
-    return group.pipe > 1 and group.can_split_vocabulary and _is_timed(variant, group.pipe)
+    return group.pipe > 1 and can_split_vocabulary(group) and _is_timed(variant, group.pipe)
 
 
 @cache
@@ -222,12 +224,12 @@ def on_nodes(space: Space, num_nodes: int) -> Space | None:
 
 def legal_variants(group: Setting) -> tuple[Variant, ...]:
     """The schedules that the pipelines of `group` can run, with options."""
-    has_kinds = len(kinds_in(group)) > 1
+    is_only_with_flush = len(kinds_in(group)) > 1 or layer_of_head(group.model) is not None
     return tuple(
         variant
         for variant in _runnable(variants(), group.pipe, group.num_microbatches, group.model.num_layers)
-        # Without flush layers are of one kind.
-        if not (has_kinds and has_delays(variant, group.pipe))
+        # Without flush layers are of one kind, and the head has none.
+        if not (is_only_with_flush and has_delays(variant, group.pipe))
         # A tied table would have to lie on two devices of one replica.
         and not (find_method(variant.name).has_ends_apart and group.model.tie_embeddings)
     )

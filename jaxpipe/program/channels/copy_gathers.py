@@ -11,10 +11,11 @@ from jax import lax
 
 from jaxpipe.lowering.transfers.copy_gathers import CopyGathers as CopyGathersTransfer
 from jaxpipe.mesh import PyTree
+from jaxpipe.mesh.in_order import after
 from jaxpipe.program.carry import Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
-from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.in_place import guarded_index
 from jaxpipe.program.partition import Piece
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.weight_copies import gathered_layer, room_for_copies, with_gathered

@@ -13,10 +13,11 @@ from jax import lax
 from jaxpipe.lowering import RoundTable
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers as KeptGathersTransfer
 from jaxpipe.mesh import PyTree
+from jaxpipe.mesh.in_order import after
 from jaxpipe.program.carry import Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
-from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.in_place import guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import Index
 from jaxpipe.program.weight_copies import gathered_layer, room_for_copies, with_gathered

@@ -13,13 +13,14 @@ from jax import lax
 from jaxpipe.lowering.transfers.kept_sums import KeptSums as KeptSumsTransfer
 from jaxpipe.lowering.transfers.kept_sums import LeavingSums as LeavingSumsTransfer
 from jaxpipe.mesh import PyTree
+from jaxpipe.mesh.in_order import after
 from jaxpipe.program.carry import Carry, Integers, Row, State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.channels.gradient_shards import GradientShards
 from jaxpipe.program.device import DeviceStep, LayerChannel, Walk
 from jaxpipe.program.device_sums import scattered
 from jaxpipe.program.dtypes import sum_dtype
-from jaxpipe.program.in_place import after, guarded_index
+from jaxpipe.program.in_place import guarded_index
 from jaxpipe.program.shapes import StepShapes
 from jaxpipe.program.stacked import Index, slice_at, with_added, with_slice
 
