@@ -82,9 +82,8 @@ def execute(values: FlagValues) -> None:
     jax.config.update("jax_platforms", "cpu")  # the conversion only moves numbers
     source = str(values["from"].value)
     target = str(values["to"].value)
-    names = ("dtype", "step", "average", "vocab_size", "base")
-    options: dict[str, Any] = {name: values[name].value for name in names}
-    print(convert(source, target, **options))
+    of = values.flag_values_dict()
+    print(convert(source, target, **{name: of[name] for name in ("dtype", "step", "average", "vocab_size", "base")}))
 
 
 def convert(

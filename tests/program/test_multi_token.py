@@ -205,7 +205,7 @@ def test_a_loss_of_ones_own_and_split_sequences_are_refused():
     config = config_of("deepseek_v3", num_layers=4, mtp_factor=FACTOR, attention="chunked")
     with pytest.raises(ConfigError, match="leave loss= out"):
         LanguageModel(config, loss=policy_gradient())
-    with pytest.raises(ConfigError, match="further token with mesh.context=2"):
+    with pytest.raises(ConfigError, match=r"further token with mesh\.context=2"):
         LanguageModel(config, TensorAxis.of(context=2))
 
 
