@@ -94,8 +94,7 @@ class MeshSizes:
         splits_batch=True,
         splits_masters=True,
         takes_rest=True,
-        elsewhere="dp data_parallel data_parallel_size data_parallel_shard_degree dp_shard ici_data_parallelism"
-        " ici_fsdp_parallelism",
+        elsewhere="dp data_parallel data_parallel_size ici_data_parallelism",
     )
     pipe: int = _row(
         "devices of one pipeline",

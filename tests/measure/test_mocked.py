@@ -131,7 +131,7 @@ def test_a_device_alone_computes_what_it_computes_among_all(config, stage, local
     devices = mocked_devices(1, num_devices, platform="cpu")
     alone = compile_mocked(config, devices, gpus_per_node=num_devices, stage=stage)
     assert [device in alone.pipeline.mesh.local_devices for device in devices] == [True] + [False] * (num_devices - 1)
-    place = together.pipeline.mesh.devices[0, stage].reshape(-1)[0]
+    place = together.pipeline.mesh.devices[0, 0, stage].reshape(-1)[0]
     wanted, found = (jax.tree.leaves(results_of(step, config)) for step in (together, alone))
     for expected, part in zip(part_on(place, wanted), part_on(devices[0], found), strict=True):
         np.testing.assert_array_equal(expected, part)

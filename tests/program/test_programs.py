@@ -29,6 +29,7 @@ from jaxpipe.compile.hlo import (
 )
 from jaxpipe.lowering import lower
 from jaxpipe.measure.step_pair import gradient_shapes, pool_shapes
+from jaxpipe.mesh import AXES
 from jaxpipe.program.channels import CHANNELS
 from jaxpipe.program.held_bytes import link_bytes
 from jaxpipe.schedules import build
@@ -95,14 +96,17 @@ def test_loss_and_every_gradient_are_those_of_plain_grad(spec):
     assert max(errors.values()) <= LARGEST_ERROR, errors
 
 
+def by_stage(devices):
+    """[device of `pipe`, all others]."""
+    return np.moveaxis(devices, AXES.index("pipe"), 0).reshape(devices.shape[AXES.index("pipe")], -1)
+
+
 def pairs_by_scope(pipeline, name: str) -> dict[str, set[tuple[int, int]]]:
-    """Of a transfer's pairs of `pipe` devices, by scope the pairs of ids on a data x pipe x tensor mesh."""
-    ids = np.vectorize(lambda device: device.id)(pipeline.mesh.devices)
+    """Of a transfer's pairs of `pipe` devices, by scope the pairs of ids on the mesh."""
+    ids = by_stage(np.vectorize(lambda device: device.id)(pipeline.mesh.devices))
     return {
         CHANNELS[name].scope(round_type, k): {
-            (source, target)
-            for a, b in pairs
-            for source, target in zip(ids[:, a].ravel().tolist(), ids[:, b].ravel().tolist(), strict=True)
+            (source, target) for a, b in pairs for source, target in zip(ids[a].tolist(), ids[b].tolist(), strict=True)
         }
         for round_type, of_round in enumerate(pipeline.table.permutes_of(name))
         for k, pairs in enumerate(of_round)
@@ -148,7 +152,7 @@ def test_bytes_of_a_link_are_those_of_the_compiled_permutes(spec):
     """Each permute carries its operand in every round of its type, on the first index of data and tensor."""
     found = program(spec)
     table, mesh = found.pipeline.table, found.pipeline.mesh
-    ids = {device.id: position for position, device in enumerate(mesh.devices[0, :, 0, 0, 0])}
+    ids = {device.id: position for position, device in enumerate(by_stage(mesh.devices)[:, 0])}
     sent = np.zeros((mesh.shape["pipe"],) * 2, dtype=int)
     for computation in computations(found.text)[0].values():
         for instruction in computation.instructions:

@@ -33,7 +33,7 @@ MESHES = {
 def check_mesh(name: str, order: np.ndarray, processes: list[int]) -> None:
     """Fails where `processes`, which are this one, ask for other rows than they hold, or hold other numbers."""
     order = order.reshape(*order.shape[:2], -1)
-    mesh = Mesh(np.array(jax.devices())[order], ("data", "pipe", "expert"))
+    mesh = Mesh(np.array(jax.devices())[order][None], ("replicate", "data", "pipe", "expert"))
     pipeline = SimpleNamespace(mesh=mesh, batch_sharding=NamedSharding(mesh, PartitionSpec(None, BATCH_AXES)))
     rows = local_rows(pipeline, MICROBATCH_SIZE)
     holders = order.transpose(0, 2, 1).reshape(-1, order.shape[1]) // 2  # [part of a microbatch, pipe] process

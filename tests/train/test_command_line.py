@@ -86,7 +86,7 @@ def test_a_field_of_no_family_names_the_closest_of_both(command):
         ("--config.tensor_model_parallel_size=4", "here it is mesh.tensor"),
         ("--config.optimizer.lr=0.1", "here it is optimizer.learning_rate"),
         ("--config.checkpoint.async=true", "it is not here: files are written in the background always"),
-        ("--micro-batch-size=4", "no flag --micro-batch-size: here it is data.batch_size / (mesh.data x"),
+        ("--micro-batch-size=4", "no flag --micro-batch-size: here it is data.batch_size / (mesh.replicate x"),
         ("--global_batch_size", "no flag --global_batch_size: here it is data.batch_size"),
         ("--config.mesh.slice=2", "no config field 'mesh.slice', in --config.mesh.slice=2.\n"),
         ("--config.class.lambda=2", "no config field 'class.lambda', in --config.class.lambda=2.\n"),

@@ -55,9 +55,10 @@ def _run(num_devices: int, **environment: str) -> subprocess.CompletedProcess:
 
 def test_48_virtual_devices_are_made_by_the_program_itself():
     done = _run(48)
-    assert "('data', 'pipe', 'context', 'expert', 'tensor') (2, 24, 1, 1, 1) 48 virtual CPU devices" in done.stdout, (
-        done.stderr
-    )
+    assert (
+        "('replicate', 'data', 'pipe', 'context', 'expert', 'tensor') (1, 2, 24, 1, 1, 1) 48 virtual CPU devices"
+        in done.stdout
+    ), done.stderr
 
 
 @pytest.mark.ci

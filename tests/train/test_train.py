@@ -22,7 +22,7 @@ def test_a_run_leaves_its_files(trained):
     assert done.returncode == 0, done.stderr
     config = json.loads((workdir / "config.json").read_text())
     assert config["pipeline"]["num_microbatches"] == 3
-    axes = {"data": 2, "pipe": 2, "context": 1, "expert": 1, "tensor": 1}
+    axes = {"replicate": 1, "data": 2, "pipe": 2, "context": 1, "expert": 1, "tensor": 1}
     assert config["mesh"] == {**axes, "platform": "cpu", "order": "auto", "shard": "optimizer"} | {
         "keep_gathered": "none",
         "keep_sums": "none",
