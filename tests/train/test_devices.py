@@ -64,7 +64,7 @@ def test_48_virtual_devices_are_made_by_the_program_itself():
 @pytest.mark.ci
 def test_a_count_that_the_user_set_is_kept_and_checked():
     flag = "--xla_force_host_platform_device_count=4"
-    assert "(2, 2, 1, 1, 1) 4 virtual CPU devices" in _run(4, XLA_FLAGS=flag).stdout
+    assert "(1, 2, 2, 1, 1, 1) 4 virtual CPU devices" in _run(4, XLA_FLAGS=flag).stdout
     refused = _run(8, XLA_FLAGS=flag)
     assert "the mesh needs 8 devices and there are 4 CPU devices" in refused.stderr
 
