@@ -55,7 +55,7 @@ def meshes(base: Setting, legal: Legal, num_gpus: int) -> Iterator[Mesh]:
         for pipe in divisors(num_gpus // num_sharing):
             rest = num_gpus // (num_sharing * pipe)
             in_node = base.topology.gpus_per_node // num_sharing
-            # Without a pipeline devices that share masters may all stand in one node. Those of a pipeline do.
+            # Without a pipeline each node may have all masters. A pipeline's copies stand in several nodes.
             numbers = (rest, in_node) if pipe == 1 and 1 < in_node < rest and rest % in_node == 0 else (rest,)
             for num in numbers:
                 mesh = MeshSizes(**sharing, **{REST_AXIS: num, EQUAL_AXIS: rest // num}, pipe=pipe)
