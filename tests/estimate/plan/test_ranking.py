@@ -41,6 +41,7 @@ from jaxpipe.estimate.plan.ranking import (
     search,
     search_with_fewer,
 )
+from jaxpipe.estimate.plan.recomputed import counted_recomputations, least_recomputed_s
 from jaxpipe.estimate.plan.sharing import MOST_EXPOSED, keeping, may_gain_by_sharing, sharing_more
 from jaxpipe.estimate.plan.space import Variant, legal_placement, legal_variants, space_of, with_fewer
 from jaxpipe.estimate.recompute import recomputations
@@ -81,12 +82,18 @@ def best_steps(every_setting):
     """[candidate] the shortest steps of those that fit, in order, each with the least sharing that fits."""
     steps = {}
     for group, _, variant, setting in every_setting:
+        if (
+            not fits(setting, margin=MEMORY_MARGIN)
+            and least_recomputed_s(setting, SOURCE, margin=MEMORY_MARGIN) < math.inf
+        ):
+            for each in counted_recomputations(setting, SOURCE, margin=MEMORY_MARGIN):
+                steps[group, variant] = min(estimate(each, SOURCE).step_s, steps.get((group, variant), math.inf))
         shared = [each for each in (setting, *sharing_more(setting)) if fits(each, margin=MEMORY_MARGIN)]
         shared = shared if may_gain(setting) else shared[:1]
         kept = (kept for each in shared for kept in keeping(each, memory(each), margin=MEMORY_MARGIN))
         for each in (*shared, *kept):
             step_s = estimate(replace(each, costs=costs_of(action_times(each, SOURCE))), SOURCE).step_s
-            steps[group, variant] = min(step_s, steps.get((group, variant), step_s))
+            steps[group, variant] = min(step_s, steps.get((group, variant), math.inf))
     return sorted(steps.values())
 
 
@@ -309,6 +316,11 @@ def with_every_list(setting):
             yield replace(setting, layers_per_stage=split, recomputed=again)
 
 
+def candidate_of(setting):
+    sizes = setting.num_microbatches, *setting.axes.values()
+    return setting.schedule_name, setting.options, setting.model.recompute, *sizes
+
+
 @pytest.mark.ci
 def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps):
     plan = search(space, SOURCE, top=10**6)
@@ -321,7 +333,8 @@ def test_all_that_fit_are_found_where_that_many_are_asked_for(space, best_steps)
     without = search(space, SOURCE, top=10**6, margin=0.0)
     assert (without.num_tight, without.tight) == (0, None)
     assert sum(1 + len(row.equal) for row in without.rows) == len(best_steps) + plan.num_tight
-    tight = [row for row in without.rows if not fits(row.setting, row.held, margin=MEMORY_MARGIN)]
+    fitting = {candidate_of(each) for row in plan.rows for each in (row.setting, *row.equal)}
+    tight = [row for row in without.rows if candidate_of(row.setting) not in fitting]
     assert plan.tight is not None
     assert plan.tight.step_s == tight[0].step_s
 
