@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from jaxpipe.estimate.setting import Setting
@@ -49,6 +50,7 @@ def has_stacks_apart(setting: Setting) -> bool:
     return bool(pattern_of(setting.model).only)
 
 
+@cache
 def parameters_of_kinds(model: ModelConfig) -> tuple[tuple[Kinds, ParameterShape], ...]:
     """The parameters of a model's layers, each with the kinds of layers that have it; None: all."""
     pattern = pattern_of(model)

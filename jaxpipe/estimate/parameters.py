@@ -312,7 +312,10 @@ def _num_parts(
 
 def update_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """The products of matrices of a device's optimizer in a step; a joined kernel counts as one matrix."""
-    products = OPTIMIZERS[setting.optimizer].products
+    optimizer = OPTIMIZERS[setting.optimizer]
+    # A plan asks for each of its settings.
+    if not optimizer.reads_matrices:
+        return ()
     pattern = pattern_of(setting.model)
 
     def num_layers(kinds: Kinds) -> int:
@@ -327,5 +330,5 @@ def update_matmuls(setting: Setting) -> tuple[Matmul, ...]:
         for *experts, height, width in [
             parameter.local_dims(num_kernel_parts=setting.num_kernel_parts, num_expert_parts=setting.num_expert_parts)
         ]
-        for rows, depth, columns in products(height, width)
+        for rows, depth, columns in optimizer.products(height, width)
     )
