@@ -25,6 +25,7 @@ from jaxpipe.config.model import model_config, vocab_pipe
 from jaxpipe.errors import ConfigError
 from jaxpipe.mesh import ContextAxis, TensorAxis
 from jaxpipe.models.kinds import kinds_of
+from jaxpipe.models.multi_token import check_further
 from jaxpipe.models.sequence_parts import check_sequence_parts
 
 TABLE_ROWS = "rows of the token table"
@@ -123,7 +124,9 @@ def check_sequences(config: RunConfig) -> None:
         return
     sizes: dict[str, Any] = config.mesh.axes
     model = model_config(config)
-    check_sequence_parts(model, TensorAxis.of(**sizes))
+    sharing = TensorAxis.of(**sizes)
+    check_sequence_parts(model, sharing)
+    check_further(model, sharing)
     seq_len = config.data.seq_len
     multiple = sequence_multiple(config.mesh, causal=model.anatomy.causal)
     if seq_len % multiple:

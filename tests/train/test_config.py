@@ -123,6 +123,16 @@ def test_a_mistyped_field_names_the_closest():
                 "family": "deepseek_v3",
                 "model__mtp_factor": 0.3,
                 "model__num_dense": 0,
+                "model__attention": "chunked",
+                "mesh__context": 2,
+            },
+            ["further-token", "mesh.context=2", "set mesh.context=1"],
+        ),
+        (
+            {
+                "family": "deepseek_v3",
+                "model__mtp_factor": 0.3,
+                "model__num_dense": 0,
                 "pipeline__schedule": "pipedream_2bw",
             },
             ["further-token", "without flush", "set pipeline.schedule='1f1b'"],
