@@ -48,14 +48,15 @@ class Optimizer:
         num_moments_of_matrix: the same of a matrix of a layer.
         reads_matrices: whether its update of a matrix reads the whole matrix; False: each number for itself. Schedules
             without flush update parts of a matrix where this is False; elsewhere XLA gathers what is read.
-        products: (rows, columns) -> (rows, depth, columns) of the products of matrices in the update of a matrix.
+        products: (rows, columns) -> (rows, depth, columns) of the products of matrices in the update of a matrix; None:
+            it has none.
     """
 
     make: Callable[[OptimizerSection, optax.Schedule, Matrices], optax.GradientTransformation]
     num_moments: int
     num_moments_of_matrix: int
     reads_matrices: bool = False
-    products: Callable[[int, int], tuple[tuple[int, int, int], ...]] = lambda rows, columns: ()
+    products: Callable[[int, int], tuple[tuple[int, int, int], ...]] | None = None
 
 
 def is_kernel(params: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from jaxpipe.estimate.parameters import layer_parameters, shared_by_copies
+from jaxpipe.estimate.parameters import layer_parameters, owned_of, shared_by_copies
 from jaxpipe.estimate.setting import Group, Setting, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
 from jaxpipe.estimate.times import TimeSource
@@ -84,9 +84,8 @@ def over_equal_s(setting: Setting, source: TimeSource) -> float:
 
 
 def _over_equal_s(setting: Setting, source: TimeSource, by_copies: ByCopies, share: float = 1.0) -> float:
-    parts = sum(number / (group.size if setting.shard.splits_masters else 1) for group, number in by_copies)
     # Scattered, and gathered again.
-    return 2 * source.gather_s(places_of(setting).sums, FLOAT32_BYTES * share * parts)
+    return 2 * source.gather_s(places_of(setting).sums, FLOAT32_BYTES * share * owned_of(setting, by_copies))
 
 
 def _over_copies_s(setting: Setting, source: TimeSource, by_copies: ByCopies, share: float = 1.0) -> float:

@@ -8,7 +8,7 @@ along the first dim that divides; by `Setting.shard` of the sums of gradients an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -63,10 +63,13 @@ class Parameters:
 
     def owned_by_device(self, setting: Setting) -> float:
         """Number of a layer's parameters whose masters a device has."""
-        # Without ZeRO-1 every copy has all masters.
-        return sum(
-            number / (group.size if setting.shard.splits_masters else 1) for group, number in self.by_copies(setting)
-        )
+        return owned_of(setting, self.by_copies(setting))
+
+
+def owned_of(setting: Setting, by_copies: Sequence[tuple[Group, int]]) -> float:
+    """Number of parameters whose masters a device has, of those that devices copy so, as `Parameters.by_copies`."""
+    # Without ZeRO-1 every copy has all masters.
+    return sum(number / (group.size if setting.shard.splits_masters else 1) for group, number in by_copies)
 
 
 @cache
@@ -314,7 +317,7 @@ def update_matmuls(setting: Setting) -> tuple[Matmul, ...]:
     """The products of matrices of a device's optimizer in a step; a joined kernel counts as one matrix."""
     optimizer = OPTIMIZERS[setting.optimizer]
     # A plan asks for each of its settings.
-    if not optimizer.reads_matrices:
+    if not optimizer.products:
         return ()
     pattern = pattern_of(setting.model)
 

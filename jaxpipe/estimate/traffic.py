@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpipe.estimate.given import given_parts
-from jaxpipe.estimate.parameters import are_ends_trained, layer_parameters, shared_by_copies
+from jaxpipe.estimate.parameters import are_ends_trained, layer_parameters, owned_of, shared_by_copies
 from jaxpipe.estimate.setting import Setting, layers_of_devices, placement_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE, feed_forward_rows, layer_sizes
 from jaxpipe.estimate.traced import traced_layer
@@ -130,9 +130,9 @@ def update_bytes(setting: Setting) -> float:
     layers = most * parameters.of_device(setting)
     by_copies = shared_by_copies(setting)
     shared = sum(number for _, number in by_copies)
-    owned_shared = sum(number / (group.size if setting.shard.splits_masters else 1) for group, number in by_copies)
     # With two replicas a device has the masters of half of the layers that it computes.
-    masters = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas + owned_shared
+    of_layers = most * parameters.owned_by_device(setting) / placement_of(setting).num_replicas
+    masters = of_layers + owned_of(setting, by_copies)
     copied = FLOAT32_BYTES + ITEMSIZE[setting.dtype]
     # AdamW: 4 arrays read, 3 written, 1 more read for the norm; an average of the weights is read and written. Zeroed
     # sums: one write for all that a device computes.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh.collectives import Axis
+from jaxpipe.mesh.collectives import Axis, only_on_the_first
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,10 @@ class ContextAxis(Axis):
             place = jnp.where(is_here, first + positions % length, place)
             is_own |= is_here
         return place, is_own
+
+    def counted_once(self, sums: Any) -> Any:
+        """A tree of sums that all devices compute of whole sequences, on one of them: the program adds up all."""
+        return sums if self.size == 1 else only_on_the_first(sums, self.name)
 
     def positions(self, seq: int) -> jax.Array:
         """The positions of this device's tokens in a sequence of `seq` tokens, int32 "token"."""

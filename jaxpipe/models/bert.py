@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import TensorAxis, only_on_the_first
+from jaxpipe.mesh import TensorAxis
 from jaxpipe.models.anatomy import Anatomy
 from jaxpipe.models.choices import ACTIVATIONS, CHOICES, DROPOUTS, num_valid
 from jaxpipe.models.cross_entropy import logits
@@ -91,10 +91,8 @@ class BertHead(nnx.Module):
         # A mask in place of an index: a target below 0 hits no column and adds 0.
         order = -jnp.where(is_target, jax.nn.log_softmax(order_logits), 0.0).sum()
         # Every device computes the same order's loss; summed gradients would count it once for each.
-        order = self.tensor.once(order)
-        if self.tensor.context.size > 1:  # the first one's first token is that of the sequence
-            order = only_on_the_first(order, self.tensor.context.name)
-        return features, {"sentence_order": order}
+        # Over `context` the first one's first token is that of the sequence.
+        return features, {"sentence_order": self.tensor.context.counted_once(self.tensor.once(order))}
 
     def own_targets(self, targets: jax.Array) -> jax.Array:
         """See `Head`; the targets "batch predicted" of this device's features."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxpipe.errors import ConfigError
-from jaxpipe.mesh import ContextAxis, TensorAxis, only_on_the_first
+from jaxpipe.mesh import ContextAxis, TensorAxis
 from jaxpipe.models.embedding_and_head import Microbatch
 
 
@@ -40,10 +40,6 @@ class Rows:
     def whole(self, values: Any) -> Any:
         """A tree of numbers of all targets, from those of this device's; differentiable."""
         return jax.tree.map(self.all_targets, values)
-
-    def once(self, sums: Any) -> Any:
-        """A tree of sums that all devices compute of whole rows, on one of them: the program adds up those of all."""
-        return sums if self.context.size == 1 else only_on_the_first(sums, self.context.name)
 
 
 def check_sequence_parts(config: Any, tensor: TensorAxis) -> None:

@@ -179,7 +179,7 @@ class TokenLoss:
     def _of_own(self, values: TokenValues, rows: Rows) -> Words:
         """The loss from the values of this device's targets: every device finds that of whole rows."""
         # The program adds up the losses of all devices that split a sequence.
-        return rows.once(self.of_values(rows.whole(values), rows.microbatch))
+        return rows.context.counted_once(self.of_values(rows.whole(values), rows.microbatch))
 
     def _outline(self, microbatch: Any) -> Words:
         of_targets = jax.ShapeDtypeStruct(jnp.shape(microbatch["targets"]), jnp.float32)
