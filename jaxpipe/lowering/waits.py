@@ -27,7 +27,7 @@ def waits_per_action(table: RoundTable, *, by_chunk: bool = False, pattern: Patt
     Collectives of a split head, and updates without flush, have a few guards more, which are not counted.
 
     Args:
-        table: a lowered schedule; its layers per stage count where they differ, and for I.
+        table: a lowered schedule; its layers per stage count where they differ.
         by_chunk: whether each chunk of a device has actions of its own in the program.
         pattern: the kinds of layers.
 
@@ -81,15 +81,14 @@ def _of_guards(table: RoundTable, round_type: int, *, by_chunk: bool) -> np.ndar
 
 
 def _of_layers(table: RoundTable, pattern: Pattern) -> np.ndarray:
-    """[D] waits of loops over layers, and in them of the loop in which an I reads its page."""
-    layers = np.array(table.layers_per_stage)[table.stage]
+    """[D] waits of loops over layers."""
     runs = np.isin(table.kind, list(LAYER_KINDS))
     unknown = sum(
         np.array(loop.turns)[table.stage] - loop.num_known + 1
         for loop in layer_loops(table.layers_per_stage, table.recomputed, pattern)
         if loop.has_rest
     )
-    return (runs * unknown + (table.kind == Kind.I) * 2 * layers).sum(axis=0)
+    return (runs * unknown).sum(axis=0)
 
 
 def _of_lanes(table: RoundTable) -> np.ndarray:

@@ -5,6 +5,7 @@ from jaxpipe.mesh.collectives import MEASURED, added, only_on_the_first, with_lo
 from jaxpipe.mesh.context import ContextAxis
 from jaxpipe.mesh.devices import (
     Devices,
+    barriers_order,
     choose_devices,
     collectives_in_turn,
     make_mesh,
@@ -29,6 +30,7 @@ __all__ = [
     "Randomness",
     "TensorAxis",
     "added",
+    "barriers_order",
     "choose_devices",
     "collectives_in_turn",
     "is_masked",

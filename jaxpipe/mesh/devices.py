@@ -250,6 +250,15 @@ def slices_in_place(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform != "cpu" and version >= (0, 11)
 
 
+def barriers_order(mesh: Mesh) -> bool:
+    """Whether what a barrier hands on is written only when all is computed that goes in: on GPUs.
+
+    There XLA takes barriers out when it has ordered kernels and placed buffers, on CPUs before.
+    Source: compiled for absent H100s with jax 0.10.2 and 0.12, tests/compile/test_gpus.py.
+    """
+    return mesh.devices.flat[0].platform != "cpu"
+
+
 def by_node(devices: Sequence[Any]) -> dict[int, list[Any]]:
     """The devices of each node: on GPUs of what JAX calls a slice, on CPUs of a process."""
     nodes: dict[int, list[Any]] = {}

@@ -117,6 +117,7 @@ class DeviceStep:
     rows: Mapping[Kinds, jax.Array]  # kinds -> [chunk, layer] rows of the parameters that these alone have
     deterministic: bool  # whether sums over devices are added in mesh order
     in_turn: bool  # whether an action waits for the permutes of its round: see `mesh.collectives_in_turn`
+    barriers_order: bool  # whether a barrier orders reads and writes: see `mesh.barriers_order`
     boundary: Boundary
     # Changes an action of one microbatch where a device works on several batches; then batch, scale and random are
     # those of all, in a first axis.

@@ -79,6 +79,23 @@ def once(action: Callable[[Carry], Carry], carry: Carry, num_done: jax.Array) ->
     return lax.fori_loop(0, jnp.minimum(num_done, 0) + 1, lambda _, carry: action(carry), carry)
 
 
+def before_writes(
+    read: Callable[[Carry], Carry], carry: Carry, pools: PyTree, num_done: jax.Array, *, by_barrier: bool
+) -> tuple[Carry, PyTree]:
+    """Returns `read(carry)`, and `pools`, which it reads, to be written in place once it has read all.
+
+    Else the compiler would copy a pool for what has yet to read it. An order by one number of each result does not do:
+    XLA computes that number apart, from slices, and the order with it.
+
+    Args:
+        by_barrier: whether a barrier orders: see `mesh.barriers_order`. A loop of its own keeps kernels of a layer from
+            being read in their stack, and a GPU's host waits for it twice.
+    """
+    if by_barrier:
+        return lax.optimization_barrier((read(carry), pools))
+    return once(read, carry, num_done), pools
+
+
 def guarded_index(index: jax.Array, num_done: jax.Array) -> jax.Array:
     """Returns `index` with an artificial dependency, so that XLA does not hoist the read out of its guard.
 

@@ -23,6 +23,7 @@ from jaxpipe.mesh import (
     BATCH_AXES,
     PyTree,
     Randomness,
+    barriers_order,
     collectives_in_turn,
     on_devices,
     permutes_block,
@@ -293,6 +294,7 @@ class Pipeline:
             rows=self.layout.rows_on(device),
             deterministic=self.deterministic,
             in_turn=collectives_in_turn(self.mesh),
+            barriers_order=barriers_order(self.mesh),
             boundary=SplitBoundary() if self.functions.over_pipe else WholeBoundary(),
         )
 
@@ -319,9 +321,8 @@ class Pipeline:
             rows, layers = jax.tree.map(lambda leaf: leaf[0], (rows, params["layers"]))
             params = {**params, "layers": layers}
             # `scale` may be a sum over devices, as of tokens: its collective ends before those that gather begin.
-            later = shapes.gathered_later
             copies, num_done = compute_copies(
-                params, shapes.parts, self.dtype, later=later, before=scale, pairs=self.layout.pairs
+                params, shapes.parts, self.dtype, later=shapes.gathered_later, before=scale, pairs=self.layout.pairs
             )
             on_device = self.on_this_device(shapes, params=copies, batch=batch, scale=scale, key=key)
             state = run_rounds(table, on_device, rows, initial_carry(shapes, copies, num_done)).state

@@ -9,7 +9,7 @@ import jax
 
 from jaxpipe.program.carry import Row, State
 from jaxpipe.program.device import Action, DeviceStep, Walk
-from jaxpipe.program.in_place import guarded_index, once
+from jaxpipe.program.in_place import before_writes, guarded_index
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.schedules.schedule import Kind
 
@@ -23,22 +23,19 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
         assert split
         i, params, given = step.last_first(row, form, turn, walk, state)
 
-        # Deferred arrays may overwrite residuals that I reads. In its own loop, the reader ends before anything is
-        # written; else the compiler would copy the pool for the reader. (An order by one number of each result does not
-        # do: XLA computes that number apart, from slices, and the order with it.)
         def compute(read: Walk) -> Walk:
-            # Else XLA moves the reads out of the loop, away from what could read the pool itself.
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
             read = step.with_gradients(read, row, form, i, grads)
             deferred = {**read.deferred, form.place: deferred}
             return read._replace(passed=dx, deferred=deferred, num_done=read.num_done + 1)
 
-        # The loop that reads: `once`, so that nothing is written before all is read. The loop does not carry the pools,
-        # which it would hand on as if it had changed them.
-        read = once(compute, walk._replace(pools=None), walk.num_done)
-        deferred = read.deferred[form.place]
-        return read._replace(pools=storage.write_deferred(walk.pools, row.pages[:, i], deferred))
+        # Deferred arrays may overwrite residuals that I reads; what reads does not carry the pools, which it would hand
+        # on as if it had changed them.
+        read, pools = before_writes(
+            compute, walk._replace(pools=None), walk.pools, walk.num_done, by_barrier=step.barriers_order
+        )
+        return read._replace(pools=storage.write_deferred(pools, row.pages[:, i], read.deferred[form.place]))
 
     walk = Walk(
         step.boundary.output_gradient(step, row, state),

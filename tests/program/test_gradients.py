@@ -16,6 +16,7 @@ from tiny_models import relative_errors
 
 from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline
+from jaxpipe.program import pipeline as pipelines
 from jaxpipe.schedules import build
 
 # D, N, layers per stage, tied, data axis: each value of the full grid, with both schedules.
@@ -96,7 +97,7 @@ def test_the_loss_alone_is_the_same(case):
     assert float(pipeline.loss(params, batch)) == pytest.approx(float(expected) * num_valid(batch), rel=1e-5)
 
 
-# ---- What programs for GPUs have: actions of single chunks, gradients in float32 by the product
+# ---- What programs for GPUs have: actions of single chunks, gradients in float32 by the product, barriers
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,23 @@ def test_products_make_gradients_in_float32_where_the_place_of_the_sum_is_known(
     for kernel in (layers["feed_forward"]["up"]["kernel"], layers["attention"]["output"]["kernel"]):
         assert bool((kernel.astype("bfloat16") != kernel).mean() > 0.9) == is_wide
         assert bool((kernel.astype("bfloat16") == kernel).all()) != is_wide
+
+
+@pytest.mark.parametrize(
+    "case",
+    tiers([], ci=[("zb_v", True)], slow=[("zb_h1", False), ("v_half", False), ("dualpipe_v", True)]),
+    ids=str,
+)
+def test_a_barrier_in_place_of_the_loop_of_an_input_gradient_changes_no_bit(case, monkeypatch):
+    name, by_chunk = case
+    schedule = build(name, num_devices=2, num_microbatches=4)
+    grads = []
+    for by_barrier in (False, True):
+        monkeypatch.setattr(pipelines, "barriers_order", lambda mesh, answer=by_barrier: answer)
+        pipeline = make_pipeline(schedule, num_layers=2 * schedule.num_stages, by_chunk=by_chunk)
+        grads.append(tiny_gpt.loss_and_grads(pipeline))
+    tiny_gpt.assert_equivalent(pipeline)
+    jax.tree.map(np.testing.assert_array_equal, *grads)
 
 
 # ---- Layers with branches, and with parameters that are no floats
