@@ -315,6 +315,8 @@ class Stretch(NamedTuple):
         """The carry after the layers of one turn."""
         size = len(self.forms)
         for place, form in enumerate(self.forms):
+            # Else XLA adds the gradients of all layers to their sums at once, and holds them until then.
+            carry = lax.optimization_barrier(carry) if place else carry
             layer = turn if size == 1 else size * turn + place
             carry = body(form, layer if isinstance(self.first, int) and self.first == 0 else self.first + layer, carry)
         return carry
