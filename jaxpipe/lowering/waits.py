@@ -84,11 +84,7 @@ def _of_layers(table: RoundTable, pattern: Pattern) -> np.ndarray:
     """[D] waits of loops over layers, and in them of the loop in which an I reads its page."""
     layers = np.array(table.layers_per_stage)[table.stage]
     runs = np.isin(table.kind, list(LAYER_KINDS))
-    unknown = sum(
-        np.array(loop.turns)[table.stage] - loop.num_known + 1
-        for loop in layer_loops(table.layers_per_stage, table.recomputed, pattern)
-        if loop.has_rest
-    )
+    unknown = sum(loop.waits for loop in layer_loops(table.layers_per_stage, table.recomputed, pattern))[table.stage]
     return (runs * unknown + (table.kind == Kind.I) * 2 * layers).sum(axis=0)
 
 
