@@ -326,13 +326,14 @@ class Stretch(NamedTuple):
     def run(self, body: LayerBody, carry: Any) -> Any:
         """The carry after these turns."""
 
-        def turns(first: int | jax.Array, num: int | jax.Array, carry: Any) -> Any:
-            return lax.fori_loop(first, first + num, lambda turn, carry: self.turn(body, turn, carry), carry)
-
         if self.block == 1 or isinstance(self.num, int):
-            return turns(0, self.num, carry)
-        num_blocks = self.num // self.block
-        return lax.fori_loop(0, num_blocks, lambda at, carry: turns(at * self.block, self.block, carry), carry)
+            return lax.fori_loop(0, self.num, lambda turn, carry: self.turn(body, turn, carry), carry)
+
+        def of_block(place: jax.Array, carry: Any) -> Any:
+            first = place * self.block
+            return lax.fori_loop(0, self.block, lambda turn, carry: self.turn(body, first + turn, carry), carry)
+
+        return lax.fori_loop(0, self.num // self.block, of_block, carry)
 
 
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state
