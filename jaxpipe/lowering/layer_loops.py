@@ -7,6 +7,7 @@ turn, so that as many turns as possible are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
@@ -85,6 +86,11 @@ def layer_loops(
     return _merged([loop for loops in runs for loop in loops])
 
 
+def waits_of(loops: Sequence[LayerLoop]) -> np.ndarray:
+    """[S] times that the host waits for the device in all these loops."""
+    return np.sum([loop.waits for loop in loops], axis=0)
+
+
 def _loops_of_run(stages: list[tuple[int, int]], unit: tuple[int, ...], start: int, stop: int) -> tuple[LayerLoop, ...]:
     """The loops over what stages have of a run; its units are cut so that the host waits least.
 
@@ -96,9 +102,7 @@ def _loops_of_run(stages: list[tuple[int, int]], unit: tuple[int, ...], start: i
     """
     parts = [(max(begin, start) - start, max(min(end, stop), start) - start) for begin, end in stages]
     ways = [_merged(_loops_of_units(parts, unit, first)) for first in range(len(unit))]
-    return min(
-        ways, key=lambda loops: (sum(loop.waits for loop in loops).max(), sum(len(loop.forms) for loop in loops))
-    )
+    return min(ways, key=lambda loops: (waits_of(loops).max(), sum(len(loop.forms) for loop in loops)))
 
 
 def _loops_of_units(parts: list[tuple[int, int]], unit: tuple[int, ...], first: int) -> list[LayerLoop]:
@@ -107,11 +111,12 @@ def _loops_of_units(parts: list[tuple[int, int]], unit: tuple[int, ...], first: 
     turned = unit[first:] + unit[:first]
     cut = [_cut(begin - first, end - first, size) for begin, end in parts]
 
-    def alone(place: int, which: int) -> LayerLoop:
-        return _loop((turned[place],), tuple(int(place in of[which]) for of in cut))
+    ends, nums, begins = zip(*cut, strict=True)
 
-    ends, begins = ([alone(place, which) for place in range(size)] for which in (0, 2))
-    return [*ends, _loop(turned, tuple(num for _, num, _ in cut)), *begins]
+    def alone(has: Sequence[range]) -> list[LayerLoop]:
+        return [_loop((kind,), tuple(int(place in of) for of in has)) for place, kind in enumerate(turned)]
+
+    return [*alone(ends), _loop(turned, nums), *alone(begins)]
 
 
 def _loop(forms: tuple[int, ...], turns: tuple[int, ...]) -> LayerLoop:

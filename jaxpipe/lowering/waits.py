@@ -13,7 +13,7 @@ import numpy as np
 from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.guards import shared_guards, waits_of_guards
-from jaxpipe.lowering.layer_loops import layer_loops
+from jaxpipe.lowering.layer_loops import layer_loops, waits_of
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.turns import light_types, turns_of
 from jaxpipe.schedules.schedule import LAYER_KINDS, Kind
@@ -84,7 +84,7 @@ def _of_layers(table: RoundTable, pattern: Pattern) -> np.ndarray:
     """[D] waits of loops over layers, and in them of the loop in which an I reads its page."""
     layers = np.array(table.layers_per_stage)[table.stage]
     runs = np.isin(table.kind, list(LAYER_KINDS))
-    unknown = sum(loop.waits for loop in layer_loops(table.layers_per_stage, table.recomputed, pattern))[table.stage]
+    unknown = waits_of(layer_loops(table.layers_per_stage, table.recomputed, pattern))[table.stage]
     return (runs * unknown + (table.kind == Kind.I) * 2 * layers).sum(axis=0)
 
 

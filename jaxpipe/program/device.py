@@ -325,7 +325,6 @@ class Stretch(NamedTuple):
 
     def run(self, body: LayerBody, carry: Any) -> Any:
         """The carry after these turns."""
-
         if self.block == 1 or isinstance(self.num, int):
             return lax.fori_loop(0, self.num, lambda turn, carry: self.turn(body, turn, carry), carry)
 

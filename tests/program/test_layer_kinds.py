@@ -155,20 +155,27 @@ def test_every_stage_has_its_layers_in_their_order(pattern):
             assert turns == [next(kinds) for _ in range(num)]
 
 
-def test_pages_of_all_kinds_are_in_one_pool_and_have_room_for_any_of_them():
-    table_of = {}
-    for kinds in (IN_TURN, Pattern(unit=(0,)), None):
-        functions = functions_of(kinds) if kinds else replace(functions_of(Pattern()), layer=gated)
-        schedule = build("1f1b", num_devices=2, num_microbatches=4)
-        pipeline = Pipeline(schedule, make_mesh(pipe=2), functions, num_layers=8)
-        params = jax.eval_shape(lambda pipeline=pipeline: pipeline.to_stages(tiny_mlp.make_params(8)))
-        table_of[kinds and kinds.num_kinds] = pipeline.shapes(params, tiny_mlp.make_batch(4))
-    both, first, second = table_of[2], table_of[1], table_of[None]
-    assert first.storage.page_bytes != second.storage.page_bytes  # else the next line would say little
-    assert both.storage.page_bytes == max(first.storage.page_bytes, second.storage.page_bytes)
-    # Four layers a stage, of two microbatches at once.
-    assert [pool.num_pages for pool in both.pools] == [8]
-    assert both.slot_bytes == 4 * both.storage.page_bytes
+def shapes_of(name: str, pattern: Pattern, layers: tuple[int, ...], num_devices: int = 2):
+    pipeline = pipeline_of(name, num_devices, sum(layers), pattern, layers_per_stage=layers)
+    params = jax.eval_shape(lambda: pipeline.to_stages(tiny_mlp.make_params(sum(layers))))
+    return pipeline.shapes(params, tiny_mlp.make_batch(2 * num_devices), random=False)
+
+
+def test_kinds_that_save_unlike_bytes_have_a_pool_each_where_that_takes_fewer():
+    first, second = (form.storage.saved.forms[0].num_elements for form in shapes_of("1f1b", IN_TURN, (4, 4)).forms)
+    (small, large) = (4 * sum(elements.values()) for elements in (first, second))
+    assert small < large  # else the next lines would say little
+    # Two layers of each kind a stage, of two microbatches at once.
+    apart = shapes_of("1f1b", IN_TURN, (4, 4))
+    assert [(pool.num_pages, pool.page_bytes) for pool in apart.pools] == [(4, small), (4, large)]
+    assert apart.slot_bytes == 2 * (small + large)
+    # Of 12 pages, 8 would be of the first layers and 12 of the others: one pool for all.
+    together = shapes_of("1f1b", Pattern(unit=(0,), first=(1, 1, 1, 1)), (6, 12))
+    assert [(pool.num_pages, pool.page_bytes) for pool in together.pools] == [(12, large)]
+    assert together.slot_bytes == 12 * large
+    # So it is where pages move to another device.
+    parked = shapes_of("bpipe", IN_TURN, (4, 4, 4, 4), num_devices=4)
+    assert [pool.page_bytes for pool in parked.pools] == [large]
 
 
 @pytest.mark.parametrize("name", tiers(["1f1b"], ci=["bpipe"], slow=["split 1f1b"]))
