@@ -76,6 +76,8 @@ CASES = tiers(
         ("zb_v", 2, 11, IN_TURN, {}),
         ("bitpipe", 2, 9, FIRST_THREE, {}),
         ("interleaved_1f1b", 2, 15, MIXED, {"data": 2, "shard": "weights"}),
+        # One kind; the second stage has two blocks of two turns.
+        ("1f1b", 2, 6, Pattern(), {"layers_per_stage": (2, 4)}),
     ],
     slow=[
         ("split 1f1b", 2, 9, FIRST_THREE, {"layers_per_stage": (4, 5)}),
