@@ -70,10 +70,20 @@ class Pattern:
 
     def num_with_of_stages(self, kinds: Kinds, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
         """[stage] layers of these kinds."""
-        if kinds is None:
-            return tuple(layers_per_stage)
+        return tuple(map(len, self.places(kinds, layers_per_stage)))
+
+    def places(self, kinds: Kinds, layers_per_stage: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """[stage] which of its layers are of these kinds.
+
+        Example:
+            >>> Pattern(unit=(0, 1)).places((1,), (3, 2))
+            ((1,), (0,))
+        """
         of_layers = iter(self.kinds(sum(layers_per_stage)))
-        return tuple(sum(next(of_layers) in kinds for _ in range(num)) for num in layers_per_stage)
+        return tuple(
+            tuple(place for place in range(num) if next(of_layers) in (kinds or self.unit + self.first))
+            for num in layers_per_stage
+        )
 
     def runs(self, num_layers: int) -> list[tuple[tuple[int, ...], int, int]]:
         """(kinds of a unit, first layer, layer after the last) of each stretch of the model in which a unit repeats."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.layer_kinds import Kinds
+from jaxpipe.lowering.pages import Layers
 from jaxpipe.models import ModelConfig, ParameterShape, parameter_shapes
 from jaxpipe.models.kinds import kinds_of, layer_of_head, pattern_of
 
@@ -39,6 +40,13 @@ def places_in_kinds(setting: Setting) -> tuple[int, ...]:
     of_layers = _of_layers(setting)
     there = sorted(set(of_layers))
     return tuple(there.index(kind) for kind in of_layers)
+
+
+def layers_of_kinds(setting: Setting, kinds: Kinds) -> Layers:
+    """[stage] which of its layers are of these kinds, by their places in `kinds_in`."""
+    there = sorted(set(_of_layers(setting)))
+    pattern = pattern_of(setting.model)
+    return pattern.places(None if kinds is None else tuple(there[kind] for kind in kinds), setting.layers_per_stage)
 
 
 def _of_layers(setting: Setting) -> tuple[int, ...]:

@@ -8,20 +8,24 @@ exponentials of a split head, each in the file of its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from jaxpipe.cluster.hardware import RESERVE_BYTES
 from jaxpipe.config.recompute import Recomputed
 from jaxpipe.estimate.communication import message_bytes
+from jaxpipe.estimate.kinds import layers_of_kinds
 from jaxpipe.estimate.parameters import parameter_bytes
 from jaxpipe.estimate.setting import Setting
 from jaxpipe.estimate.split_head import exponential_bytes
-from jaxpipe.estimate.traced import sequence_arrays, traced_layer
+from jaxpipe.estimate.traced import TracedLayer, sequence_arrays, traced_kinds, traced_layer
 from jaxpipe.estimate.workspace import at_work
 from jaxpipe.lowering import lower
+from jaxpipe.lowering.pages import Layers, Span
 from jaxpipe.lowering.transfer import Sizes
+from jaxpipe.program.pools_of_kinds import saving_alike
+from jaxpipe.program.storage import pool_for
 from jaxpipe.schedules import Costs
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.schedule import Kind
@@ -38,8 +42,9 @@ class Counts:
     """The numbers of buffers of each kind, on the device that holds most.
 
     Attributes:
-        pages: [form] pages of one layer's residuals, own and parked; forms are those of `Setting.forms`.
-        weight_gradient_pages: [form] pages of the inputs that I defers to W.
+        pages: [pool] pages of one layer's residuals, own and parked: for each of `Setting.forms` with all its layers,
+            and for each of the `pools` of `counts`.
+        weight_gradient_pages: [pool] pages of the inputs that I defers to W.
         buffers: unit -> number of what transfers store, as `Transfer.buffers` counts it.
         unit_bytes: unit -> its bytes, given those that the model decides.
         waiting: unit -> of these, those that grow with the microbatches if a device holds all of them.
@@ -64,8 +69,12 @@ class Counts:
     holds_all: bool
 
 
-def counts(setting: Setting) -> Counts:
+def counts(setting: Setting, pools: tuple[Layers, ...] = ()) -> Counts:
     """Counts of `setting`, without lowering all its microbatches.
+
+    Args:
+        setting: the setting.
+        pools: [pool] layers of each stage whose pages may be in a pool of their own.
 
     Raises:
         ScheduleError: the schedule cannot be built.
@@ -74,7 +83,7 @@ def counts(setting: Setting) -> Counts:
     # Lowering all microbatches would take seconds for each candidate of a plan.
     few = table_microbatches(setting.schedule_spec, num_microbatches)
     of_few = _of_equal_stages(
-        setting.schedule_spec, setting.layers_per_stage, setting.expected, few, setting.recomputed
+        setting.schedule_spec, setting.layers_per_stage, setting.expected, few, setting.recomputed, pools
     )
     # Only schedules as GPipe hold more with more microbatches.
     if not of_few.holds_all:
@@ -113,6 +122,7 @@ def _of_equal_stages(
     expected: Costs,
     num_microbatches: int,
     recomputed: Recomputed | None = None,
+    pools: tuple[Layers, ...] = (),
 ) -> Counts:
     """The result of `counted`; for stages of equally many layers, from the table of stages with one layer.
 
@@ -121,8 +131,9 @@ def _of_equal_stages(
     num_layers = layers_per_stage[0]
     schedule = replace(spec, head=None).build(num_microbatches)
     # Pages and gradients in flight are counted in layers, so that tables differ in more than a factor.
-    if recomputed or len(set(layers_per_stage)) > 1 or schedule.parks_pages or schedule.placement.num_replicas > 1:
-        return counted(spec, layers_per_stage, expected, num_microbatches, recomputed)
+    is_alike = not recomputed and not pools and len(set(layers_per_stage)) == 1
+    if not is_alike or schedule.parks_pages or schedule.placement.num_replicas > 1:
+        return counted(spec, layers_per_stage, expected, num_microbatches, recomputed, pools)
     of_one_layer = counted(spec, (1,) * len(layers_per_stage), expected, num_microbatches)
     return replace(
         of_one_layer,
@@ -138,6 +149,7 @@ def counted(
     expected: Costs,
     num_microbatches: int,
     recomputed: Recomputed | None = None,
+    pools: tuple[Layers, ...] = (),
 ) -> Counts:
     """Counts the buffers in the table of `num_microbatches`.
 
@@ -147,6 +159,7 @@ def counted(
         expected: expected costs of a stage.
         num_microbatches: microbatches of the table.
         recomputed: the layers of each stage that backward computes again; None if all are alike.
+        pools: see `counts`.
 
     Raises:
         ScheduleError: the schedule cannot be built.
@@ -156,8 +169,8 @@ def counted(
     again = recomputed.counts if recomputed else ()
     table = lower(schedule, layers_per_stage=layers_per_stage, costs=costs, recomputed=again)
     pages = [(table.pages, table.weight_gradient_pages)]
-    if recomputed:
-        pages.append((table.recomputed_pages, table.recomputed_weight_gradient_pages))
+    for layers in (*([table.recomputed_layers] if recomputed else []), *pools):
+        pages.append((table.pages_of(Span.SLOT, layers), table.pages_of(Span.WEIGHT_GRADIENT, layers)))
     slots, apart = (tuple(of_form.num_pages for of_form in of_span) for of_span in zip(*pages, strict=True))
     placement = schedule.placement
     return Counts(
@@ -223,18 +236,17 @@ def memory(setting: Setting) -> Bytes:
 
     Source: `jaxpipe.program.held_bytes` counts the same from a program's own shapes.
     """
-    number = counts(setting)
-    layers = [traced_layer(form) for form in setting.forms]
+    alike = saving_alike([layer.saved for layer in traced_kinds(setting)])
+    number = counts(setting, tuple(layers_of_kinds(setting, kinds) for kinds in alike) if len(alike) > 1 else ())
     params = parameter_bytes(setting, chunks=number.chunks, replicas=number.replicas, copies=number.copies)
-    # Without split backwards nothing is deferred, whatever the table counts.
-    apart = number.weight_gradient_pages if number.has_split_backward else ()
     sizes = Sizes(
         message=round(message_bytes(setting)),
-        page=layers[0].page_bytes,
+        page=traced_layer(setting.forms[0]).page_bytes,
         layer_gradients=params.exchanged_layer,
         head_slot=exponential_bytes(setting) if setting.vocab_over_pipe else 0,
     )
     stored = {unit: count * number.unit_bytes[unit](sizes) for unit, count in number.buffers.items()}
+    slots, weight_slots = _page_bytes(setting, number, alike)
     work = at_work(
         setting,
         has_whole_backwards=number.has_whole_backwards,
@@ -248,8 +260,8 @@ def memory(setting: Setting) -> Bytes:
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=sum(num * layer.page_bytes for num, layer in zip(number.pages, layers, strict=True)),
-        weight_slots=sum(num * layer.apart_bytes for num, layer in zip(apart, layers, strict=False)) + work.deferred,
+        slots=slots,
+        weight_slots=weight_slots + work.deferred,
         # All that is neither a message nor a split head's is on its way between a pair of devices.
         transit=sum(size for unit, size in stored.items() if unit not in ("message", "head slot")),
         inboxes=stored["message"],
@@ -257,6 +269,35 @@ def memory(setting: Setting) -> Bytes:
         workspace=work.workspace,
         exponentials=stored.get("head slot", 0),
     )
+
+
+def _page_bytes(setting: Setting, number: Counts, alike: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Bytes of the pages of all layers: of what F saves, and of what I defers that does not fit there.
+
+    Args:
+        alike: the kinds of layers in groups that save alike, whose pages are the last that `number` counts.
+    """
+    kinds = traced_kinds(setting)
+    together = [traced_kinds(form) for form in setting.forms]
+    apart = [[kinds[kind] for kind in group] for group in alike]
+    # Without split backwards nothing is deferred, whatever the table counts.
+    num_deferred = number.weight_gradient_pages if number.has_split_backward else (0,) * len(number.pages)
+
+    def of_pools(pools: Sequence[Sequence[TracedLayer]], first: int) -> tuple[int, int]:
+        """The same of pools whose pages have room for any of some kinds of layers: [pool][kind]."""
+        slots, deferred = (
+            sum(
+                pool_for(num, *(layer.saved.forms[span] for layer in kinds)).num_bytes
+                for num, kinds in zip(numbers[first:], pools, strict=False)
+            )
+            for span, numbers in enumerate((number.pages, num_deferred))
+        )
+        return slots, deferred
+
+    # As `jaxpipe.program.pools_of_kinds`: parked pages are of one size.
+    is_one = len(number.pages) == len(together) or number.buffers.get("page", 0)
+    ways = [of_pools(together, 0)] + ([] if is_one else [of_pools(apart, len(together))])
+    return min(ways, key=sum)
 
 
 def fits(setting: Setting, needed: Bytes | None = None, *, margin: float = 0.0) -> bool:

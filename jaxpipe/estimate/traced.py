@@ -94,14 +94,18 @@ class TracedLayer:
 
 
 def traced_layer(setting: Setting, *, recompute: str | None = None) -> TracedLayer:
-    """The layer of `setting`; of layers of several kinds that which saves most, since pages have room for any.
+    """The layer of `setting`; of layers of several kinds that which saves most.
 
     Args:
         setting: the setting of one step.
         recompute: recompute setting in place of the model's own.
     """
-    layers = [_layer_of_actions(kind.of_actions, recompute) for kind, _ in kinds_in(setting)]
-    return max(layers, key=lambda layer: layer.page_bytes)
+    return max(traced_kinds(setting, recompute=recompute), key=lambda layer: layer.page_bytes)
+
+
+def traced_kinds(setting: Setting, *, recompute: str | None = None) -> list[TracedLayer]:
+    """The layer of each kind that the model of `setting` has, as of `kinds_in`."""
+    return [_layer_of_actions(kind.of_actions, recompute) for kind, _ in kinds_in(setting)]
 
 
 @cache

@@ -7,8 +7,13 @@ turn, so that as many turns as possible are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import gcd
+from operator import add
+
+import numpy as np
 
 from jaxpipe.layer_kinds import ONE_KIND, Pattern
 
@@ -28,6 +33,11 @@ class LayerLoop:
 
         >>> [loop.turns for loop in layer_loops((5, 6), pattern=Pattern(unit=(0, 1)))]
         [(0, 1), (2, 2), (1, 1)]
+
+        One layer of another kind first. Three further turns are one block: the device is asked once about all three.
+
+        >>> [(loop.turns, loop.num_known, loop.block) for loop in layer_loops((2, 4), pattern=Pattern(first=(1,)))]
+        [((1, 0), 0, 1), ((1, 4), 1, 3)]
     """
 
     forms: tuple[int, ...]  # of each layer of a turn; 1 is that of layers computed again, or that of the second kind
@@ -38,6 +48,16 @@ class LayerLoop:
     def has_rest(self) -> bool:
         """Whether any stage has turns in a loop of unknown length."""
         return max(self.turns) > self.num_known
+
+    @property
+    def block(self) -> int:
+        """Turns of known length that each turn of the loop of unknown length has."""
+        return gcd(*(num - self.num_known for num in self.turns)) or 1
+
+    @property
+    def waits(self) -> np.ndarray:
+        """[S] times that the host waits for the device."""
+        return self.has_rest * (1 + (np.array(self.turns) - self.num_known) // self.block)
 
 
 def layer_loops(
@@ -58,29 +78,62 @@ def layer_loops(
     if recomputed:
         kept = tuple(num - again for num, again in zip(layers_per_stage, recomputed, strict=True))
         parts = [((1,), recomputed), ((0,), kept)]
-    else:
-        parts = _parts_of_units(layers_per_stage, pattern)
-    loops = [LayerLoop(forms, turns, min(turns) if min(turns) > 1 else 0) for forms, turns in parts]
-    return tuple(loop for loop in loops if max(loop.turns))
-
-
-def _parts_of_units(
-    layers_per_stage: tuple[int, ...], pattern: Pattern
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(kinds of a unit, [S] turns) of what stages have of each run: the end of a unit, whole ones, the begin of one."""
+        loops = [LayerLoop(forms, turns, min(turns) if min(turns) > 1 else 0) for forms, turns in parts]
+        return tuple(loop for loop in loops if max(loop.turns))
     stops = list(accumulate(layers_per_stage))
-    parts = []
-    for unit, start, stop in pattern.runs(stops[-1]):
-        size = len(unit)
-        cut = [
-            _cut(max(last - num, start) - start, min(last, stop) - start, size)
-            for num, last in zip(layers_per_stage, stops, strict=True)
-        ]
-        ends = [((kind,), tuple(place in ends for ends, _, _ in cut)) for place, kind in enumerate(unit)]
-        begins = [((kind,), tuple(place in begins for _, _, begins in cut)) for place, kind in enumerate(unit)]
-        whole = (unit, tuple(num for _, num, _ in cut))
-        parts += [(kinds, tuple(map(int, turns))) for kinds, turns in (*ends, whole, *begins)]
-    return parts
+    stages = [(stop - num, stop) for num, stop in zip(layers_per_stage, stops, strict=True)]
+    runs = [_loops_of_run(stages, *run) for run in pattern.runs(stops[-1])]
+    return _merged([loop for loops in runs for loop in loops])
+
+
+def waits_of(loops: Sequence[LayerLoop]) -> np.ndarray:
+    """[S] times that the host waits for the device in all these loops."""
+    return np.sum([loop.waits for loop in loops], axis=0)
+
+
+def _loops_of_run(stages: list[tuple[int, int]], unit: tuple[int, ...], start: int, stop: int) -> tuple[LayerLoop, ...]:
+    """The loops over what stages have of a run; its units are cut so that the host waits least.
+
+    Example:
+        Stages 010 10 101: all have 10, so that a unit is that, and not 01.
+
+        >>> [(loop.forms, loop.turns) for loop in _loops_of_run([(0, 3), (3, 5), (5, 8)], (0, 1), 0, 8)]
+        [((0,), (1, 0, 0)), ((1, 0), (1, 1, 1)), ((1,), (0, 0, 1))]
+    """
+    parts = [(max(begin, start) - start, max(min(end, stop), start) - start) for begin, end in stages]
+    ways = [_merged(_loops_of_units(parts, unit, first)) for first in range(len(unit))]
+    return min(ways, key=lambda loops: (waits_of(loops).max(), sum(len(loop.forms) for loop in loops)))
+
+
+def _loops_of_units(parts: list[tuple[int, int]], unit: tuple[int, ...], first: int) -> list[LayerLoop]:
+    """The end of a unit, whole ones, and the begin of one, if units begin at place `first`; `parts` are [S] layers."""
+    size = len(unit)
+    turned = unit[first:] + unit[:first]
+    cut = [_cut(begin - first, end - first, size) for begin, end in parts]
+
+    ends, nums, begins = zip(*cut, strict=True)
+
+    def alone(has: Sequence[range]) -> list[LayerLoop]:
+        return [_loop((kind,), tuple(int(place in of) for of in has)) for place, kind in enumerate(turned)]
+
+    return [*alone(ends), _loop(turned, nums), *alone(begins)]
+
+
+def _loop(forms: tuple[int, ...], turns: tuple[int, ...]) -> LayerLoop:
+    return LayerLoop(forms, turns, min(turns))
+
+
+def _merged(loops: list[LayerLoop]) -> tuple[LayerLoop, ...]:
+    """Loops over layers of one form that follow each other as one; no loop that no stage has."""
+    merged: list[LayerLoop] = []
+    for loop in loops:
+        if not max(loop.turns):
+            continue
+        if merged and merged[-1].forms == loop.forms:
+            turns = tuple(map(add, merged.pop().turns, loop.turns))
+            loop = _loop(loop.forms, turns)
+        merged.append(loop)
+    return tuple(merged)
 
 
 def _cut(begin: int, end: int, size: int) -> tuple[range, int, range]:

@@ -8,7 +8,7 @@ the next round are read.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -16,6 +16,8 @@ import numpy as np
 
 from jaxpipe.lowering.lifetimes import Places, allocate_per_device
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Columns, Kind, Schedule
+
+Layers = tuple[Sequence[int], ...]  # [stage] places of some of its layers
 
 
 class Span(enum.Enum):
@@ -64,13 +66,13 @@ def allocate_pages(
     rounds: np.ndarray,
     num_rounds: int,
     layers_per_stage: tuple[int, ...],
-    layers: tuple[range, ...],
+    layers: Layers,
     moves: PageMoves,
 ) -> Pages:
     """Allocates pages for some layers of every (stage, microbatch), at home and, while away, on its host.
 
-    `writer` is the action, [A], on the same device whose output each B, I or W reads; `layers` are those of each stage,
-    of which the first move.
+    `writer` is the action, [A], on the same device whose output each B, I or W reads; `layers` are those of each stage
+    that have pages, of which the first move.
 
     Example:
         1F1B on two devices: device 0 holds two microbatches at once and gives their pages to the next two.
@@ -100,12 +102,11 @@ def allocate_pages(
 
     # Layers that stay; the first layers of a (stage, microbatch) are those that move.
     num_held = len(held.device)
-    first = np.array([own.start for own in layers])[held.stage] + num_away
     for i, taken in enumerate(units[:num_held]):
-        staying = slice(first[i], first[i] + len(taken))
+        staying = layers[held.stage[i]][num_away[i] :]
         device = held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
-            of_layer[round_, device, staying] = taken
+            of_layer[round_, device, list(staying)] = taken
     of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
     # The place on the host is read by `ParkedPages.grids` alone: no action touches it.
     before, _, after = of_moves

@@ -20,7 +20,16 @@ import numpy as np
 
 from jaxpipe.lowering.cells import Cells
 from jaxpipe.lowering.lifetimes import Places, place, place_in_calls
-from jaxpipe.lowering.pages import NO_MOVES, PageMoves, Pages, Span, allocate_pages, pages_in_calls, peak_slots
+from jaxpipe.lowering.pages import (
+    NO_MOVES,
+    Layers,
+    PageMoves,
+    Pages,
+    Span,
+    allocate_pages,
+    pages_in_calls,
+    peak_slots,
+)
 from jaxpipe.lowering.permutes import Permutes
 from jaxpipe.lowering.transfer import Sizes, Transfer, total_of
 from jaxpipe.schedules.schedule import Kind, kinds_that_leave
@@ -257,17 +266,16 @@ class RoundTable(Cells):
         """Pages for the deferred W inputs that do not fit into the slot."""
         return self._pages(Span.WEIGHT_GRADIENT)
 
-    @cached_property
-    def recomputed_pages(self) -> Pages:
-        """As `pages`, for the layers that are computed again; the others then have those of `pages`."""
-        return self._pages(Span.SLOT, recomputed=True)
+    @property
+    def recomputed_layers(self) -> Layers:
+        """[stage] its layers that are computed again, whose pages are apart: `pages` has those of the others."""
+        return tuple(map(range, self.recomputed))
 
-    @cached_property
-    def recomputed_weight_gradient_pages(self) -> Pages:
-        """As `weight_gradient_pages`, for the layers that are computed again."""
-        return self._pages(Span.WEIGHT_GRADIENT, recomputed=True)
+    def pages_of(self, span: Span, layers: Layers) -> Pages:
+        """As `pages`, of some layers of each stage that have a pool of their own, and stay on their device."""
+        return self._pages(span, layers, NO_MOVES)
 
-    def _pages(self, span: Span, *, recomputed: bool = False) -> Pages:
+    def _pages(self, span: Span, layers: Layers | None = None, moves: PageMoves | None = None) -> Pages:
         first = self.recomputed or (0,) * len(self.layers_per_stage)
         if self.num_calls > 1:
             return pages_in_calls(
@@ -280,12 +288,8 @@ class RoundTable(Cells):
             rounds=self.rounds,
             num_rounds=self.num_rounds,
             layers_per_stage=self.layers_per_stage,
-            layers=tuple(
-                range(num) if recomputed else range(num, stop)
-                for num, stop in zip(first, self.layers_per_stage, strict=True)
-            ),
-            # Pages of layers that are computed again are small: they stay.
-            moves=NO_MOVES if recomputed else self.page_moves,
+            layers=layers or tuple(map(range, first, self.layers_per_stage)),
+            moves=moves or self.page_moves,
         )
 
     @cached_property

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpipe.layer_kinds import ONE_KIND, Pattern
 from jaxpipe.lowering.cells import IDLE
 from jaxpipe.lowering.guards import shared_guards, waits_of_guards
-from jaxpipe.lowering.layer_loops import layer_loops
+from jaxpipe.lowering.layer_loops import layer_loops, waits_of
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.turns import light_types, turns_of
 from jaxpipe.schedules.schedule import LAYER_KINDS, Kind
@@ -83,11 +83,7 @@ def _of_guards(table: RoundTable, round_type: int, *, by_chunk: bool) -> np.ndar
 def _of_layers(table: RoundTable, pattern: Pattern) -> np.ndarray:
     """[D] waits of loops over layers."""
     runs = np.isin(table.kind, list(LAYER_KINDS))
-    unknown = sum(
-        np.array(loop.turns)[table.stage] - loop.num_known + 1
-        for loop in layer_loops(table.layers_per_stage, table.recomputed, pattern)
-        if loop.has_rest
-    )
+    unknown = waits_of(layer_loops(table.layers_per_stage, table.recomputed, pattern))[table.stage]
     return (runs * unknown).sum(axis=0)
 
 

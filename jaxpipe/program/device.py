@@ -190,17 +190,18 @@ class DeviceStep:
     def stretches(self, row: Row, *, is_reverse: bool) -> list[Stretch]:
         """The turns over the layers of the stage in `row`; of those of one loop, known ones apart from others."""
         if not self.turns:
-            return [Stretch(self.shapes.forms[:1], 0, self.num_layers_of(row))]
+            ((loop, forms),) = self.shapes.loops
+            return [Stretch(forms, 0, self.num_layers_of(row), loop.block)]
         inwards = []
         for place, ((loop, forms), turns) in enumerate(zip(self.shapes.loops, self.turns, strict=True)):
-            known = [(forms, loop.num_known)] * bool(loop.num_known)
-            rest = [(forms, turns[row.chunk] - loop.num_known)] * loop.has_rest
+            known = [(forms, loop.num_known, 1)] * bool(loop.num_known)
+            rest = [(forms, turns[row.chunk] - loop.num_known, loop.block)] * loop.has_rest
             # Known turns are at both ends of the stage, so that each begins where XLA knows it.
             inwards += rest + known if 0 < place == len(self.turns) - 1 else known + rest
         first = 0
         stretches = []
-        for forms, num in reversed(inwards) if is_reverse else inwards:
-            stretches.append(Stretch(forms[::-1] if is_reverse else forms, first, num))
+        for forms, num, block in reversed(inwards) if is_reverse else inwards:
+            stretches.append(Stretch(forms[::-1] if is_reverse else forms, first, num, block))
             first = first + num * len(forms)
         return stretches
 
@@ -311,18 +312,28 @@ class Stretch(NamedTuple):
     forms: tuple[LayerForm, ...]
     first: int | jax.Array  # layer of the walk
     num: int | jax.Array  # turns; known to XLA if it is a number
+    block: int = 1  # of these, which are a multiple: the device is asked once about all turns of one
 
     def turn(self, body: LayerBody, turn: jax.Array, carry: Any) -> Any:
         """The carry after the layers of one turn."""
         size = len(self.forms)
         for place, form in enumerate(self.forms):
+            # Else XLA adds the gradients of all layers to their sums at once, and holds them until then.
+            carry = lax.optimization_barrier(carry) if place else carry
             layer = turn if size == 1 else size * turn + place
             carry = body(form, layer if isinstance(self.first, int) and self.first == 0 else self.first + layer, carry)
         return carry
 
     def run(self, body: LayerBody, carry: Any) -> Any:
         """The carry after these turns."""
-        return lax.fori_loop(0, self.num, lambda turn, carry: self.turn(body, turn, carry), carry)
+        if self.block == 1 or isinstance(self.num, int):
+            return lax.fori_loop(0, self.num, lambda turn, carry: self.turn(body, turn, carry), carry)
+
+        def of_block(place: jax.Array, carry: Any) -> Any:
+            first = place * self.block
+            return lax.fori_loop(0, self.block, lambda turn, carry: self.turn(body, first + turn, carry), carry)
+
+        return lax.fori_loop(0, self.num // self.block, of_block, carry)
 
 
 Action = Callable[[DeviceStep, Row, State], State]  # (step of the device, its row, state) -> state

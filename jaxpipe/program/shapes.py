@@ -34,10 +34,11 @@ from jaxpipe.program.function_shapes import (
 )
 from jaxpipe.program.layer_form import LayerForm
 from jaxpipe.program.partition import Part, partition
+from jaxpipe.program.pools_of_kinds import storages_of_kinds
 from jaxpipe.program.shared_use import SharedUse
 from jaxpipe.program.split_vjp import SplitBackward, split_vjp
 from jaxpipe.program.staged_params import StagedLayout
-from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, make_storage, with_pages_of_all
+from jaxpipe.program.storage import PageForm, Pool, SavedResiduals, Storage, make_storage
 from jaxpipe.program.vjp import LayerVjp, trace_vjp
 from jaxpipe.sharding import Shard
 
@@ -255,14 +256,14 @@ def step_shapes(
                 split_backward=table.schedule.has_split_backward,
                 wide=wide,
             )
-        first_pool = len(forms[0].storage.pools) if recomputed else 0
-        storage = make_storage(table, saved, recomputed=recomputed, first_pool=first_pool)
+        pools = {"layers": table.recomputed_layers, "first_pool": len(forms[0].storage.pools)} if recomputed else {}
+        storage = make_storage(table, saved, **pools)
         forms.append(LayerForm(place, kind, layer, storage, vjp, split))
         if split:
             parts = {**parts, "layers": {**parts["layers"], **_with_split_backward(parts_of_kind, split)}}
     if len(functions.layers) > 1:
-        shared = with_pages_of_all([form.storage for form in forms])
-        forms = [replace(form, storage=storage) for form, storage in zip(forms, shared, strict=True)]
+        storages = storages_of_kinds(table, [form.storage.saved for form in forms], functions.pattern)
+        forms = [replace(form, storage=storage) for form, storage in zip(forms, storages, strict=True)]
     return StepShapes(
         table=table,
         masters=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params),

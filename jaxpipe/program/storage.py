@@ -17,7 +17,7 @@ residuals that only I reads, as far as they fit; the rest has its own pages, fro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpipe.lowering import RoundTable
-from jaxpipe.lowering.pages import Pages
+from jaxpipe.lowering.pages import Layers, Pages, Span
 
 _MAX_SUMS = 10_000  # array sizes to compare; a layer has a dozen arrays, mostly multiples of one size
 
@@ -47,6 +47,17 @@ class SavedResiduals:
     def only_for_i(self) -> tuple[int, ...]:
         """Indices of the residuals that W does not read."""
         return tuple(i for i in range(len(self.residuals)) if i not in self.shared_with_w)
+
+    @cached_property
+    def without_place(self) -> tuple[int, ...]:
+        """Indices of the deferred arrays that do not fit in the place of residuals, and have pages of their own."""
+        in_place = fitting_deferred(self)
+        return tuple(i for i in range(len(self.deferred)) if i not in in_place)
+
+    @property
+    def forms(self) -> tuple[PageForm, PageForm]:
+        """What a page of each of its two pools has room for."""
+        return PageForm(self.residuals), PageForm(_select(self.deferred, self.without_place))
 
 
 # Pages and pools
@@ -230,23 +241,22 @@ class Storage:
         return [arrays[i] for i in sorted(arrays)]
 
 
-def make_storage(table: RoundTable, saved: SavedResiduals, *, recomputed: bool = False, first_pool: int = 0) -> Storage:
-    """The storage of `table`, whose pages hold `saved`; of all layers alike, or of those that are computed again."""
-    slots, apart = (
-        (table.recomputed_pages, table.recomputed_weight_gradient_pages)
-        if recomputed
-        else (table.pages, table.weight_gradient_pages)
-    )
+def make_storage(
+    table: RoundTable, saved: SavedResiduals, *, layers: Layers | None = None, first_pool: int = 0
+) -> Storage:
+    """The storage of `table`, whose pages hold `saved`: of all layers, or of some that have pools of their own."""
+    slots = table.pages if layers is None else table.pages_of(Span.SLOT, layers)
     shared = _select(saved.residuals, saved.shared_with_w)
     only = _select(saved.residuals, saved.only_for_i)
     in_place = fitting_deferred(saved)
-    rest = tuple(i for i in range(len(saved.deferred)) if i not in in_place)
+    rest = saved.without_place
     shared_with_w = Place(saved.shared_with_w, 0, PageForm(shared))
     only_for_i = Place(saved.only_for_i, 0, PageForm(only, preceding=shared))
     deferred = [Place(in_place, 0, PageForm(_select(saved.deferred, in_place), preceding=shared))]
     pools = [pool_for(slots.num_pages, shared_with_w.form, only_for_i.form)]
     grids = [slots]
     if rest:
+        apart = table.weight_gradient_pages if layers is None else table.pages_of(Span.WEIGHT_GRADIENT, layers)
         deferred.append(Place(rest, 1, PageForm(_select(saved.deferred, rest))))
         pools.append(pool_for(apart.num_pages, deferred[1].form))
         grids.append(apart)
@@ -260,18 +270,6 @@ def make_storage(table: RoundTable, saved: SavedResiduals, *, recomputed: bool =
         tuple(deferred),
         first_pool,
     )
-
-
-def with_pages_of_all(storages: Sequence[Storage]) -> list[Storage]:
-    """The storages of several kinds of layers with the same pools, whose pages have room for any of the kinds."""
-    longest = max(storages, key=lambda storage: len(storage.pools))
-    pools = []
-    for place, pool in enumerate(longest.pools):
-        rows = [dict(storage.pools[place].rows) for storage in storages if place < len(storage.pools)]
-        dtypes = dict.fromkeys(dtype for widths in rows for dtype in widths)
-        widest = tuple((dtype, max(widths.get(dtype, 0) for widths in rows)) for dtype in dtypes)
-        pools.append(Pool(pool.num_pages, widest))
-    return [replace(storage, pools=tuple(pools), grids=longest.grids) for storage in storages]
 
 
 def fitting_deferred(saved: SavedResiduals) -> tuple[int, ...]:

@@ -251,3 +251,12 @@ def test_kernels_of_experts_are_neither_copied_nor_added_by_others(schedule):
     kernels = json.loads(done.stdout.splitlines()[-1])
     assert "bf16[1,1,3,4,64,96] convert" in kernels  # the test would see them
     assert [kernel for kernel in kernels if "3,4," not in kernel] == []
+
+
+@pytest.mark.slow
+def test_a_turn_over_two_kinds_holds_the_gradients_of_one_layer():
+    """gpt-oss, whose experts have large gradients: without an order of its layers a turn holds those of both."""
+    sizes = ("model.num_layers=8", "pipeline.num_microbatches=16", "data.batch_size=32")
+    fields = (f"--config.{field}" for field in sizes)
+    numbers = compiled("--config=configs/gpt_oss_20b.py", "--topology=h100-80g:1x8", *fields)
+    assert numbers["predicted_bytes"] >= 0.99 * numbers["total_bytes"]

@@ -73,6 +73,12 @@ def half_as_dear() -> Model:
     return replace(model, other_layers=(twice,), pattern=Pattern(first=(0,) * (NUM_LAYERS // 2), unit=(1,)))
 
 
+def every_second_again() -> Model:
+    """A model whose every second layer saves its input alone."""
+    model = model_of(feed_forward, up=(HIDDEN, 4 * HIDDEN), down=(4 * HIDDEN, HIDDEN))
+    return replace(model, other_layers=(jax.checkpoint(feed_forward),), pattern=Pattern(unit=(0, 1)))
+
+
 class Block(nnx.Module):
     """A transformer's layer of Flax's own parts."""
 

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import own_models
 import pytest
 from own_models import HIDDEN, NUM_LAYERS, SEQ_LEN, SETTINGS, WORDS, config_of, given, model_of
+from tiers import tiers
 
 from jaxpipe.cluster.topology import parse_topology
+from jaxpipe.compile.step import training_step
 from jaxpipe.config import base_config
 from jaxpipe.config.base import RunConfig
 from jaxpipe.estimate import Roofline, estimate, memory, setting_of
@@ -21,7 +23,9 @@ from jaxpipe.estimate.plan.space import Variant
 from jaxpipe.estimate.products import flops
 from jaxpipe.estimate.step_collectives import action_times
 from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.mesh import choose_devices
 from jaxpipe.plan import plan
+from jaxpipe.program.held_bytes import held_bytes
 from jaxpipe.training.given import given_task
 
 TOPOLOGY = parse_topology("h100-80g:1x4")
@@ -85,6 +89,23 @@ def gated_recurrence(params: Any, x: jax.Array, batch: Any, random: Any) -> jax.
 
     states = jax.lax.scan(cell, jnp.zeros_like(x[:, 0]), (decay.swapaxes(0, 1), value.swapaxes(0, 1)))[1]
     return x + states.swapaxes(0, 1) @ params["out"]
+
+
+@pytest.mark.parametrize("name", tiers(["1f1b"], ci=["zb_v", "bpipe"]))
+def test_pages_of_kinds_that_save_unlike_bytes_are_those_of_the_program(name, monkeypatch):
+    """In turn a layer that saves its input alone, and one that saves all; pages that move are of one size."""
+    layers = "2,2,2,2,1,3,2,2" if name == "zb_v" else "2,2,2,2"
+    monkeypatch.setattr(own_models, "NUM_LAYERS", sum(map(int, layers.split(","))))
+    config = config_of(name, 8, 1, 4, "none", "bfloat16")
+    config.pipeline.layers_per_stage = layers
+    arguments = {"model": own_models.every_second_again(), "train_batches": own_models.batches}
+    told, task = given_task(RunConfig.of(config), **arguments, params=None, heldout_batches=())
+    step = training_step(config, choose_devices(4, platform="cpu").devices, **arguments)
+    shapes = step.step.shapes(step.state.params, step.batch)
+    assert len(shapes.pools) == {"1f1b": 2, "zb_v": 3, "bpipe": 1}[name]
+    held = held_bytes(shapes)
+    found = memory(setting_of(told, TOPOLOGY, task.given))
+    assert found.slots + found.weight_slots == held["pages"] + held["left"]
 
 
 def test_a_new_kind_of_layer_has_its_bytes_and_flops():

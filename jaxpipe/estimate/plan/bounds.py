@@ -22,7 +22,7 @@ from jaxpipe.estimate.setting import placement_of
 from jaxpipe.estimate.split_head import can_split_vocabulary
 from jaxpipe.estimate.step import estimate
 from jaxpipe.estimate.step_collectives import StepCollectives
-from jaxpipe.estimate.traced import traced_layer
+from jaxpipe.estimate.traced import traced_kinds
 from jaxpipe.estimate.workspace import AtWork, at_work
 from jaxpipe.schedules.methods.registry import find_method
 from jaxpipe.schedules.placement import Placement
@@ -106,7 +106,7 @@ def least_with_room_s(setting: Setting, times: Times) -> float:
         return 0.0
     room = setting.topology.hardware.memory_bytes - RESERVE_BYTES - least_bytes(setting, placement, pages=0).total
     times = times.all_paired if setting.overlap else times
-    num_pages = room // max(traced_layer(setting).page_bytes, 1)
+    num_pages = room // max(_least_page_bytes(setting), 1)
     if num_pages < 1:
         return 0.0
     back_s = min(times.layer_input_gradient_s, times.layer_backward_s)
@@ -152,13 +152,18 @@ def least_bytes(setting: Setting, placement: Placement, *, pages: int) -> Bytes:
         batch=batch_bytes(setting),
         weights=params.weights,
         gradients=params.gradients,
-        slots=pages * traced_layer(setting).page_bytes,
+        slots=pages * _least_page_bytes(setting),
         weight_slots=work.deferred,
         transit=0,
         inboxes=0,
         logits=work.logits,
         workspace=work.workspace,
     )
+
+
+def _least_page_bytes(setting: Setting) -> int:
+    """Bytes of a page of the kind of layers that saves least: kinds may have pools of their own."""
+    return min(layer.page_bytes for layer in traced_kinds(setting))
 
 
 def _least_at_work(setting: Setting) -> AtWork:
