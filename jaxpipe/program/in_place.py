@@ -92,6 +92,7 @@ def before_writes(
             being read in their stack, and a GPU's host waits for it twice.
     """
     if by_barrier:
+        # What is written comes out of it, so that all reads are before.
         return lax.optimization_barrier((read(carry), pools))
     return once(read, carry, num_done), pools
 

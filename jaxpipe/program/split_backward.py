@@ -24,6 +24,7 @@ def input_gradient(step: DeviceStep, row: Row, state: State) -> State:
         i, params, given = step.last_first(row, form, turn, walk, state)
 
         def compute(read: Walk) -> Walk:
+            # Else XLA moves the reads out of a loop, away from what could read the pool itself.
             residuals = storage.read_residuals(walk.pools, guarded_index(row.pages[:, i], read.num_done))
             dx, grads, deferred = split.input_gradient(params, residuals, read.passed, step.layer_scale, *given)
             read = step.with_gradients(read, row, form, i, grads)
