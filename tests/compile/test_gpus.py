@@ -104,7 +104,7 @@ for family, expert in (("llama", {}), ("mixtral", {"dispatch": "dropless"})):
 
 @pytest.mark.slow
 def test_the_barrier_of_an_input_gradient_leaves_pools_in_place():
-    """By one number of each result in place of it XLA copied pools of stages of one layer, and with experts, on CPUs."""
+    """By one number of each result in place of it XLA copied pools of stages of one layer, and of experts, on CPUs."""
     command, environment = [sys.executable, "-c", IN_PLACE], {**os.environ, **AS_A_USER}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "llama []\nmixtral []\n", result.stderr
