@@ -255,8 +255,13 @@ def test_kernels_of_experts_are_neither_copied_nor_added_by_others(schedule):
 
 @pytest.mark.slow
 def test_a_turn_over_two_kinds_holds_the_gradients_of_one_layer():
-    """gpt-oss, whose experts have large gradients: without an order of its layers a turn holds those of both."""
-    sizes = ("model.num_layers=8", "pipeline.num_microbatches=16", "data.batch_size=32")
-    fields = (f"--config.{field}" for field in sizes)
-    numbers = compiled("--config=configs/gpt_oss_20b.py", "--topology=h100-80g:1x8", *fields)
-    assert numbers["predicted_bytes"] >= 0.99 * numbers["total_bytes"]
+    """Without an order of the layers of a unit those of both are held: 0.968, and not 0.985."""
+    model = ("num_layers=11", "hidden=1024", "num_heads=16", "num_kv_heads=16", "feed_forward=2816", "vocab_size=4096")
+    kinds = ("sliding_window=256", "full_every=2", "attention=chunked", "recompute=none", "dtype=bfloat16")
+    pipeline = ("schedule=1f1b", "num_microbatches=16", "layers_per_stage=3,2,3,3")
+    fields = [f"--config.model.{field}" for field in (*model, *kinds)]
+    fields += [f"--config.pipeline.{field}" for field in pipeline]
+    fields += [f"--config.mesh.{field}" for field in ("data=1", "pipe=4", "tensor=1")]
+    fields += ["--config.data.seq_len=1024", "--config.data.batch_size=16"]
+    numbers = compiled("--config=configs/llama_7b.py", "--topology=h100-80g:1x4", *fields)
+    assert 0.975 <= numbers["predicted_bytes"] / numbers["total_bytes"] <= 1.025
