@@ -106,6 +106,10 @@ class Channel:
         """The state after what it does beside the action of the round."""
         return state
 
+    def is_awaited(self, round_type: int) -> bool:
+        """Whether what travels in rounds of a type has arrived when they end; else it goes on in the next one."""
+        return True
+
     def store(self, round_type: int, row: Row, arrived: PyTree, carry: Carry) -> Carry:
         """Stores what has arrived, after the action of the round."""
         return carry

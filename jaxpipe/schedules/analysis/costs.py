@@ -46,6 +46,7 @@ class Costs:
         pair: the time of a pair, over that of its halves one after the other; 1 if neither hides anything of the other.
         put: time of the round in which the output of a pair's forward leaves.
         transfer: time of one message between two devices.
+        host: time in which a device copies a message to its host's memory, or back.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
         slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
             long as a message over the same link. The default is that of a stage of one transformer layer,
@@ -69,6 +70,7 @@ class Costs:
     pair: float = 1.0
     put: float = 0.0
     transfer: float = 0.0
+    host: float = 0.0
     # Equal costs have equal hashes without it, and a dict has none.
     link: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)
     slot_messages: float = 17.0
