@@ -224,7 +224,7 @@ def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int, 
     return ScheduleError(
         f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
         rule=_RULES[to][0],
-        picture=_picture(peaks),
+        picture=_picture(peaks, to),
         repair="use the schedule as it is, or give a lower bound if there is room for it",
     )
 
@@ -233,7 +233,7 @@ def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, lea
     return ScheduleError(
         f"bound={bound} cannot be kept in {_where(schedule)}",
         rule=_RULES[to][1],
-        picture=_picture(peaks),
+        picture=_picture(peaks, to),
         repair=f"set bound={least}, the least that can be kept, or leave it out",
     )
 
@@ -242,9 +242,8 @@ def _where(schedule: Schedule) -> str:
     return f"{schedule.name!r} (num_devices={schedule.num_devices}, num_microbatches={schedule.num_microbatches})"
 
 
-def _picture(peaks: tuple[int, ...]) -> str:
+def _picture(peaks: tuple[int, ...], to: str) -> str:
     width = len(str(max(len(peaks) - 1, *peaks)))
-    return "".join(
-        f"{head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
-        for head, numbers in (("device", range(len(peaks))), ("slots", peaks), ("of partner", peaks[::-1]))
-    )
+    lines = [("device", range(len(peaks))), ("slots", peaks)]
+    lines += [("of partner", peaks[::-1])] if to == PARTNER else []
+    return "".join(f"{head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n" for head, numbers in lines)
