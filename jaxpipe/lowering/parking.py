@@ -41,18 +41,23 @@ class Parking(NamedTuple):
             yield round_type, ()
         elif self.schedule.parks_on_host:
             for parts in parts_of_turns(self.compute, rounds, len(round_type), period):
-                types = with_more(round_type, len(parts.way), period)
+                types = by_way(round_type, parts.way, period)
                 yield types, (park_on_host(*self, rounds, parts),)
         else:
             for is_open in open_rounds(self.compute, rounds, round_type, lengths):
                 yield round_type, (ParkedPages(park_pages(*self, rounds, is_open)),)
 
 
-def with_more(round_type: np.ndarray, num_rounds: int, period: int) -> np.ndarray:
-    """[num_rounds] the types with those of rounds behind the last one; rounds of one type in two, a part each."""
-    if period == 1:
-        return np.arange(num_rounds) % 2
-    return np.append(round_type, round_type[np.arange(len(round_type), num_rounds) % period])
+def by_way(round_type: np.ndarray, way: np.ndarray, period: int) -> np.ndarray:
+    """[R] types of rounds, in each of which blocks go one way; R is that of `way`, which may have rounds more.
+
+    Example:
+        >>> by_way(np.array([0, 0, 0, 0]), np.array([0, 1, 0, 1]), 1).tolist()
+        [0, 1, 0, 1]
+    """
+    more = round_type[np.arange(len(round_type), len(way)) % period]
+    _, types = np.unique(2 * np.append(round_type, more) + way, return_inverse=True)
+    return types
 
 
 def most_parked(tables: Iterable[RoundTable]) -> RoundTable:

@@ -50,10 +50,9 @@ class Device:
     marked: list = field(default_factory=list)  # of these, those that the table calls the last of their stage
     # (chunk, layer) -> the (stage, layer, microbatch) whose gradients the running sum has; none twice.
     sums: dict = field(default_factory=lambda: defaultdict(list))
-    # In the host's memory: block -> its pages; and the block that leaves next, and the one that comes back.
+    # In the host's memory: block -> its pages; and the one that leaves or comes.
     on_host: dict = field(default_factory=dict)
-    buffer: tuple = GARBAGE
-    arriving: tuple = GARBAGE
+    block: tuple = GARBAGE
 
 
 def transfer_of(table: RoundTable, name: str) -> ParkedPages | ReplicaGradients:
@@ -226,11 +225,13 @@ def _copy(table, round_, d, device):
     if not host:
         return
     grids, round_type = table.grids["host_pages"], table.round_type[round_]
-    if host.begins(table, BACK)[round_type]:
-        device.arriving = device.on_host.pop(grids.back_block[round_, d], GARBAGE)
-    if host.begins(table, OUT)[round_type]:
-        device.on_host[grids.out_block[round_, d]] = device.buffer
-        device.buffer = GARBAGE
+    begins = [host.begins(table, way)[round_type] for way in (OUT, BACK)]
+    assert not all(begins), f"rounds of type {round_type} read and write the host's pool"
+    if begins[BACK]:
+        device.block = device.on_host.pop(grids.back_block[round_, d], GARBAGE)
+    if begins[OUT]:
+        device.on_host[grids.out_block[round_, d]] = device.block
+        device.block = GARBAGE
 
 
 def _move_block(table, round_, d, device, where):
@@ -239,16 +240,16 @@ def _move_block(table, round_, d, device, where):
         return
     grids, pool = table.grids["host_pages"], device.pools["pages"]
     if grids.num_recvs[round_, d]:
-        assert device.arriving != GARBAGE, f"{where} stores a block that is not there"
-        pages = dict(zip(grids.recv_page[round_, d].tolist(), device.arriving, strict=True))
-        repeated = zip(grids.recv_page[round_, d].tolist(), device.arriving, strict=True)
+        assert device.block != GARBAGE, f"{where} stores a block that is not there"
+        pages = dict(zip(grids.recv_page[round_, d].tolist(), device.block, strict=True))
+        repeated = zip(grids.recv_page[round_, d].tolist(), device.block, strict=True)
         assert all(pages[page] == residuals for page, residuals in repeated), f"{where} stores two pages in one"
         _receive(pool, pages, list(pages.values()), where)
-        device.arriving = GARBAGE
+        device.block = GARBAGE
     if grids.num_sends[round_, d]:
-        assert device.buffer == GARBAGE, f"{where}: the block before has not left"
+        assert device.block == GARBAGE, f"{where}: the block before has not left"
         send_pages = grids.send_page[round_, d].tolist()
-        device.buffer = tuple(pool[page] for page in send_pages)
+        device.block = tuple(pool[page] for page in send_pages)
         _send(pool, dict.fromkeys(send_pages), len(set(send_pages)), where)
 
 

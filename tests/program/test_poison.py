@@ -165,7 +165,7 @@ def poison(monkeypatch):
             is_used = row.of[self.name].num_recvs
             carry = store(self, round_type, row, arrived, carry)
             held = carry.of[self.name]
-            held = held._replace(arriving=of_used(1 - is_used, held.arriving))
+            held = held._replace(block=of_used(1 - is_used, held.block))
             return with_part(carry, self.name, held, carry.state)
 
         def read_and_poison(self, round_type, row, carry):

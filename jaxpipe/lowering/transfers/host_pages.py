@@ -3,8 +3,8 @@
 The pages of a microbatch leave together, as one block, and come back together. A turn of rounds has two parts. With the
 first round of one part a block begins to leave, and is copied until the part ends; with the first round of the other
 part a block begins to come back, and is stored behind the last. Where every device acts in both parts, all copies hide
-behind actions; and no round both reads and writes the host's pool, of which XLA would make a copy. A device has one
-block at most in a part.
+behind actions; no round both reads and writes the host's pool, of which XLA would make a copy; and one buffer is enough
+for what leaves and what has come. A device has one block at most in a part.
 
 1F1B in turns of four rounds, even devices with F and B in the first two, odd ones in the others; so that there is an
 action in each part, a turn begins with the B of one kind and ends with the F of the other:
@@ -53,7 +53,7 @@ class Parts(NamedTuple):
 class HostGrids:
     """The pages that each device sends to its host and gets from it, round by round; unused places name used ones."""
 
-    send_page: np.ndarray  # [R, D, place] page read at the end of the round, to leave in the next part
+    send_page: np.ndarray  # [R, D, place] page read at the end of the round, to leave from the next one on
     num_sends: np.ndarray  # [R, D] whether a block is read, 0 or 1
     out_block: np.ndarray  # [R, D] place on the host of what leaves; the last one is for what nobody needs
     back_block: np.ndarray  # [R, D] place on the host of what comes back
@@ -154,7 +154,7 @@ class HostPages(Transfer[RoundTable]):
         shape = (table.num_rounds, table.schedule.num_devices)
         before, _, after = table.pages.of_moves
         grids = []
-        for rounds, pages in ((last_busy(table)[blocks.leaves], before), (blocks.returns, after)):
+        for rounds, pages in ((blocks.leaves - 1, before), (blocks.returns, after)):
             is_first = blocks.place == 0
             first = np.zeros(len(blocks.home), int)
             first[blocks.of_move[is_first]] = pages[is_first]
@@ -172,22 +172,13 @@ class HostPages(Transfer[RoundTable]):
         return HostGrids(send_page, num_sends, out_block, back_block, recv_page, num_recvs)
 
     def buffers(self, table: RoundTable) -> dict[str, int]:
-        """A block that waits to leave, and one that has come."""
-        return {"page": 2 * self.block_pages}
+        """The block that leaves or comes."""
+        return {"page": self.block_pages}
 
     @property
     def host_pages(self) -> int:
         """Pages that the host holds for each device."""
         return self.on_host[1] * self.block_pages
-
-
-def last_busy(table: RoundTable) -> np.ndarray:
-    """[R] the last round before each in which any device may act; the one before, if there is none."""
-    is_busy = np.array([bool(kinds) for kinds in table.kinds])[table.round_type]
-    index = np.arange(table.num_rounds)
-    before = np.maximum.accumulate(np.where(is_busy, index, -1))
-    last_round = np.append(-1, before[:-1])
-    return np.where(last_round >= 0, last_round, index - 1)
 
 
 def parts_of_turns(compute: Schedule, rounds: np.ndarray, num_rounds: int, period: int) -> Iterator[Parts]:

@@ -1,9 +1,9 @@
 """Pages on the host: saved residuals leave for the host's memory and come back, those of a microbatch as one block.
 
-A block is read into a buffer at the end of a round, and copied to the host in a later one while its action computes;
-what comes back is copied to the device during an action, and stored behind it. Reads and writes of the device's pool
-are guarded. The copies are not: alone in a guard they hide behind nothing, so a device that has no block to send copies
-one that nobody needs. On CPUs XLA does not tell the memories apart.
+A block is read into a buffer at the end of a round, and copied to the host while actions of the next ones compute; what
+comes back is copied into the same buffer behind actions, and stored when they are done. Reads and writes of the
+device's pool are guarded. The copies are not: alone in a guard they hide behind nothing, so a device that has no block
+to send copies one that nobody needs. On CPUs XLA does not tell the memories apart.
 
 Source: Wan et al., PipeOffload, ICML 2025 (arXiv 2503.01328), which sends activations to the host behind the actions of
 a pipeline; experiment 033 for the form.
@@ -46,8 +46,7 @@ class HostRow(NamedTuple):
 class OnHost(NamedTuple):
     """What a device carries."""
 
-    buffer: Block  # the block that leaves next
-    arriving: Block  # the block that comes back
+    block: Block  # what leaves or comes
     blocks: list[jax.Array]  # [dtype] -> [block, place, width] in the host's memory
 
 
@@ -75,8 +74,7 @@ class HostPages(Channel):
         rows = [(like.dtype, (num, like.shape[1])) for like in shapes.storage.pools[0].like()]
         # What is made of nothing is made on the host; zeros would be made on the device first.
         blocks = [jax.device_put(empty((transfer.on_host[1], *shape), dtype), HOST) for dtype, shape in rows]
-        buffer, arriving = ([empty((1, *shape), dtype) for dtype, shape in rows] for _ in range(2))
-        return OnHost(buffer, arriving, blocks)
+        return OnHost([empty((1, *shape), dtype) for dtype, shape in rows], blocks)
 
     def begin(self, round_type: int, row: Row, carry: Carry) -> OnHost:
         """Begins to copy what comes back in rounds of this type, or what leaves."""
@@ -84,15 +82,15 @@ class HostPages(Channel):
         line: HostRow = row.of[self.name]
         if self.transfer.begins(self.table, BACK)[round_type]:
             with jax.named_scope(self.name_of_copy):
-                arriving = [jax.device_put(slice_at(leaf, line.back_block), DEVICE) for leaf in held.blocks]
-            held = held._replace(arriving=arriving)
+                block = [jax.device_put(slice_at(leaf, line.back_block), DEVICE) for leaf in held.blocks]
+            held = held._replace(block=block)
         if self.transfer.begins(self.table, OUT)[round_type]:
             # Of this round, so that XLA does not move the copy of a buffer out of the loop.
-            line, buffer = of_round(line, held.buffer)
+            line, block = of_round(line, held.block)
             with jax.named_scope(self.name_of_copy):
                 blocks = [
                     with_slice(leaf, jax.device_put(part, HOST), line.out_block)
-                    for leaf, part in zip(held.blocks, buffer, strict=True)
+                    for leaf, part in zip(held.blocks, block, strict=True)
                 ]
             held = held._replace(blocks=blocks)
         return held
@@ -114,7 +112,7 @@ class HostPages(Channel):
                     at = line.recv_page[place]
                     return [
                         with_slice(leaf, slice_at(part, 0, place)[0], at)
-                        for leaf, part in zip(slots, arrived.arriving, strict=True)
+                        for leaf, part in zip(slots, arrived.block, strict=True)
                     ]
 
                 return lax.fori_loop(0, self.transfer.block_pages, page, slots)
@@ -135,16 +133,16 @@ class HostPages(Channel):
         if not self._any(round_type, "num_sends"):
             return carry
 
-        def read(buffer: Block, num_done: jax.Array) -> Block:
-            def page(place: jax.Array, buffer: Block) -> Block:
+        def read(block: Block, num_done: jax.Array) -> Block:
+            def page(place: jax.Array, block: Block) -> Block:
                 # Else XLA reads the pool outside of the guard, and copies it to keep that state while it is written.
                 at = guarded_index(line.send_page[place], num_done)
                 return [
                     with_slice(part, slice_at(leaf, at)[None], 0, place)
-                    for part, leaf in zip(buffer, state.pools[0], strict=True)
+                    for part, leaf in zip(block, state.pools[0], strict=True)
                 ]
 
-            return lax.fori_loop(0, self.transfer.block_pages, page, buffer)
+            return lax.fori_loop(0, self.transfer.block_pages, page, block)
 
-        buffer, num_done = sequenced(line.num_sends > 0, read, held.buffer, state.num_done)
-        return with_part(carry, self.name, held._replace(buffer=buffer), state._replace(num_done=num_done))
+        block, num_done = sequenced(line.num_sends > 0, read, held.block, state.num_done)
+        return with_part(carry, self.name, held._replace(block=block), state._replace(num_done=num_done))

@@ -6,7 +6,7 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.methods.option import Option, Options, at_least, check_truth, left_to_the_method
-from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
+from jaxpipe.schedules.passes.balance import PLACES, balance, check_options, least_bound, row_peaks
 from jaxpipe.schedules.schedule import HOST, PARTNER, Schedule
 
 LEAST_DEVICES = 4
@@ -82,7 +82,7 @@ METHOD = Method(
         Option("unit", left_to_the_method, note="or `microbatch`"),
         Option("policy", left_to_the_method, note="or `oldest`, with `unit=microbatch`"),
         Option("overlapped", check_truth, note="with `unit=microbatch`"),
-        Option("to", left_to_the_method, note="or `host`, whose memory then has the pages"),
+        Option("to", left_to_the_method, planned=PLACES, others=(HOST,), note="or `host`, whose memory has the pages"),
     ),
     least_devices=LEAST_DEVICES,
     check=_check,
