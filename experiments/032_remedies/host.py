@@ -9,8 +9,6 @@ import remedies
 
 from jaxpipe.estimate import Setting, estimate, memory
 from jaxpipe.estimate.plan import MEMORY_MARGIN, bytes_within
-from jaxpipe.estimate.times import HOST_FRACTION
-from jaxpipe.estimate.traced import traced_layer
 
 MICROBATCH_SIZES = (2, 4, 8)
 LEAST_BOUND = 3  # slots, the least that a device can keep
@@ -29,11 +27,14 @@ def _rank(cell: remedies.Cell) -> tuple[bool, float]:
     return not cell.fits, cell.estimate.step_s
 
 
-def copy_s(setting: Setting) -> float:
-    """Seconds in which what the first stage parks of a microbatch is copied one way."""
+def copy_s(setting: Setting, plain: remedies.Cell) -> float:
+    """Seconds in which what the first stage parks of a microbatch is copied one way; `plain` is of 1F1B."""
     share = float(setting.schedule_spec.build(setting.num_microbatches).parked_of(0))
-    num_bytes = share * setting.layers_per_stage[0] * traced_layer(setting).page_bytes
-    return num_bytes / (HOST_FRACTION * setting.topology.hardware.host_bytes_per_s)
+    num_slots = min(setting.pipe, setting.num_microbatches)
+    num_layers = setting.layers_per_stage[0]
+    # 1F1B's fullest device holds so many microbatches of the longest stage.
+    page_bytes = plain.held.slots / (num_slots * plain.setting.layers_per_stage[0])
+    return share * num_layers * page_bytes / setting.topology.hardware.host_copy_bytes_per_s
 
 
 def line(model: int, microbatch_size: int) -> str | None:
@@ -42,15 +43,13 @@ def line(model: int, microbatch_size: int) -> str | None:
     plain, by_stage = (remedies.cell(model, microbatch_size, names.index(name)) for name in ("1F1B", "by stage"))
     if plain.fits or not by_stage.fits:
         return None
-    setting = plain.setting
-    most_slots = min(setting.pipe, setting.num_microbatches)
-    bounds = range(LEAST_BOUND, most_slots)
+    bounds = range(LEAST_BOUND, min(plain.setting.pipe, plain.setting.num_microbatches))
     best = min((on_the_host(model, microbatch_size, bound) for bound in bounds), key=_rank)
     setting = best.setting
     times = best.estimate.times
     excess = plain.held.total - bytes_within(setting, margin=MEMORY_MARGIN)
     num_layers = setting.layers_per_stage[0]
-    seconds = copy_s(setting), num_layers * times.layer_forward_s, num_layers * times.layer_backward_s
+    seconds = copy_s(setting, plain), num_layers * times.layer_forward_s, num_layers * times.layer_backward_s
     ratio = by_stage.estimate.step_s / best.estimate.step_s
     cells = (
         remedies.MODELS[model].preset,

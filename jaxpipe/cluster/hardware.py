@@ -29,6 +29,8 @@ from jaxpipe.units import GIB, MIB
 # An allowance for what XLA does not count: the CUDA context and its kernels (0.5 to 1 GiB), NCCL's channel buffers for
 # the communicators of three mesh axes (about 1 GiB), and fragmentation (1 GiB of 80). Not measured.
 RESERVE_BYTES = 3 * GIB
+# The fraction of its bandwidth that copies between a GPU and pinned memory of its host reach. Assumed, not measured.
+HOST_FRACTION = 0.8
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Hardware:
     l2_cache_bytes: int  # L2 cache, shared by all multiprocessors
     clock_rate_ghz: float  # highest clock rate
     threads_per_core: int = 2048  # most threads of a multiprocessor
+
+    @property
+    def host_copy_bytes_per_s(self) -> float:
+        """Bytes that a GPU copies to pinned memory of its host, or back."""
+        return HOST_FRACTION * self.host_bytes_per_s
 
     @property
     def shared_memory_per_block_bytes(self) -> int:

@@ -21,7 +21,7 @@ from jaxpipe.estimate.parameters import layer_parameters
 from jaxpipe.estimate.setting import Setting, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES
 from jaxpipe.estimate.step_collectives import JAXPIPE, Program, action_times, longest_closing_s, step_collectives
-from jaxpipe.estimate.times import FREE, HOST_FRACTION, Link, Times, TimeSource, stage_seconds
+from jaxpipe.estimate.times import FREE, Link, Times, TimeSource, stage_seconds
 from jaxpipe.estimate.traced import traced_layer
 from jaxpipe.models.flops import model_flops
 from jaxpipe.schedules.schedule import BACKWARD_KINDS, Kind
@@ -159,7 +159,7 @@ def _seconds(
         # takes as long as half of each there and back.
         exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,
         hidden=times.mean_layers(setting.layers_per_stage) * times.layer_hidden_s,
-        host_per_byte=1 / (HOST_FRACTION * setting.topology.hardware.host_bytes_per_s),
+        host_per_byte=1 / setting.topology.hardware.host_copy_bytes_per_s,
     )
 
 

@@ -153,8 +153,6 @@ class Link:
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
-# The fraction of PCIe's bandwidth that copies between a GPU and pinned memory are assumed to reach: not measured.
-HOST_FRACTION = 0.8
 FREE = Link(latency_s=0.0, bytes_per_s=math.inf)  # on which messages take no time
 
 

@@ -32,8 +32,8 @@ CHANNELS: dict[str, type[Channel]] = {
     for channel in (
         Messages,
         ParkedPages,
-        HostPages,
         ReplicaGradients,
+        HostPages,
         SplitHead,
         SharedSums,
         SumsOverData,

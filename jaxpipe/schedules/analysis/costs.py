@@ -46,7 +46,6 @@ class Costs:
         pair: the time of a pair, over that of its halves one after the other; 1 if neither hides anything of the other.
         put: time of the round in which the output of a pair's forward leaves.
         transfer: time of one message between two devices.
-        host: time in which a device copies a message to its host's memory, or back.
         link: (source device, target device) -> time of a message, where it differs from `transfer`.
         slot_messages: bytes of a slot / bytes of a message: a whole EVICT or LOAD takes this many times as
             long as a message over the same link. The default is that of a stage of one transformer layer,
@@ -58,6 +57,7 @@ class Costs:
             each of its 12 h^2 weights, by 2 s b h, which is 12 h / (s b), for BERT-64 of the BitPipe paper (arXiv
             2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients each send these 2
             bytes; if they sum 32-bit gradients, each for half of the weights, the bytes are equal.
+        host: time in which a device copies as many bytes as a message has to its host's memory, or back.
     """
 
     forward: Cost = 1.0
@@ -70,11 +70,11 @@ class Costs:
     pair: float = 1.0
     put: float = 0.0
     transfer: float = 0.0
-    host: float = 0.0
     # Equal costs have equal hashes without it, and a dict has none.
     link: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)
     slot_messages: float = 17.0
     gradient_messages: float = 15.0
+    host: float = 0.0
 
     def of_layers(self, layers_per_stage: Sequence[int], more: Sequence[float] = ()) -> Costs:
         """Returns costs of stages in proportion to their layers; `self` has the costs at the mean number of layers.
