@@ -202,10 +202,10 @@ class Schedule:
         rows: [device][position] -> Action.
         parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves away and LOAD brings back;
             empty if that is 1 for every stage: whole microbatches.
-        parked_on: [stage] -> where they go, `PARTNER` or `HOST`; empty if that is the paired device for every stage.
         delays: [stage] -> d: the microbatches of batch k use the weights W(k-d), of which UPDATE k makes W(k+1), and
             those before the first are W(0). Empty for a schedule of one step, whose weights change after it.
         num_batches: batches of `delays`, of equally many microbatches each.
+        parked_on: [stage] -> where EVICT moves pages, `PARTNER` or `HOST`; empty if all go to the paired device.
     """
 
     name: str
@@ -213,9 +213,9 @@ class Schedule:
     num_microbatches: int
     rows: tuple[tuple[Action, ...], ...]
     parked: tuple[Fraction, ...] = ()
-    parked_on: tuple[str, ...] = ()
     delays: tuple[int, ...] = ()
     num_batches: int = 1
+    parked_on: tuple[str, ...] = ()
 
     @property
     def num_devices(self) -> int:

@@ -56,6 +56,10 @@ BROKEN = {
 
 # further ways to break a rule, each rejected by that rule alone
 MORE_BROKEN = [
+    ("parked-place", replace(schedule_of("0F0 0B0"), parked_on=("nowhere",))),
+    ("parked-place", replace(schedule_of("0F0 0B0", "1F0 1B0"), parked_on=("host", "partner"))),
+    ("parked-place", replace(schedule_of("0F0 0B0", "1F0 1B0", placement=TWO_WAYS), parked_on=("host", "host"))),
+    ("parked-place", replace(batches_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE1"), parked_on=("host",))),
     ("row-per-device", schedule_of("", num_microbatches=0)),
     ("row-per-device", schedule_of("0F0 0B0", "1F0 1B0", placement=linear(1))),
     ("row-per-device", schedule_of(placement=Placement(0, ((),)))),

@@ -10,6 +10,8 @@ from jaxpipe.schedules.passes.balance import PLACES, balance, check_options, lea
 from jaxpipe.schedules.schedule import HOST, PARTNER, Schedule
 
 LEAST_DEVICES = 4
+# Slots: device D-3 has three microbatches before its first backward, and each of them is needed soon.
+LEAST_WITH_HOST = 3
 
 
 def bpipe(
@@ -49,7 +51,8 @@ def bpipe(
     plain = one_f_one_b(num_devices=num_devices, num_microbatches=num_microbatches)
     peaks = row_peaks(plain)
     # With few microbatches 1F1B keeps the bound by itself, and `balance` would refuse it.
-    if max(peaks) > (least_bound(peaks, to) if bound is None else bound):
+    least = least_bound(peaks) if to == PARTNER else LEAST_WITH_HOST
+    if max(peaks) > (least if bound is None else bound):
         plain = balance(plain, bound=bound, unit=unit, policy=policy, overlapped=overlapped, to=to)
     return replace(plain, name="bpipe")
 
@@ -98,7 +101,7 @@ METHOD = Method(
         ),
         Formula(
             "at most 3",
-            lambda d, n, o: (None, 3) if n >= d and o["bound"] is None and o["to"] == HOST else None,
+            lambda d, n, o: (None, LEAST_WITH_HOST) if n >= d and o["bound"] is None and o["to"] == HOST else None,
             where="N >= D, bound not given, to=host",
         ),
     ),

@@ -20,7 +20,7 @@ def parked_place(view: View) -> Iterator[Breach]:
     if not places:
         return
     if places not in ((HOST,) * schedule.num_stages, (PARTNER,) * schedule.num_stages):
-        what = f"there are the places {' '.join(places)} for num_stages={schedule.num_stages}"
+        what = f"there are the places {' '.join(map(str, places))} for num_stages={schedule.num_stages}"
         yield Breach(what, f"name {HOST} or {PARTNER} {schedule.num_stages} times, or nothing for {PARTNER}")
     if HOST in places:
         for what, is_there in (("two replicas", schedule.num_replicas > 1), ("no flush", bool(schedule.delays))):
