@@ -275,7 +275,8 @@ def _transfer_lines(summary: Summary) -> str:
     shares = " ".join(
         str(schedule.parked_of(stage)) if stage in evicts else "-" for stage in range(schedule.num_stages)
     )
-    lines = [f"parked share      {shares} of a microbatch, by stage\n"]
+    place = ", on the host" if schedule.parks_on_host else ""
+    lines = [f"parked share      {shares} of a microbatch, by stage{place}\n"]
     for name, slots in summary.transfers.items():
         lines.append(f"{name:<16}  {_numbers(slots['asked'])} slots asked for, {_numbers(slots['sent'])} sent\n")
     lines[-1] = lines[-1].rstrip() + f" (with {summary.num_layers} layers a stage)\n"
