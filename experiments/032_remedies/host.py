@@ -1,68 +1,40 @@
-"""What the host's memory would be worth as a remedy: 1F1B whose pages leave for it, against layers computed again.
+"""The host's memory as a remedy: 1F1B whose pages leave for it, `bpipe` with to=host, against layers computed again.
 
-python experiments/032_remedies/host.py    # half a minute; nothing is run or compiled
+python experiments/032_remedies/host.py    # a minute; nothing is run or compiled
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import remedies
 
-from jaxpipe.estimate import Setting, TimeSource, estimate, memory
+from jaxpipe.estimate import Setting, estimate, memory
 from jaxpipe.estimate.plan import MEMORY_MARGIN, bytes_within
 
 MICROBATCH_SIZES = (2, 4, 8)
-# Bytes a second one way over PCIe x16, of which 0.8 are assumed to be reached. Sources: PCI-SIG, 4.0 and 5.0; NVIDIA's
-# data sheets of A100 80GB SXM and H100 SXM.
-PCIE_BYTES_PER_S = {"a100-80g": 0.8 * 31.5e9, "h100-80g": 0.8 * 63e9}
-WHOLE = 2  # microbatches of a device that have all of their pages at home: the one that leaves and the one that comes
+LEAST_BOUND = 3  # slots, the least that a device can keep
 
 
-@dataclass(frozen=True)
-class OnTheHost:
-    """1F1B whose first stage parks as few pages of each microbatch as make it fit.
-
-    Attributes:
-        plain: 1F1B with all pages on the device.
-        excess: bytes that it has too many.
-        num_pages: pages of a microbatch that leave, of `num_layers`.
-        copy_s, forward_s, backward_s: of them, and of the actions behind which they leave and come back.
-    """
-
-    plain: remedies.Cell
-    excess: int
-    num_pages: int
-    num_layers: int
-    copy_s: float
-    forward_s: float
-    backward_s: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether there are as many pages."""
-        return self.num_pages <= self.num_layers
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of its step: what of a copy is longer than its action holds the first stage up."""
-        late_s = max(0.0, self.copy_s - self.forward_s) + max(0.0, self.copy_s - self.backward_s)
-        return self.plain.estimate.step_s + self.plain.setting.num_microbatches * late_s
+def on_the_host(model: int, microbatch_size: int, bound: int) -> remedies.Cell:
+    """The fastest setting of a bound that fits; if none does, the fastest."""
+    of = remedies.MODELS[model]
+    changes = {"pipeline.schedule": "bpipe", "pipeline.options": f"to=host,bound={bound}"}
+    settings = remedies.settings(of, microbatch_size, remedies.Remedy("host", changes))
+    cells = [remedies.Cell(estimate(setting, remedies.source(of)), memory(setting)) for setting in settings]
+    return min(cells, key=_rank)
 
 
-def on_the_host(setting: Setting, source: TimeSource) -> OnTheHost:
-    """A setting of 1F1B that does not fit, with pages on the host."""
-    plain = remedies.Cell(estimate(setting, source), memory(setting))
-    times = plain.estimate.times
-    excess = plain.held.total - bytes_within(setting, margin=MEMORY_MARGIN)
-    num_slots = min(setting.pipe, setting.num_microbatches)  # of the first stage
+def _rank(cell: remedies.Cell) -> tuple[bool, float]:
+    return not cell.fits, cell.estimate.step_s
+
+
+def copy_s(setting: Setting, plain: remedies.Cell) -> float:
+    """Seconds in which what the first stage parks of a microbatch is copied one way; `plain` is of 1F1B."""
+    share = float(setting.schedule_spec.build(setting.num_microbatches).parked_of(0))
+    num_slots = min(setting.pipe, setting.num_microbatches)
     num_layers = setting.layers_per_stage[0]
-    page_bytes = plain.held.slots / (num_slots * num_layers)
-    num_pages = math.ceil(excess / ((num_slots - WHOLE) * page_bytes))
-    copy_s = num_pages * page_bytes / PCIE_BYTES_PER_S[setting.topology.hardware.name]
-    layer_s = times.layer_forward_s, times.layer_backward_s
-    return OnTheHost(plain, excess, num_pages, num_layers, copy_s, *(num_layers * seconds for seconds in layer_s))
+    # 1F1B's fullest device holds so many microbatches of the longest stage.
+    page_bytes = plain.held.slots / (num_slots * plain.setting.layers_per_stage[0])
+    return share * num_layers * page_bytes / setting.topology.hardware.host_copy_bytes_per_s
 
 
 def line(model: int, microbatch_size: int) -> str | None:
@@ -71,27 +43,32 @@ def line(model: int, microbatch_size: int) -> str | None:
     plain, by_stage = (remedies.cell(model, microbatch_size, names.index(name)) for name in ("1F1B", "by stage"))
     if plain.fits or not by_stage.fits:
         return None
-    of, one_f_one_b = remedies.MODELS[model], remedies.REMEDIES[names.index("1F1B")]
-    tried = [
-        on_the_host(setting, remedies.source(of)) for setting in remedies.settings(of, microbatch_size, one_f_one_b)
-    ]
-    best = min(tried, key=lambda host: (not host.fits, host.step_s))
+    bounds = range(LEAST_BOUND, min(plain.setting.pipe, plain.setting.num_microbatches))
+    best = min((on_the_host(model, microbatch_size, bound) for bound in bounds), key=_rank)
+    setting = best.setting
+    times = best.estimate.times
+    excess = plain.held.total - bytes_within(setting, margin=MEMORY_MARGIN)
+    num_layers = setting.layers_per_stage[0]
+    seconds = copy_s(setting, plain), num_layers * times.layer_forward_s, num_layers * times.layer_backward_s
+    ratio = by_stage.estimate.step_s / best.estimate.step_s
     cells = (
-        of.preset,
+        remedies.MODELS[model].preset,
         microbatch_size,
-        f"{best.excess / 2**30:.1f}",
-        f"{best.num_pages} of {best.num_layers}",
-        *(f"{1000 * seconds:.0f}" for seconds in (best.copy_s, best.forward_s, best.backward_s)),
-        f"{best.step_s:.2f}" if best.fits else "does not fit",
+        f"{excess / 2**30:.1f}",
+        setting.options.rpartition("=")[2],
+        setting.schedule_spec.build(setting.num_microbatches).parked_of(0),
+        *(f"{1000 * each:.0f}" for each in seconds),
+        f"{best.held.total / 2**30:.1f}",
+        f"{best.estimate.step_s:.2f}" if best.fits else "does not fit",
         f"{by_stage.estimate.step_s:.2f}",
-        f"{by_stage.estimate.step_s / best.step_s:.3f}" if best.fits else "",
+        f"{ratio:.3f}" if best.fits else "",
     )
     return f"| {' | '.join(map(str, cells))} |"
 
 
 HEADS = (
-    *("model", "b", "GiB too many", "pages that leave", "ms of their copy", "ms of F", "ms of B"),
-    *("host, s", "by stage, s", "by stage / host"),
+    *("model", "b", "GiB too many", "bound", "share that leaves", "ms of its copy", "ms of F", "ms of B"),
+    *("GiB", "host, s", "by stage, s", "by stage / host"),
 )
 
 

@@ -12,6 +12,9 @@ Sources, where nothing is said beside a number:
   it stands here. PCIe takes its place where there is none.
 * Networks have one adapter a GPU: 200 Gb/s as in DGX A100, 400 Gb/s as in DGX H100, DGX B200 and GB200 NVL72. The
   V100's is that of DGX-1, four of 100 Gb/s for eight GPUs. Those of L40S and RTX 4090 are assumed: 100 Gb/s a GPU.
+* Hosts: PCIe x16 one way, of PCI-SIG's 3.0 (V100), 4.0 (A100, and GPUs without NVLink) and 5.0 (H100, B200), as in the
+  data sheets; of GB200 half of NVLink-C2C's 900 GB/s, over the superchip's two GPUs. GPUs that share a switch's uplink
+  get less.
 * A800, H800: an A100 and an H100 with 400 instead of 600 and 900 GB/s of NVLink.
 
 A node is what NVLink connects: eight GPUs mostly, and the 72 of a whole rack of GB200.
@@ -26,6 +29,8 @@ from jaxpipe.units import GIB, MIB
 # An allowance for what XLA does not count: the CUDA context and its kernels (0.5 to 1 GiB), NCCL's channel buffers for
 # the communicators of three mesh axes (about 1 GiB), and fragmentation (1 GiB of 80). Not measured.
 RESERVE_BYTES = 3 * GIB
+# The fraction of its bandwidth that copies between a GPU and pinned memory of its host reach. Assumed, not measured.
+HOST_FRACTION = 0.8
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Hardware:
     tf32_flops_per_s: float
     nvlink_bytes_per_s: float  # bandwidth to other GPUs of the node, one way; without NVLink that of PCIe
     network_bytes_per_s: float  # bandwidth to other nodes, one way
+    host_bytes_per_s: float  # bandwidth to the host's memory, one way
     compute_capability: tuple[int, int]
     num_cores: int  # number of streaming multiprocessors
     fpus_per_core: int  # number of float32 units of a multiprocessor
@@ -49,6 +55,11 @@ class Hardware:
     l2_cache_bytes: int  # L2 cache, shared by all multiprocessors
     clock_rate_ghz: float  # highest clock rate
     threads_per_core: int = 2048  # most threads of a multiprocessor
+
+    @property
+    def host_copy_bytes_per_s(self) -> float:
+        """Bytes that a GPU copies to pinned memory of its host, or back."""
+        return HOST_FRACTION * self.host_bytes_per_s
 
     @property
     def shared_memory_per_block_bytes(self) -> int:
@@ -66,6 +77,7 @@ _A100 = Hardware(
     tf32_flops_per_s=156e12,
     nvlink_bytes_per_s=300e9,
     network_bytes_per_s=25e9,
+    host_bytes_per_s=31.5e9,
     compute_capability=(8, 0),
     num_cores=108,
     fpus_per_core=64,
@@ -82,6 +94,7 @@ _H100 = Hardware(
     tf32_flops_per_s=494.7e12,
     nvlink_bytes_per_s=450e9,
     network_bytes_per_s=50e9,
+    host_bytes_per_s=63e9,
     compute_capability=(9, 0),
     num_cores=132,
     fpus_per_core=128,
@@ -98,6 +111,7 @@ _B200 = Hardware(
     tf32_flops_per_s=1125e12,
     nvlink_bytes_per_s=900e9,
     network_bytes_per_s=50e9,
+    host_bytes_per_s=63e9,
     compute_capability=(10, 0),
     num_cores=148,
     fpus_per_core=128,
@@ -117,6 +131,7 @@ _L40S = Hardware(
     tf32_flops_per_s=183e12,
     nvlink_bytes_per_s=32e9,  # PCIe 4.0 x16
     network_bytes_per_s=12.5e9,
+    host_bytes_per_s=31.5e9,
     compute_capability=(8, 9),
     num_cores=142,
     fpus_per_core=128,
@@ -134,6 +149,7 @@ _V100 = Hardware(
     tf32_flops_per_s=15.7e12,
     nvlink_bytes_per_s=150e9,
     network_bytes_per_s=6.25e9,
+    host_bytes_per_s=15.75e9,
     compute_capability=(7, 0),
     num_cores=80,
     fpus_per_core=64,
@@ -176,6 +192,7 @@ HARDWARE: dict[str, Hardware] = {
             description="NVIDIA GB200",
             memory_bytes=197_897_748_480,
             memory_bytes_per_s=7_928_064_000_000,
+            host_bytes_per_s=225e9,
             bf16_flops_per_s=2500e12,
             tf32_flops_per_s=1250e12,
             num_cores=152,

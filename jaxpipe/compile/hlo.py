@@ -20,6 +20,7 @@ _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 MESSAGE = re.compile(r"(type\d+_permute\d+)")  # scopes that `jaxpipe.program.rounds` gives to its permutes
 PAGE_TRANSFER = re.compile(r"(type\d+_transfer\d*)")
+HOST_COPY = re.compile(r"(on_host/dynamic_(?:update_)?slice)")  # `jaxpipe.program.channels.host_pages`: of blocks
 EXCHANGE = re.compile(r"(type\d+_exchange\d+)")
 EXPERTS = re.compile(r"(layer_over_expert)")  # and `jaxpipe.mesh.collectives` to the collectives of an axis
 ENDS_OVER_DATA = re.compile(r"(ends_over_data)")  # of embedding and head: the same files

@@ -16,6 +16,7 @@ from jaxpipe.compile.hlo import (
     ENDS_OVER_DATA,
     EXCHANGE,
     EXPERTS,
+    HOST_COPY,
     OF_EXPERTS,
     OVER_DATA,
     PAGE_TRANSFER,
@@ -26,7 +27,7 @@ from jaxpipe.compile.hlo import (
 from jaxpipe.compile.prediction import Prediction, predict
 from jaxpipe.compile.step import CompiledStep
 from jaxpipe.lowering.waits import waits_per_action
-from jaxpipe.program.held_bytes import buffer_bytes, link_bytes
+from jaxpipe.program.held_bytes import buffer_bytes, host_bytes, link_bytes
 from jaxpipe.units import gib
 
 
@@ -56,6 +57,8 @@ class Report:
     link_bytes_sent: int  # bytes that the permutes carry there, what nobody reads included
     prediction: Prediction
     reserve_bytes: int = RESERVE_BYTES
+    host_bytes: int = 0  # of the host's memory, which are no device's
+    predicted_host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -115,6 +118,7 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         transfers={
             "permutes": overlapped_permutes(text),
             "evict_load_permutes": overlapped_permutes(text, scope=PAGE_TRANSFER),
+            "host_copies": overlapped_permutes(text, scope=HOST_COPY, opcode="fusion"),
             "exchange_permutes": overlapped_permutes(text, scope=EXCHANGE),
             "expert_collectives": (sum(num for num, _ in of_experts), sum(num for _, num in of_experts)),
             "data_collectives": (sum(num for num, _ in over_data), sum(num for _, num in over_data)),
@@ -127,6 +131,8 @@ def report(step: CompiledStep, *, hardware_bytes: int) -> Report:
         link=(int(source), int(target)),
         link_bytes_asked=int(asked[source, target]),
         link_bytes_sent=int(sent[source, target]),
+        host_bytes=memory.host_temp_size_in_bytes,
+        predicted_host_bytes=host_bytes(shapes),
         prediction=predict(compiled, step.state, step.batch, has_dropout=step.has_dropout),
     )
 
@@ -156,6 +162,7 @@ def to_text(report: Report) -> str:
         f"slots        {report.num_slots} on each device, each{_gibibytes(report.slot_bytes)}: what a stage keeps of a"
         " microbatch for its backward"
         + (f"; in transit{_gibibytes(report.transit_bytes)}" if report.transit_bytes else ""),
+        *_on_host(report),
         f"host waits   {report.waits_per_action:.1f} an action: loops and guards that ask the device, about 10 us each",
         *_transfers(report),
     ]
@@ -166,10 +173,19 @@ def to_text(report: Report) -> str:
 _TRANSFERS = {
     "permutes": "permutes     {}; {} travel while an action computes",
     "evict_load_permutes": "evict, load  {} of these; {} travel while an action computes",
+    "host_copies": "host copies  {} of blocks of pages; {} travel while an action computes",
     "exchange_permutes": "gradients    {} of these carry them to the stage's owner; {} travel while an action computes",
     "data_collectives": "data         {} gather layers and sum their gradients; {} travel while a matmul computes",
     "expert_collectives": "experts      {} collectives bring rows to them and back; {} travel while a matmul computes",
 }
+
+
+def _on_host(report: Report) -> list[str]:
+    """The line on the host's memory; none where pages do not go there."""
+    if not report.host_bytes:
+        return []
+    predicted = _gibibytes(report.predicted_host_bytes)
+    return [f"on the host {_gibibytes(report.host_bytes)}  of pages of each device, pinned; predicted{predicted}"]
 
 
 _OF_BYTES = {"layer": "of layers over data, in each traced action once", "ends": "of embedding and head"}

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpipe.lowering.chunks import chunk_of_action
 from jaxpipe.schedules import Kind, Schedule
-from jaxpipe.schedules.schedule import COMPUTE_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, HOST, PARTNER
 
 HUES = {  # distinct in print, on dark pages and to colour-blind readers (after Okabe and Ito, 2008)
     Kind.F: "#1b6ca8",
@@ -86,6 +86,7 @@ def styles(schedule: Schedule) -> list[Style]:
             if len(actions):
                 replica, chunk = divmod(index, num_chunks)
                 label = NAMES.get(kind, kind.name)
+                label = label.replace(PARTNER, HOST) if schedule.parks_on_host else label
                 label += f", replica {replica}" if num_replicas > 1 else ""
                 label += f", chunk {chunk}" if num_chunks > 1 else ""
                 darkest, lightest = (_ONE_REPLICA if num_replicas == 1 else _TWO_REPLICAS)[replica]

@@ -17,6 +17,7 @@ import numpy as np
 from jaxpipe.drawing.text_grid import text
 from jaxpipe.errors import ScheduleError
 from jaxpipe.lowering import Replay, RoundTable, lower, replay
+from jaxpipe.lowering.transfers.host_pages import BACK, OUT, HostPages
 from jaxpipe.lowering.waits import waits_per_action
 from jaxpipe.schedules import (
     NO_MICROBATCH,
@@ -139,6 +140,11 @@ def sent_slots(table: RoundTable) -> Transfers:
     """
     assert len(set(table.layers_per_stage)) == 1
     parked: Any = table.transfers.get("parked_pages")
+    on_host = table.transfers.get(HostPages.name)
+    if isinstance(on_host, HostPages):  # every device copies a block, with or without content
+        block = on_host.block_pages / table.layers_per_stage[0]
+        num_copies = (table.rounds_of_type[on_host.begins(table, way)].sum() for way in (OUT, BACK))
+        return Transfers(*(np.full(table.schedule.num_devices, num * block) for num in num_copies))
     if parked is None:
         return Transfers(*np.zeros((2, table.schedule.num_devices)))
     moves = table.page_moves
@@ -269,7 +275,8 @@ def _transfer_lines(summary: Summary) -> str:
     shares = " ".join(
         str(schedule.parked_of(stage)) if stage in evicts else "-" for stage in range(schedule.num_stages)
     )
-    lines = [f"parked share      {shares} of a microbatch, by stage\n"]
+    place = ", on the host" if schedule.parks_on_host else ""
+    lines = [f"parked share      {shares} of a microbatch, by stage{place}\n"]
     for name, slots in summary.transfers.items():
         lines.append(f"{name:<16}  {_numbers(slots['asked'])} slots asked for, {_numbers(slots['sent'])} sent\n")
     lines[-1] = lines[-1].rstrip() + f" (with {summary.num_layers} layers a stage)\n"

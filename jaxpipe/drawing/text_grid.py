@@ -39,7 +39,8 @@ def text(timeline: Timeline) -> str:
     is_move = columns.is_kind(*PARKING_KINDS)
     is_shown = columns.is_kind(*COMPUTE_KINDS, *PARKING_KINDS)
     unit = _unit(timeline)
-    notes = ["(0>4: microbatch 4 of stage 0 leaves for the paired device; 0<4: it comes back)\n"] * bool(is_move.any())
+    place = "the host" if schedule.parks_on_host else "the paired device"
+    notes = [f"(0>4: microbatch 4 of stage 0 leaves for {place}; 0<4: it comes back)\n"] * bool(is_move.any())
     if unit is None:
         timeline = simulate(schedule, _ONE_CELL)
         unit = 1.0

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpipe.drawing.pictures import INK, Style, add_axes, add_legend, encode, new_figure, styles
 from jaxpipe.drawing.tracks import THIN, Boxes, Tracks, place_boxes, shortest_compute
 from jaxpipe.schedules import NO_MICROBATCH, Kind, Timeline
-from jaxpipe.schedules.schedule import COMPUTE_KINDS, WHOLE_BATCH_KINDS
+from jaxpipe.schedules.schedule import COMPUTE_KINDS, WHOLE_BATCH_KINDS, Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,6 @@ def _figure(timeline: Timeline, unit: str) -> Figure:
 
 def _draw_tracks(axes: Axes, tracks: Tracks) -> None:
     """Draws empty tracks, the name of the device or of its partner before each, and the axis of time below."""
-    placement = tracks.schedule.placement
     _, end = axes.get_xlim()
     axes.patch.set_visible(False)
     axes.tick_params(axis="x", labelsize=8, colors="#666666", length=3)
@@ -113,13 +112,18 @@ def _draw_tracks(axes: Axes, tracks: Tracks) -> None:
         axes.text(
             -0.012,
             top + THIN / 2,
-            f"with device {placement.partner_of(device)}",
+            _other_end(tracks.schedule, device),
             transform=axes.get_yaxis_transform(),
             color="#444444",
             fontsize=6,
             ha="right",
             va="center_baseline",
         )
+
+
+def _other_end(schedule: Schedule, device: int) -> str:
+    """Where the transfers of a device go to."""
+    return "with its host" if schedule.parks_on_host else f"with device {schedule.placement.partner_of(device)}"
 
 
 def _draw_boxes(axes: Axes, style: Style, tracks: Tracks, boxes: Boxes, edge_width: float) -> None:
@@ -216,7 +220,5 @@ def _threads(timeline: Timeline) -> dict[int, str]:
     for device, parks_pages in enumerate(Tracks(schedule).has_thin.tolist()):
         names[device] = f"device {device}"
         if parks_pages:
-            names[schedule.num_devices + device] = (
-                f"device {device} with device {schedule.placement.partner_of(device)}"
-            )
+            names[schedule.num_devices + device] = f"device {device} {_other_end(schedule, device)}"
     return names

@@ -30,10 +30,12 @@ class Seconds:
         latency: [source device, target device] time of a message without bytes.
         per_byte: [source device, target device] time of one additional byte.
         message_bytes: bytes of one message.
-        slot_bytes: [stages] bytes of all activations of a microbatch, which move to the paired device and back.
+        slot_bytes: [stages] bytes of all activations of a microbatch, which move to the paired device or the host, and
+            back.
         exchange_bytes: [stages] bytes that each of two holders sends in a SYNC.
         hidden: [stages] by how much a pair of two such stages is shorter than its halves; of two stages the less;
             None: by nothing.
+        host_per_byte: time of a byte between a device and its host's memory.
     """
 
     of_kind: np.ndarray
@@ -44,6 +46,7 @@ class Seconds:
     slot_bytes: np.ndarray
     exchange_bytes: np.ndarray
     hidden: np.ndarray | None = None
+    host_per_byte: float = 0.0
 
     @cached_property
     def message(self) -> np.ndarray:
@@ -85,7 +88,7 @@ def makespans(clock: Clock, seconds: Seconds) -> Makespans:
     # Before transfers get their durations: they run beside compute and are no work of the device.
     work_s = float(np.bincount(columns.device, duration, minlength=num_devices).max(initial=0.0))
     duration[clock.transfers] = clock.transfer_times(
-        seconds.latency, seconds.per_byte, seconds.slot_bytes, seconds.exchange_bytes
+        seconds.latency, seconds.per_byte, seconds.slot_bytes, seconds.exchange_bytes, seconds.host_per_byte
     )
     is_compute = columns.is_kind(*COMPUTE_KINDS)
     is_sync = columns.kind == Kind.SYNC

@@ -159,6 +159,7 @@ def _seconds(
         # takes as long as half of each there and back.
         exchange_bytes=layers * FLOAT32_BYTES * layer_parameters(setting.model).owned_by_device(setting) / 2,
         hidden=times.mean_layers(setting.layers_per_stage) * times.layer_hidden_s,
+        host_per_byte=1 / setting.topology.hardware.host_copy_bytes_per_s,
     )
 
 

@@ -50,10 +50,13 @@ def allocate(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[lis
 def allocate_per_device(
     device: np.ndarray, start: np.ndarray, end: np.ndarray, sizes: np.ndarray
 ) -> tuple[list[list[int]], int]:
-    """Runs `allocate` on each device alone; the number of units is the largest of any device."""
+    """Runs `allocate` on each device alone; the number of units is the largest of any device.
+
+    Intervals of a device below 0, which is none, get no units.
+    """
     units: list[list[int]] = [[]] * len(device)
     num_units = 0
-    for d in np.unique(device):
+    for d in np.unique(device[device >= 0]):
         own = np.flatnonzero(device == d)
         allocated, num = allocate(start[own], end[own], sizes[own])
         num_units = max(num_units, num)

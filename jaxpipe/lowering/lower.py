@@ -19,6 +19,7 @@ from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.hidden_data import Hidden, with_hidden_data
 from jaxpipe.lowering.pages import NO_MOVES, PageMoves
 from jaxpipe.lowering.pairs import compute_schedule, pairs_in_rounds
+from jaxpipe.lowering.parking import Parking, most_parked
 from jaxpipe.lowering.phases import phased_rounds
 from jaxpipe.lowering.replay import replay, replay_makespans
 from jaxpipe.lowering.round_types import MAX_TRACED_ACTIONS, by_pairs, refine
@@ -36,7 +37,7 @@ from jaxpipe.lowering.stepped import MetRounds, stepped_rounds
 from jaxpipe.lowering.table import RoundTable
 from jaxpipe.lowering.transfer import Transfer
 from jaxpipe.lowering.transfers import traffic_of
-from jaxpipe.lowering.transfers.parked_pages import ParkedPages, open_rounds, park_pages
+from jaxpipe.lowering.transfers.parked_pages import ParkedPages, park_pages
 from jaxpipe.lowering.transfers.replica_gradients import plan_exchange
 from jaxpipe.lowering.transfers.split_head import SplitHead, plan_collectives
 from jaxpipe.lowering.turns import period_of
@@ -160,6 +161,11 @@ class Folding:
         """The compute actions of the schedule alone."""
         return compute_schedule(self.schedule)
 
+    @property
+    def parking(self) -> Parking:
+        """The pages that the schedule parks."""
+        return Parking(self.schedule, self.compute, self.layers_per_stage, self.recomputed)
+
     def best_table(self, costs: Costs, *, blocking: bool, hidden: Hidden | None = None) -> RoundTable:
         """The table of the candidate that comes first in this order; one that passes 1 to 5 ends the search.
 
@@ -243,14 +249,24 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
+            if self.schedule.parks_on_host:
+                rounds, send_round, round_type, _ = step.in_rounds()
+                choices = self.parking.choices(rounds, round_type, period=len(round_type))
+                yield most_parked(self._table(rounds, send_round, types, *pages) for types, pages in choices)
+                return
 
             def blocked_table(moves: PageMoves = NO_MOVES) -> RoundTable:
                 rounds, send_round, round_type, moves = step.in_rounds(moves)
                 return self._table(rounds, send_round, round_type, ParkedPages(moves))
 
-            yield self._with_pages(step.places, step.open_gaps(), blocked_table)
+            if not self.schedule.parks_pages:
+                yield blocked_table()
+                return
+            moves = (park_pages(*self.parking, step.places, is_open) for is_open in step.open_gaps())
+            yield most_parked(map(blocked_table, moves))
             return
-        for lengths in [costs.in_forwards(), None] if self.schedule.parks_pages else [None]:
+        meets = self.schedule.parks_pages and not self.schedule.parks_on_host
+        for lengths in [costs.in_forwards(), None] if meets else [None]:
             for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)
                 if rounds is None:
@@ -320,28 +336,9 @@ class Folding:
         if head:  # a type with collectives runs them in all of its rounds
             round_type += num_positions * head.meets
             _, round_type = np.unique(round_type, return_inverse=True)
-        choices = open_rounds(self.compute, rounds, round_type, lengths)
+        choices = self.parking.choices(rounds, round_type, period=num_positions, lengths=lengths)
         collectives = (head,) if head else ()
-        return self._with_pages(
-            rounds,
-            choices,
-            lambda *moves: self._table(rounds, send_round, round_type, *map(ParkedPages, moves), *collectives),
-        )
-
-    def _with_pages(
-        self, rounds: np.ndarray, choices: Iterator[np.ndarray], table_with: Callable[..., RoundTable]
-    ) -> RoundTable:
-        """The table with the pages that the schedule parks, which travel in one of several choices of open rounds.
-
-        Of as many parked pages those that take least memory, transit included; then those in the roomiest rounds.
-        """
-        if not self.schedule.parks_pages:
-            return table_with()
-        tables = [
-            table_with(park_pages(self.schedule, self.compute, self.layers_per_stage, rounds, is_open, self.recomputed))
-            for is_open in choices
-        ]
-        return min(tables, key=lambda table: (-len(table.page_moves.layer), table.num_slots))
+        return most_parked(self._table(rounds, send_round, types, *pages, *collectives) for types, pages in choices)
 
     def _table(
         self, rounds: np.ndarray, send_round: np.ndarray, round_type: np.ndarray, *traffic: Transfer[RoundTable]

@@ -52,9 +52,10 @@ class PageMoves:
     leaves: np.ndarray  # [T] the round in which the page travels to its host
     returns: np.ndarray  # [T] the round in which it travels back; later than `leaves`
     home: np.ndarray  # [T] the page's own device
-    host: np.ndarray  # [T] the other one
+    host: np.ndarray  # [T] the other one; `NO_DEVICE` for the memory of the home's own host
 
 
+NO_DEVICE = -1
 NO_MOVES = PageMoves(*np.zeros((6, 0), dtype=int))
 
 
@@ -107,7 +108,8 @@ def allocate_pages(
         device = held.device[i]
         for round_ in (held.written[i], held.read[i], held.last[i]):
             of_layer[round_, device, list(staying)] = taken
-    of_moves = np.array([taken[0] for taken in units[num_held:]], dtype=int).reshape(3, -1)
+    # On the host there are no pages of a device.
+    of_moves = np.array([taken[0] if taken else -1 for taken in units[num_held:]], dtype=int).reshape(3, -1)
     # The place on the host is read by `ParkedPages.grids` alone: no action touches it.
     before, _, after = of_moves
     of_layer[held.written[held.of_moves], moves.home, moves.layer] = before
@@ -233,6 +235,7 @@ def peak_slots(
     weights = np.concatenate([stays, *[of_page[held.of_moves]] * 3])
     lives = _lives(held, in_transit=True)
     owner, start, end = (np.concatenate([getattr(life, name) for life in lives]) for name in ("device", "start", "end"))
+    weights = np.where(owner == NO_DEVICE, 0, weights)
     # A running sum over all devices in sequence: each device frees all its pages by its end.
     time = np.concatenate([start, end + 1])
     change = np.concatenate([weights, -weights])

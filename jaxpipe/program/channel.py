@@ -1,14 +1,15 @@
 """A channel carries what a transfer of the round table sends: one interface for all kinds of traffic.
 
 A channel belongs to the `Transfer` of the same name, which says what travels in which round. It begins with a round and
-ends with it: `begin` starts its permutes or collectives before the action of the round, `store` takes what has arrived
-after the action, `read` prepares what the next round sends. The loop over rounds goes over the channels of a table and
-knows none of them; what a table has not is not traced.
+ends with it, or with a later one (`is_awaited`): `begin` starts its permutes or collectives before the action of the
+round, `store` takes what has arrived after the action, `read` prepares what the next round sends. The loop over rounds
+goes over the channels of a table and knows none of them; what a table has not is not traced.
 
 | channel | carries | from | into |
 |---|---|---|---|
 | messages | an action's output, or its input's gradient | the latest output | the next action's message, or the inbox |
 | parked_pages | saved residuals that are parked on the paired device | a buffer | the pool of slots |
+| host_pages | saved residuals that are parked on the host | a buffer | the host's memory, the pool of slots |
 | replica_gradients | gradients of one layer, from a stage's other holder to its owner | a buffer | running sums |
 | split_head | activations, statistics and gradients of a head on all devices | entries | entries, running sums |
 | shared_sums | gradients of embedding and head, without flush | running sums | masters, compute copies |
@@ -105,6 +106,10 @@ class Channel:
     def beside(self, round_type: int, row: Row, carry: Carry, state: State) -> State:
         """The state after what it does beside the action of the round."""
         return state
+
+    def is_awaited(self, round_type: int) -> bool:
+        """Whether what travels in rounds of a type has arrived when they end; else it goes on in the next one."""
+        return True
 
     def store(self, round_type: int, row: Row, arrived: PyTree, carry: Carry) -> Carry:
         """Stores what has arrived, after the action of the round."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering.transfer import Sizes
+from jaxpipe.lowering.transfers.host_pages import HostPages
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.kept_sums import KeptSums
 from jaxpipe.lowering.transfers.layer_sums import LAYER_SUMS
@@ -79,6 +80,12 @@ def buffer_bytes(shapes: StepShapes) -> dict[str, int]:
         for unit, number in transfer.buffers(table).items():
             totals[transfer.kind_of_bytes] = totals.get(transfer.kind_of_bytes, 0) + number * of_unit[unit]
     return totals
+
+
+def host_bytes(shapes: StepShapes) -> int:
+    """Bytes of the host's memory that a device's pages take there."""
+    on_host = shapes.table.transfers.get(HostPages.name)
+    return on_host.host_pages * shapes.storage.pools[0].page_bytes if isinstance(on_host, HostPages) else 0
 
 
 def unit_bytes(shapes: StepShapes) -> dict[str, int]:

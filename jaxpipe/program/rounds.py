@@ -134,7 +134,9 @@ def _round(channels: Sequence[Channel], round_type: int, step: DeviceStep, row: 
         state = channel.beside(round_type, row, carry, state)
 
     # 3. Nothing below this barrier moves above it, and the permutes do not move below the action.
-    arrived, own, grads = lax.optimization_barrier((arrived, state.message, state.grads))
+    awaited = {channel.name: arrived[channel.name] for channel in channels if channel.is_awaited(round_type)}
+    awaited, own, grads = lax.optimization_barrier((awaited, state.message, state.grads))
+    arrived |= awaited
     carry = carry._replace(state=state._replace(message=own, grads=grads))
 
     # 4. Arrivals are stored, and the payloads of the next round are read.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 _SHARE = re.compile(r"[0-9]{1,9}(/0{0,9}[1-9][0-9]{0,8})?")
 _DELAY = re.compile(r"[0-9]{1,3}")
+_PLACE = re.compile(r"[a-z]{1,9}")
 
 
 class FileField(NamedTuple):
@@ -52,5 +53,6 @@ class FileField(NamedTuple):
 # In the order of their lines in a CSV. JSON has no fractions, so shares are texts there.
 FIELDS = (
     FileField("parked", "shares", "the share of each stage that EVICT moves", "1/2 1", _SHARE, Fraction, str),
+    FileField("parked_on", "places", "the place of each stage where EVICT moves it", "host host", _PLACE, str, str),
     FileField("delays", "delays", "the delay of each stage", "1 1", _DELAY, int, int),
 )

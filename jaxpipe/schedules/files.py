@@ -5,6 +5,7 @@ JSON is one object: `name`, `num_devices`, `num_microbatches`, `devices` ([repli
 
     key          when present                             example
     parked       less than whole microbatches move        ["2/5", "1"], [stage] -> fraction
+    parked_on    activations go to the host's memory      ["host", "host"], [stage] -> place
     delays       weights change within the rows           [1, 1], [stage] -> batches
     num_batches  the same                                 3
     numbers      written by `show`, never read            {"makespan": 9.0}

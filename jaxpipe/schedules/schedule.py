@@ -15,11 +15,15 @@ from functools import cached_property, wraps
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jaxpipe.errors import ScheduleError
-from jaxpipe.schedules.placement import Placement
+from jaxpipe.schedules.placement import Devices, Placement
 
 if TYPE_CHECKING:
     import numpy as np
 
+
+# Where EVICT takes activations: to the paired device, or to the memory of the device's own host.
+PARTNER = "partner"
+HOST = "host"
 
 # In `Action.microbatch` of a kind that is not numbered. Never an index: -1 would read the last entry.
 NO_MICROBATCH = -1
@@ -29,10 +33,11 @@ class Kind(enum.IntEnum):
     """The kind of an action.
 
     F is the forward and B the whole backward; I (input gradient) followed by W (weight gradient) is the backward in two
-    parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, LOAD brings
-    them back. SYNC says that the gradients of a stage are complete. S and T are the head after the last stage, of which
-    every device has some rows of the vocabulary: S finds the statistics of its softmax, T its gradients. UPDATE is the
-    optimizer's step of a stage, for one batch; rows of several batches have it, without a flush between them.
+    parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, or to the
+    host's memory; LOAD brings them back. SYNC says that the gradients of a stage are complete. S and T are the head
+    after the last stage, of which every device has some rows of the vocabulary: S finds the statistics of its softmax,
+    T its gradients. UPDATE is the optimizer's step of a stage, for one batch; rows of several batches have it, without
+    a flush between them.
 
     The last three are made of a pair where rounds are (`jaxpipe.lowering.pairs`), and stand in no file: TAKE keeps what
     its F reads, PAIR computes both halves and leaves what the backward does, PUT leaves what the F does.
@@ -64,7 +69,7 @@ class Traits(NamedTuple):
     # Whether it adds to the gradients of its stage's weights, and reads the residuals for the last time.
     gradients: bool = False
     head: bool = False  # whether it belongs to the split head: one of each microbatch in every device's row
-    moves: bool = False  # whether it moves activations between the two devices of a pair
+    moves: bool = False  # whether it moves activations away from their device, or back
     whole_batch: bool = False  # whether it is of a batch, whose number is its microbatch
     numbered: bool = True  # whether its text has a microbatch
     in_rounds: bool = False  # whether only rounds have it, and no row of a schedule
@@ -195,11 +200,12 @@ class Schedule:
         placement: the device of each stage.
         num_microbatches: microbatches of all rows, over all replicas: those of one step, or of `num_batches` steps.
         rows: [device][position] -> Action.
-        parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves to the paired device and
-            LOAD brings back; empty if that is 1 for every stage: whole microbatches.
+        parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves away and LOAD brings back;
+            empty if that is 1 for every stage: whole microbatches.
         delays: [stage] -> d: the microbatches of batch k use the weights W(k-d), of which UPDATE k makes W(k+1), and
             those before the first are W(0). Empty for a schedule of one step, whose weights change after it.
         num_batches: batches of `delays`, of equally many microbatches each.
+        parked_on: [stage] -> where EVICT moves pages, `PARTNER` or `HOST`; empty if all go to the paired device.
     """
 
     name: str
@@ -209,6 +215,7 @@ class Schedule:
     parked: tuple[Fraction, ...] = ()
     delays: tuple[int, ...] = ()
     num_batches: int = 1
+    parked_on: tuple[str, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -236,8 +243,17 @@ class Schedule:
 
     @cached_property
     def parks_pages(self) -> bool:
-        """Whether activations move between paired devices: EVICT and LOAD."""
+        """Whether activations leave their device and come back: EVICT and LOAD."""
         return bool(self.columns.is_kind(*PARKING_KINDS).any())
+
+    @property
+    def parks_on_host(self) -> bool:
+        """Whether they go to the memory of the device's host, in place of the paired device's."""
+        return HOST in self.parked_on
+
+    def keeper_of(self, device: Devices) -> Devices:
+        """The device that parked activations of `device` are with: itself, if its host has them."""
+        return device if self.parks_on_host else self.placement.partner_of(device)
 
     @cached_property
     def has_split_backward(self) -> bool:

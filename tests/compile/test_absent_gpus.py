@@ -50,6 +50,10 @@ DATA_PARALLEL = (
 CASES = {
     "gpt": (*GPT, "--topology=a100-80g:1x8"),
     "gpt, bpipe": (*GPT, "--config.pipeline.schedule=bpipe", "--topology=a100-80g:1x8"),
+    "gpt, host": (
+        *(*GPT, "--config.pipeline.schedule=bpipe", "--config.pipeline.options=to=host"),
+        "--topology=h100-80g:1x8",
+    ),
     "gpt, bitpipe": (*GPT, "--config.pipeline.schedule=bitpipe", "--topology=a100-80g:1x8"),
     "llama, two nodes, uneven stages": (*LLAMA, "--topology=a100-80g:2x4"),
     "data parallel, dropout, another GPU": (*DATA_PARALLEL, "--topology=h100-80g:1x6"),
@@ -61,7 +65,13 @@ def report(case):
     return compiled(*CASES[case])
 
 
-LONG = ("llama, two nodes, uneven stages", "data parallel, dropout, another GPU", "gpt, bpipe", "gpt, bitpipe")
+LONG = (
+    "llama, two nodes, uneven stages",
+    "data parallel, dropout, another GPU",
+    "gpt, bpipe",
+    "gpt, host",
+    "gpt, bitpipe",
+)
 
 
 @pytest.fixture(
@@ -126,6 +136,20 @@ def test_every_page_travels_behind_an_action():
     # But one, of a round at the end of the step in which no device computes.
     assert numbers["overlapped_evict_load_permutes"] >= numbers["evict_load_permutes"] - 1 > 0
     assert numbers["permutes"] > numbers["evict_load_permutes"]
+
+
+@pytest.mark.slow
+def test_every_block_of_pages_is_copied_to_the_host_and_back_behind_actions():
+    """Three microbatches and a block stay on the device, 1F1B's others on the host; XLA reports what it takes there."""
+    numbers = report("gpt, host")
+    assert numbers["overlapped_host_copies"] == numbers["host_copies"] > 0
+    assert numbers["evict_load_permutes"] == 0
+    # Five sixths of eight layers, rounded up; and seven places on the host: those of the first stage's, and one more.
+    page_bytes = numbers["slot_bytes"] // 8
+    assert numbers["num_slots"] == 3
+    assert numbers["transit_bytes"] == 7 * page_bytes
+    assert numbers["host_bytes"] == numbers["predicted_host_bytes"] == 7 * 7 * page_bytes
+    assert numbers["predicted"]["pages"] == 3 * numbers["slot_bytes"]
 
 
 @pytest.mark.slow

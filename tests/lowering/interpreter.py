@@ -12,8 +12,9 @@ import numpy as np
 from jaxpipe.lowering import IDLE, RoundTable
 from jaxpipe.lowering.pages import NO_MOVES, Pages
 from jaxpipe.lowering.permutes import in_lanes
+from jaxpipe.lowering.transfers.host_pages import BACK, OUT
 from jaxpipe.lowering.transfers.messages import FIRST_PERMUTE, NOTHING, OWN
-from jaxpipe.lowering.transfers.parked_pages import ParkedPages
+from jaxpipe.lowering.transfers.parked_pages import PageGrids, ParkedPages
 from jaxpipe.lowering.transfers.replica_gradients import ReplicaGradients
 from jaxpipe.schedules import Action, Kind
 
@@ -49,6 +50,9 @@ class Device:
     marked: list = field(default_factory=list)  # of these, those that the table calls the last of their stage
     # (chunk, layer) -> the (stage, layer, microbatch) whose gradients the running sum has; none twice.
     sums: dict = field(default_factory=lambda: defaultdict(list))
+    # In the host's memory: block -> its pages; and the one that leaves or comes.
+    on_host: dict = field(default_factory=dict)
+    block: tuple = GARBAGE
 
 
 def transfer_of(table: RoundTable, name: str) -> ParkedPages | ReplicaGradients:
@@ -58,7 +62,12 @@ def transfer_of(table: RoundTable, name: str) -> ParkedPages | ReplicaGradients:
 
 def grids_of(table: RoundTable, name: str):
     """What devices read of the same."""
-    return table.grids[name] if name in table.grids else ABSENT[name].grids(table)
+    if name in table.grids:
+        return table.grids[name]
+    if name == "parked_pages":  # pages that move are those on hosts
+        nothing = np.zeros((table.num_rounds, table.schedule.num_devices, 0), int)
+        return PageGrids(nothing, nothing.sum(axis=2), nothing, nothing.sum(axis=2))
+    return ABSENT[name].grids(table)
 
 
 def interpret(table: RoundTable) -> None:
@@ -97,6 +106,7 @@ def interpret(table: RoundTable) -> None:
         ]
         for d, device in enumerate(devices):
             where = f"round {round_}, device {d}"
+            _copy(table, round_, d, device)
             _act(table, round_, d, device, where)
             own = device.message
             if table.kind[round_, d] not in (IDLE, Kind.W, Kind.TAKE) or not table.has_delays:
@@ -112,6 +122,7 @@ def interpret(table: RoundTable) -> None:
                 _receive(pool, recv_pages, [brought[d] for brought in received], where)
                 send_pages = parked.send_page[round_, d, : parked.num_sends[round_, d]]
                 device.send_buffer_pages = _send(pool, send_pages, len(device.send_buffer_pages), where)
+            _move_block(table, round_, d, device, where)
             _exchange(gradient, round_, d, device, [brought[d] for brought in gradients], where)
     for d, device in enumerate(devices):
         assert tuple(device.done) == schedule.rows[d], f"device {d} did {device.done}"
@@ -206,6 +217,40 @@ def _send(pool, pages, num_lanes, where):
         assert pool[page] is not None, f"{where} sends an empty page"
         send_buffer_pages[lane], pool[page] = pool[page], None
     return send_buffer_pages
+
+
+def _copy(table, round_, d, device):
+    """What begins to be copied with a round of its type, on every device."""
+    host = table.transfers.get("host_pages")
+    if not host:
+        return
+    grids, round_type = table.grids["host_pages"], table.round_type[round_]
+    begins = [host.begins(table, way)[round_type] for way in (OUT, BACK)]
+    assert not all(begins), f"rounds of type {round_type} read and write the host's pool"
+    if begins[BACK]:
+        device.block = device.on_host.pop(grids.back_block[round_, d], GARBAGE)
+    if begins[OUT]:
+        device.on_host[grids.out_block[round_, d]] = device.block
+        device.block = GARBAGE
+
+
+def _move_block(table, round_, d, device, where):
+    """What is stored of a block that has come back, and read into one that leaves; places may name a page twice."""
+    if "host_pages" not in table.transfers or "pages" not in device.pools:
+        return
+    grids, pool = table.grids["host_pages"], device.pools["pages"]
+    if grids.num_recvs[round_, d]:
+        assert device.block != GARBAGE, f"{where} stores a block that is not there"
+        pages = dict(zip(grids.recv_page[round_, d].tolist(), device.block, strict=True))
+        repeated = zip(grids.recv_page[round_, d].tolist(), device.block, strict=True)
+        assert all(pages[page] == residuals for page, residuals in repeated), f"{where} stores two pages in one"
+        _receive(pool, pages, list(pages.values()), where)
+        device.block = GARBAGE
+    if grids.num_sends[round_, d]:
+        assert device.block == GARBAGE, f"{where}: the block before has not left"
+        send_pages = grids.send_page[round_, d].tolist()
+        device.block = tuple(pool[page] for page in send_pages)
+        _send(pool, dict.fromkeys(send_pages), len(set(send_pages)), where)
 
 
 def _exchange(grids, round_, d, device, arrived, where):

@@ -20,6 +20,7 @@ from jaxpipe.mesh import make_mesh
 from jaxpipe.program import Pipeline
 from jaxpipe.program.channel import with_part
 from jaxpipe.program.channels import ParkedPages, ReplicaGradients
+from jaxpipe.program.channels.host_pages import HostPages
 from jaxpipe.schedules import Kind, balance, build, from_csv, split_backward
 from jaxpipe.schedules.passes.overlap import overlap
 
@@ -87,6 +88,14 @@ def make_mlp_of_split_backwards_that_sends_pages() -> Pipeline:
     return pipeline
 
 
+def make_mlp_with_pages_on_hosts(**options) -> Pipeline:
+    """Of seven pages of a microbatch three and four leave in turn, so that one place of a block carries nothing."""
+    schedule = build("bpipe", num_devices=4, num_microbatches=9, to="host")
+    pipeline = tiny_mlp.make_pipeline(schedule, num_layers=28, **options)
+    assert pipeline.table.transfers["host_pages"].block_pages == 4
+    return pipeline
+
+
 def make_mlp_that_recomputes() -> Pipeline:
     """Forward keeps its input alone, which W reads: what I leaves has no room in its place."""
     schedule = build("v_half", num_devices=4, num_microbatches=6)
@@ -145,12 +154,37 @@ def poison(monkeypatch):
 
         monkeypatch.setattr(ParkedPages, "read", read_and_poison)
 
+    def poison_blocks():
+        """Pages that have left, the block that has been stored, and that of which nothing is read."""
+        store, read = HostPages.store, HostPages.read
+
+        def of_used(used, values):
+            return jax.tree.map(lambda leaf: jnp.where(used > 0, leaf, jnp.nan), values)
+
+        def store_from_poisoned(self, round_type, row, arrived, carry):
+            is_used = row.of[self.name].num_recvs
+            carry = store(self, round_type, row, arrived, carry)
+            held = carry.of[self.name]
+            held = held._replace(block=of_used(1 - is_used, held.block))
+            return with_part(carry, self.name, held, carry.state)
+
+        def read_and_poison(self, round_type, row, carry):
+            carry, line = read(self, round_type, row, carry), row.of[self.name]
+            pages = jnp.where(line.num_sends > 0, line.send_page, self.table.pages.num_pages)
+            slots, *others = carry.state.pools
+            slots = [leaf.at[pages].set(jnp.nan, mode="drop") for leaf in slots]
+            return carry._replace(state=carry.state._replace(pools=[slots, *others]))
+
+        monkeypatch.setattr(HostPages, "store", store_from_poisoned)
+        monkeypatch.setattr(HostPages, "read", read_and_poison)
+
     def fill():
         for module in ("start", "weight_copies"):
             monkeypatch.setattr(f"jaxpipe.program.{module}.empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
         for channel in (ParkedPages, ReplicaGradients):
             poison_lanes(channel)
         poison_pages_that_have_left()
+        poison_blocks()
 
     return fill
 
@@ -181,6 +215,7 @@ PROGRAMS = {
     "I and W": (lambda: make_mlp("zb_h1"), tiny_mlp.loss_and_grads),
     "B, I and W": (make_mlp_of_split_backwards, tiny_mlp.loss_and_grads),
     "I and W, and pages": (make_mlp_of_split_backwards_that_sends_pages, tiny_mlp.loss_and_grads),
+    "pages on hosts": (make_mlp_with_pages_on_hosts, tiny_mlp.loss_and_grads),
     "pairs": (make_mlp_of_pairs, tiny_mlp.loss_and_grads),
     "recomputed by stage": (make_mlp_that_recomputes_by_stage, tiny_mlp.loss_and_grads),
     "deferred apart": (make_mlp_that_recomputes, tiny_mlp.loss_and_grads),
@@ -288,6 +323,24 @@ def test_the_poison_would_be_seen_by_weight_gradients(make, spoil, poison):
         assert np.isfinite(loss)  # no W is needed for it
         finite = [bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads)]
         assert all(finite) != poisoned, finite
+
+
+@pytest.mark.slow
+def test_the_poison_would_be_seen_in_a_block_that_comes_from_another_place(poison):
+    """One block is read where the host has what nobody needs."""
+    for poisoned in (False, True):
+        if poisoned:
+            poison()
+        pipeline = make_mlp_with_pages_on_hosts()
+        table, grids = pipeline.table, pipeline.table.grids["host_pages"]
+        _, num_places = table.transfers["host_pages"].on_host
+        back_block = grids.back_block.copy()
+        round_, device = np.argwhere(back_block < num_places - 1)[0]
+        back_block[round_, device] = num_places - 1
+        table.grids["host_pages"] = dataclasses.replace(grids, back_block=back_block)
+        loss, grads = tiny_mlp.loss_and_grads(pipeline)
+        assert np.isfinite(loss)  # no backward is needed for it
+        assert all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(grads)) != poisoned
 
 
 @pytest.mark.slow

@@ -96,6 +96,23 @@ def test_the_bound_is_used_to_the_full():
         assert peak_activations(schedule).max() == paper_bound(num_devices)
 
 
+@pytest.mark.parametrize("unit", ["page", "microbatch"])
+def test_with_hosts_no_device_stores_more_than_three_and_no_time_is_lost(unit):
+    """Copies of up to a forward; every device but the last three parks, each on its own host."""
+    for num_devices, num_microbatches in ((4, 9), (5, 15), (8, 32), (9, 20)):
+        plain = build("1f1b", num_devices=num_devices, num_microbatches=num_microbatches)
+        schedule = check(
+            build("bpipe", num_devices=num_devices, num_microbatches=num_microbatches, to="host", unit=unit)
+        )
+        assert without_moves(schedule) == plain.rows
+        assert [count > 0 for count in num_evictions(schedule)] == [True] * (num_devices - 3) + [False] * 3
+        for copy in (0.0, 0.5, 1.0):
+            share = float(max(schedule.parked[: num_devices - 3], default=1))
+            costs = Costs(host=copy / share, slot_messages=1.0)
+            assert most_stored(schedule, costs) <= 3
+            assert simulate(schedule, costs).makespan == pytest.approx(simulate(plain).makespan)
+
+
 def test_transfers_longer_than_an_action_would_break_the_bound():
     schedule = build("bpipe", num_devices=8, num_microbatches=32)
     assert most_stored(schedule, between_pairs(schedule, 2.5)) > paper_bound(8)
@@ -278,6 +295,8 @@ def test_few_microbatches_need_no_transfers():
         ),
         ({"num_devices": 8, "policy": "oldest"}, "policy='oldest' has no effect with unit='page'"),
         ({"num_devices": 8, "overlapped": False}, "overlapped=False has no effect with unit='page'"),
+        ({"num_devices": 8, "to": "hosts"}, "to='hosts' for schedule 'bpipe'. Did you mean 'host'"),
+        ({"num_devices": 8, "to": "host", "bound": 2}, "(?s)bound=2 cannot be kept.*repair: set bound=3, the least"),
     ],
 )
 def test_refusals(options, message):

@@ -33,6 +33,7 @@ BROKEN = {
     "placement": schedule_of("0F0 0B0", "", placement=Placement(2, ((0,),))),
     "mirrored": schedule_of("0F0 0B0", "1F0 1B0", placement=Placement(2, ((0, 1), (0, 1)))),
     "parked-share": schedule_of("0F0 0B0", parked=(Fraction(0),)),
+    "parked-place": replace(schedule_of("0F0 0B0"), parked_on=("host", "host")),
     "range": schedule_of("0F0 0B0 0F1"),
     "holder": schedule_of("0F0 0B0", "1F0 1B0 0F0"),
     "one-replica": schedule_of("0F0 1F0@1 1B0@1 0B0", "", placement=TWO_WAYS),
@@ -55,6 +56,10 @@ BROKEN = {
 
 # further ways to break a rule, each rejected by that rule alone
 MORE_BROKEN = [
+    ("parked-place", replace(schedule_of("0F0 0B0"), parked_on=("nowhere",))),
+    ("parked-place", replace(schedule_of("0F0 0B0", "1F0 1B0"), parked_on=("host", "partner"))),
+    ("parked-place", replace(schedule_of("0F0 0B0", "1F0 1B0", placement=TWO_WAYS), parked_on=("host", "host"))),
+    ("parked-place", replace(batches_of("0F0 0B0 0UPDATE0 0F1 0B1 0UPDATE1"), parked_on=("host",))),
     ("row-per-device", schedule_of("", num_microbatches=0)),
     ("row-per-device", schedule_of("0F0 0B0", "1F0 1B0", placement=linear(1))),
     ("row-per-device", schedule_of(placement=Placement(0, ((),)))),

@@ -91,6 +91,14 @@ def test_csv_holds_transfers_and_shares():
     assert to_csv(schedule) == text.replace("\r", "")
 
 
+def test_files_hold_where_activations_are_parked():
+    text = "# parked: 2/5 1\n# parked_on: host host\n0F0,0EVICT0,0LOAD0,0B0\n1F0,1B0\n"
+    schedule = check(from_csv(text, name="mine"))
+    assert schedule.parks_on_host
+    assert to_csv(schedule) == text
+    assert from_json(to_json(schedule)) == schedule
+
+
 def test_csv_file_names_the_schedule(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_bytes(b"\xef\xbb\xbf" + b" 0F0, 0B0\n\n")  # as a spreadsheet saves it

@@ -177,6 +177,7 @@ def _panel_values(panel: Panel, entry: Entry, index: int) -> dict[str, object]:
         "clock": panel.clock,
         "numDevices": schedule.num_devices,
         "numReplicas": schedule.num_replicas,
+        "parksOnHost": schedule.parks_on_host,
         "numChunks": num_chunks,
         "makespan": timeline.makespan,
         "bubbleRatio": timeline.bubble_ratio,

@@ -48,15 +48,7 @@ class ParkedPages(Transfer[RoundTable]):
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
         """EVICT and LOAD of each microbatch, one each, whatever number of pages travels."""
-        moves = self.moves
-        columns = table.schedule.columns
-        of_page = (columns.stage[moves.backward], columns.microbatch[moves.backward], columns.replica[moves.backward])
-        named = np.stack([moves.home, *of_page], axis=1).tolist()
-        return {
-            (round_, home, Action(kind, *of_action))
-            for kind, rounds in ((Kind.EVICT, moves.leaves), (Kind.LOAD, moves.returns))
-            for round_, (home, *of_action) in zip(rounds.tolist(), named, strict=True)
-        }
+        return actions_of(self.moves, table)
 
     @property
     def page_moves(self) -> PageMoves:
@@ -105,6 +97,18 @@ class ParkedPages(Transfer[RoundTable]):
     def buffers(self, table: RoundTable) -> dict[str, int]:
         """A page that travels during an action is held twice: the copy that is sent, and the one that lands."""
         return {"page": 2 * table.num_lanes(self.name)}
+
+
+def actions_of(moves: PageMoves, table: RoundTable) -> set[tuple[int, int, Action]]:
+    """(round, device, EVICT or LOAD) of the microbatches whose pages move, in each round in which some do."""
+    columns = table.schedule.columns
+    of_page = (columns.stage[moves.backward], columns.microbatch[moves.backward], columns.replica[moves.backward])
+    named = np.stack([moves.home, *of_page], axis=1).tolist()
+    return {
+        (round_, home, Action(kind, *of_action))
+        for kind, rounds in ((Kind.EVICT, moves.leaves), (Kind.LOAD, moves.returns))
+        for round_, (home, *of_action) in zip(rounds.tolist(), named, strict=True)
+    }
 
 
 def open_rounds(
@@ -157,27 +161,18 @@ def park_pages(
     schedule: Schedule,
     compute: Schedule,
     layers_per_stage: tuple[int, ...],
+    recomputed: tuple[int, ...],
     rounds: np.ndarray,
     is_open: np.ndarray,
-    recomputed: tuple[int, ...] = (),
 ) -> PageMoves:
     """Chooses the pages that `schedule` evicts, and rounds of `is_open`, [R, D], in which they travel.
 
     Layers that are computed again, [S] the first `recomputed` of each stage, have small pages, which stay.
     """
-    first = np.array(recomputed or (0,) * schedule.num_stages)
-    layers_per_stage = tuple((np.array(layers_per_stage) - first).tolist())
     columns = compute.columns
-    moves = schedule.columns
-    evictions = _first_evictions(schedule)
-    stage, microbatch, home = (values[evictions] for values in (moves.stage, moves.microbatch, moves.device))
     is_f = columns.is_kind(Kind.F)
     is_b = columns.is_kind(*BACKWARD_KINDS)
-    backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
-    backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
-    backward = backward_of[stage, microbatch]
-    forward = dependencies(compute).local[backward]
-    num_pages = _num_pages(schedule, layers_per_stage, home, stage)
+    forward, backward, home, num_pages, first = movable_pages(schedule, compute, layers_per_stage, recomputed)
     pages = []
     for device in range(schedule.num_devices):
         here = columns.device == device
@@ -197,8 +192,26 @@ def park_pages(
         evict_round = open_here[evict[i] + layer % (evict_stop - evict)[i]]
         load_round = open_here[load_stop[i] - 1 - layer % (load_stop - load)[i]]
         partner = np.full_like(i, compute.placement.partner_of(device))
-        pages.append((backward[own[i]], first[stage[own[i]]] + layer, evict_round, load_round, home[own[i]], partner))
+        pages.append((backward[own[i]], first[own[i]] + layer, evict_round, load_round, home[own[i]], partner))
     return PageMoves(*(np.concatenate(fields) for fields in zip(*pages, strict=True)))
+
+
+def movable_pages(
+    schedule: Schedule, compute: Schedule, layers_per_stage: tuple[int, ...], recomputed: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """[E] of each (stage, microbatch) that is evicted: forward, backward, device, number of pages, and their first."""
+    first = np.array(recomputed or (0,) * schedule.num_stages)
+    saving = tuple((np.array(layers_per_stage) - first).tolist())
+    columns = compute.columns
+    moves = schedule.columns
+    evictions = _first_evictions(schedule)
+    stage, microbatch, home = (values[evictions] for values in (moves.stage, moves.microbatch, moves.device))
+    is_b = columns.is_kind(*BACKWARD_KINDS)
+    backward_of = np.full((schedule.num_stages, schedule.num_microbatches), -1)
+    backward_of[columns.stage[is_b], columns.microbatch[is_b]] = np.flatnonzero(is_b)
+    backward = backward_of[stage, microbatch]
+    forward = dependencies(compute).local[backward]
+    return forward, backward, home, _num_pages(schedule, saving, home, stage), first[stage]
 
 
 def _first_evictions(schedule: Schedule) -> np.ndarray:

@@ -10,6 +10,7 @@ from jaxpipe.program.carry import State
 from jaxpipe.program.channel import Channel
 from jaxpipe.program.channels.copy_gathers import CopyGathers, CopyPieces
 from jaxpipe.program.channels.gradient_shards import GradientShards
+from jaxpipe.program.channels.host_pages import HostPages
 from jaxpipe.program.channels.kept_gathers import KeptGathers
 from jaxpipe.program.channels.kept_sums import KeptSums, LeavingSums
 from jaxpipe.program.channels.layer_sums import LayerSums, SumPieces
@@ -32,6 +33,7 @@ CHANNELS: dict[str, type[Channel]] = {
         Messages,
         ParkedPages,
         ReplicaGradients,
+        HostPages,
         SplitHead,
         SharedSums,
         SumsOverData,

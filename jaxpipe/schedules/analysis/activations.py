@@ -1,8 +1,8 @@
-"""The activations that every device stores over time, and those that it parks with its partner.
+"""The activations that every device stores over time, and those that it parks elsewhere.
 
 Goes in: a Timeline, or a schedule. Comes out: slots, the activations of one microbatch on one stage: a device's own,
-those parked by its partner, and those in transit. Left to others: bytes of a slot (they depend on the model), pages of
-the compiled program (`jaxpipe.lowering`).
+those parked by its partner, and those in transit; what the host's memory has is not counted. Left to others: bytes of a
+slot (they depend on the model), pages of the compiled program (`jaxpipe.lowering`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Stored:
         time: [T] in the unit of the costs, rising; at the last time nothing is stored any more.
         own: [T] slots of its own stages, from the start of F to the end of B (or W), while not parked elsewhere.
         parked: [T] slots of the paired device's stages, after their EVICT and until their LOAD.
-        in_transit: [T] slots on their way to or from the paired device: both devices count them from the start of the
-            transfer to its end.
+        in_transit: [T] slots on their way to or from the paired device, or the host: devices count them from the start
+            of the transfer to its end.
     """
 
     time: np.ndarray
@@ -76,7 +76,8 @@ def stored(timeline: Timeline, sizes: Sequence[int] | None = None) -> tuple[Stor
     share *= sizes
     changes = Changes(columns, timeline.start, timeline.end, sizes)
     home = columns.device
-    partner = schedule.placement.partner_of(columns.device)
+    # `Changes` counts nothing of a device that there is not.
+    partner = np.full_like(home, -1) if schedule.parks_on_host else schedule.placement.partner_of(home)
     for kind, source, target, parts in (
         (Kind.EVICT, home, partner, (OWN, PARKED)),
         (Kind.LOAD, partner, home, (PARKED, OWN)),

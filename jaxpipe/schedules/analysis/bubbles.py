@@ -115,7 +115,7 @@ def _before_transfers(timeline: Timeline, before: np.ndarray, met: np.ndarray) -
     before_transfer[1] = np.where(met >= 0, before[met], NOTHING)
     is_transfer = columns.is_kind(*PARKING_KINDS) | (met >= 0)
     transfers = np.flatnonzero(is_transfer & ~((met >= 0) & (met < np.arange(len(met)))))  # a SYNC counts once
-    pair = np.minimum(columns.device, schedule.placement.partner_of(columns.device))[transfers]
+    pair = np.minimum(columns.device, schedule.keeper_of(columns.device))[transfers]
     # By pair, then in the order of travel; transfers without a time by their ends.
     order = np.lexsort((timeline.end[transfers], timeline.start[transfers], pair))
     transfers = transfers[order]

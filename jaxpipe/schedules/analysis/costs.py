@@ -57,6 +57,7 @@ class Costs:
             each of its 12 h^2 weights, by 2 s b h, which is 12 h / (s b), for BERT-64 of the BitPipe paper (arXiv
             2410.19367, Table 3: h = 2560, s = 512; b = 4). Two devices that sum 16-bit gradients each send these 2
             bytes; if they sum 32-bit gradients, each for half of the weights, the bytes are equal.
+        host: time in which a device copies as many bytes as a message has to its host's memory, or back.
     """
 
     forward: Cost = 1.0
@@ -73,6 +74,7 @@ class Costs:
     link: dict[tuple[int, int], float] = field(default_factory=dict, hash=False)
     slot_messages: float = 17.0
     gradient_messages: float = 15.0
+    host: float = 0.0
 
     def of_layers(self, layers_per_stage: Sequence[int], more: Sequence[float] = ()) -> Costs:
         """Returns costs of stages in proportion to their layers; `self` has the costs at the mean number of layers.

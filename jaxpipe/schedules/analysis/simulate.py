@@ -140,7 +140,7 @@ class Clock:
         # An EVICT or LOAD is issued by one device, a SYNC by both devices of the pair.
         met = np.where(needs.met >= 0, needs.met, index)[self.transfers]
         home = columns.device[self.transfers]
-        pair = np.minimum(home, schedule.placement.partner_of(home))
+        pair = np.minimum(home, schedule.keeper_of(home))
         self._met = met
         self._pair = pair.tolist()
         self._issuers = (previous[self.transfers], previous[met])
@@ -151,9 +151,9 @@ class Clock:
         link = costs.of_link(schedule.num_devices)
         duration = costs.of_kind(schedule.num_stages)[schedule.columns.kind, schedule.columns.stage]
         duration[self._is_half] *= costs.pair
-        messages = [np.full(schedule.num_stages, getattr(costs, name)) for name in RATIOS.values()]
+        slot, gradients = (np.full(schedule.num_stages, getattr(costs, name)) for name in RATIOS.values())
         # Costs have no latency apart: a transfer is as many messages, one after the other.
-        duration[self.transfers] = self.transfer_times(link * 0.0, link, *messages)
+        duration[self.transfers] = self.transfer_times(link * 0.0, link, slot, gradients, costs.host)
         return Timeline(schedule, *self.run(duration, self.travel_times(link)))
 
     def run(
@@ -263,7 +263,7 @@ class Clock:
         return np.where(self._meets, link.max() if meeting is None else meeting, travel)
 
     def transfer_times(
-        self, latency: np.ndarray, per_unit: np.ndarray, slot: np.ndarray, gradients: np.ndarray
+        self, latency: np.ndarray, per_unit: np.ndarray, slot: np.ndarray, gradients: np.ndarray, host: float
     ) -> np.ndarray:
         """[T] time of each transfer; 0 between a device and itself.
 
@@ -272,6 +272,7 @@ class Clock:
             per_unit: [source device, target device] time of one additional unit.
             slot: [stage] units of a whole EVICT or LOAD.
             gradients: [stage] units that each holder sends in a SYNC; the slower direction counts.
+            host: time of a unit between a device and its host's memory.
         """
         schedule = self.schedule
         columns = schedule.columns
@@ -281,6 +282,8 @@ class Clock:
         # A SYNC sums all gradients of its stage; only activations are parked in parts.
         size = np.where(kind == Kind.SYNC, gradients[stage], slot[stage])
         share = np.where(kind == Kind.SYNC, 1.0, parked[stage])
+        if schedule.parks_on_host:  # and has no SYNC
+            return host * size * share
         there = latency[home, partner] + per_unit[home, partner] * size * share
         back = latency[partner, home] + per_unit[partner, home] * size * share
         times = np.where(kind == Kind.EVICT, there, np.where(kind == Kind.LOAD, back, np.maximum(there, back)))

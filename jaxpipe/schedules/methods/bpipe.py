@@ -1,4 +1,4 @@
-"""BPipe: 1F1B whose early stages keep part of their activations with the late ones."""
+"""BPipe: 1F1B whose early stages keep part of their activations with the late ones, or on their hosts."""
 
 from dataclasses import replace
 
@@ -6,10 +6,12 @@ from jaxpipe.errors import ScheduleError
 from jaxpipe.schedules.methods.method import Formula, Method
 from jaxpipe.schedules.methods.one_f_one_b import one_f_one_b
 from jaxpipe.schedules.methods.option import Option, Options, at_least, check_truth, left_to_the_method
-from jaxpipe.schedules.passes.balance import balance, check_options, least_bound, row_peaks
-from jaxpipe.schedules.schedule import Schedule
+from jaxpipe.schedules.passes.balance import PLACES, balance, check_options, least_bound, row_peaks
+from jaxpipe.schedules.schedule import HOST, PARTNER, Schedule
 
 LEAST_DEVICES = 4
+# Slots: device D-3 has three microbatches before its first backward, and each of them is needed soon.
+LEAST_WITH_HOST = 3
 
 
 def bpipe(
@@ -20,6 +22,7 @@ def bpipe(
     unit: str = "page",
     policy: str = "latest",
     overlapped: bool = True,
+    to: str = PARTNER,
 ) -> Schedule:
     """Returns 1F1B with EVICT and LOAD such that no device stores more than `bound` slots.
 
@@ -37,22 +40,25 @@ def bpipe(
     D >= 4, any N >= 1.
 
     Args:
-        bound: slots that a device may hold, below `num_devices`; ceil((D+2)/2) if not given, the least.
-        unit, policy, overlapped: options of `balance`.
+        bound: slots that a device may hold, below `num_devices`; if not given the least: ceil((D+2)/2), with a host 3.
+        unit, policy, overlapped, to: options of `balance`. With to="host" all stages but the last three park, each on
+            the host of its own device, as in PipeOffload.
 
     Source: Kim et al., BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models, ICML
-    2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it.
+    2023; the bound as Huang et al. (Obscura, USENIX ATC 2025, section 9.3) give it. Wan et al., PipeOffload, ICML 2025
+    (arXiv 2503.01328), for the host.
     """
     plain = one_f_one_b(num_devices=num_devices, num_microbatches=num_microbatches)
     peaks = row_peaks(plain)
     # With few microbatches 1F1B keeps the bound by itself, and `balance` would refuse it.
-    if max(peaks) > (least_bound(peaks) if bound is None else bound):
-        plain = balance(plain, bound=bound, unit=unit, policy=policy, overlapped=overlapped)
+    least = least_bound(peaks) if to == PARTNER else LEAST_WITH_HOST
+    if max(peaks) > (least if bound is None else bound):
+        plain = balance(plain, bound=bound, unit=unit, policy=policy, overlapped=overlapped, to=to)
     return replace(plain, name="bpipe")
 
 
 def _check(num_devices: int, options: Options) -> None:
-    check_options("bpipe", **{name: options[name] for name in ("unit", "policy", "overlapped")})
+    check_options("bpipe", **{name: options[name] for name in ("unit", "policy", "overlapped", "to")})
     if num_devices < LEAST_DEVICES:
         raise ScheduleError(
             f"num_devices={num_devices} for schedule 'bpipe'.",
@@ -79,6 +85,7 @@ METHOD = Method(
         Option("unit", left_to_the_method, note="or `microbatch`"),
         Option("policy", left_to_the_method, note="or `oldest`, with `unit=microbatch`"),
         Option("overlapped", check_truth, note="with `unit=microbatch`"),
+        Option("to", left_to_the_method, planned=PLACES, others=(HOST,), note="or `host`, whose memory has the pages"),
     ),
     least_devices=LEAST_DEVICES,
     check=_check,
@@ -88,9 +95,14 @@ METHOD = Method(
     peak=(
         Formula(
             "at most ceil((D+2)/2)",
-            lambda d, n, o: (None, (d + 3) // 2) if n >= d and o["bound"] is None else None,
+            lambda d, n, o: (None, (d + 3) // 2) if n >= d and o["bound"] is None and o["to"] == PARTNER else None,
             where="N >= D, bound not given",
             source="BPipe's bound as Obscura, USENIX ATC 2025, section 9.3, gives it",
+        ),
+        Formula(
+            "at most 3",
+            lambda d, n, o: (None, LEAST_WITH_HOST) if n >= d and o["bound"] is None and o["to"] == HOST else None,
+            where="N >= D, bound not given, to=host",
         ),
     ),
 )

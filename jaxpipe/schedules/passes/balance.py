@@ -1,4 +1,4 @@
-"""Activation balancing: no device stores more than a bound, because its partner keeps the rest (BPipe).
+"""Activation balancing: no device stores more than a bound, because its partner keeps the rest (BPipe), or its host.
 
 Goes in: a schedule in which some devices store much more than others. Comes out: the same schedule with EVICT and LOAD,
 the order of computation unchanged. Left to others: the pages and rounds of transfers (the lowering), and the places of
@@ -25,10 +25,11 @@ from jaxpipe.schedules.passes.eviction_plans import (
 )
 from jaxpipe.schedules.passes.overlap import check_apart
 from jaxpipe.schedules.rules import check
-from jaxpipe.schedules.schedule import GRADIENT_KINDS, Kind, Schedule
+from jaxpipe.schedules.schedule import GRADIENT_KINDS, HOST, PARTNER, Kind, Schedule
 
 UNITS = ("page", "microbatch")
 POLICIES = ("latest", "oldest")
+PLACES = (PARTNER, HOST)
 
 
 def balance(
@@ -38,6 +39,7 @@ def balance(
     unit: str = "page",
     policy: str = "latest",
     overlapped: bool = True,
+    to: str = PARTNER,
 ) -> Schedule:
     """Returns `schedule` with EVICT and LOAD, so that no device stores more than `bound` slots at once.
 
@@ -68,6 +70,9 @@ def balance(
       after the one in which it travels; then it stores exactly k there. So the partner has c - k of the c and, of
       those in transit, one: a load that is due at once goes before the eviction. c' + (c - k) + 1 <= k.
 
+    With `to="host"` every device may evict, and nothing bounds what is parked: the proof is that of above without c',
+    and k is at least 2. The copies of one device follow each other, so that a copy takes no longer than an action.
+
     Evictions over a step at (D=4, N=16) and (8, 32), of 1F1B's stages 0, 1, 2: 8 and 15, 12, 8 whole
     microbatches; 5 and 12, 10, 6 if transfers take no time (oldest first: 14 and 28, 28, 28); by pages 16 f =
     8 and 32 f = 16, 12.8, 8 slots.
@@ -75,9 +80,10 @@ def balance(
     Args:
         schedule: a legal schedule without EVICT and LOAD.
         bound: slots, the (stage, microbatch) pairs that a device may hold; by default the least one that can
-            be kept, ceil((c + c' + 1) / 2) for the pair that needs most: ceil((D + 2) / 2) for 1F1B.
+            be kept, ceil((c + c' + 1) / 2) for the pair that needs most: ceil((D + 2) / 2) for 1F1B; with a host 3.
         unit: "page" moves the same share of every microbatch; "microbatch" moves whole ones, as BPipe does.
         policy: the whole microbatch to evict: the one needed last ("latest") or next ("oldest").
+        to: "partner", or "host": the memory of the device's own host, from which every device gets its pages back.
         overlapped: whether transfers of whole microbatches travel during computation and count as
             stored; otherwise they take no time and no memory.
 
@@ -85,11 +91,18 @@ def balance(
         ScheduleError: no device stores more than the bound, the bound cannot be kept, an option is unknown
             or without effect, or the schedule is not legal.
 
-    Source: Kim et al., BPipe, ICML 2023 (whole microbatches, evict the latest); the page form is ours.
+    Source: Kim et al., BPipe, ICML 2023 (whole microbatches, evict the latest); Wan et al., PipeOffload, ICML 2025
+    (arXiv 2503.01328), for the host in place of the partner; the page form is ours.
     """
-    check_options(schedule.name, unit=unit, policy=policy, overlapped=overlapped)
+    check_options(schedule.name, unit=unit, policy=policy, overlapped=overlapped, to=to)
     if bound is not None:
         at_least(0)(schedule.name, "bound", bound)
+    if to == HOST and (schedule.num_replicas > 1 or schedule.delays):
+        raise ScheduleError(
+            f"{schedule.name!r} has {'two replicas' if schedule.num_replicas > 1 else 'no flush'}.",
+            rule=f"host-apart: to={HOST!r} is for schedules of one replica, with a flush",
+            repair="leave it out, or balance another schedule, as '1f1b'",
+        )
     if check(schedule).parks_pages:
         raise ScheduleError(
             f"{schedule.name!r} has EVICT and LOAD actions already.",
@@ -100,17 +113,17 @@ def balance(
     peaks = row_peaks(schedule)
 
     def plans(bound: int) -> dict[int, EvictionPlan] | None:
-        return _plans(schedule, peaks, bound, unit=unit, policy=policy, overlapped=overlapped)
+        return _plans(schedule, peaks, bound, unit=unit, policy=policy, overlapped=overlapped, to=to)
 
     # Upwards from the least bound that can be right: the first with plans is the least that can be kept.
-    kept = max(least_bound(peaks), bound or 0)
+    kept = max(least_bound(peaks, to), bound or 0)
     # The search ends: at the highest peak no device needs a plan.
     while (chosen := plans(kept)) is None:
         kept += 1
     if not chosen:
-        raise _nothing_to_balance(schedule, peaks, kept)
+        raise _nothing_to_balance(schedule, peaks, kept, to)
     if bound is not None and bound < kept:
-        raise _bound_too_small(schedule, peaks, bound, kept)
+        raise _bound_too_small(schedule, peaks, bound, kept, to)
     rows = tuple(
         with_transfers(row, chosen[device].transfers) if device in chosen else row
         for device, row in enumerate(schedule.rows)
@@ -118,7 +131,8 @@ def balance(
     shares: tuple[Fraction, ...] = ()
     if unit == "page":
         shares = tuple(_share(schedule, chosen, stage) for stage in range(schedule.num_stages))
-    return replace(schedule, name=f"{schedule.name} balanced", rows=rows, parked=shares)
+    places = (HOST,) * schedule.num_stages if to == HOST else ()
+    return replace(schedule, name=f"{schedule.name} balanced", rows=rows, parked=shares, parked_on=places)
 
 
 def row_peaks(schedule: Schedule) -> tuple[int, ...]:
@@ -128,8 +142,13 @@ def row_peaks(schedule: Schedule) -> tuple[int, ...]:
     return tuple(int(np.cumsum(row).max(initial=0)) for row in np.split(change, columns.first[1:-1]))
 
 
-def least_bound(peaks: tuple[int, ...]) -> int:
-    """The least bound that can be kept: half of all slots of a pair, including one in transit, rounded up."""
+def least_bound(peaks: tuple[int, ...], to: str = PARTNER) -> int:
+    """The least bound that may be kept: half of all slots of a pair, including one in transit, rounded up.
+
+    A host has room for all: then two, the one that leaves and the one that comes.
+    """
+    if to == HOST:
+        return 2
     # (c + c' + 1) / 2 rounded up, in whole numbers.
     return max((own + other + 2) // 2 for own, other in zip(peaks, reversed(peaks), strict=True))
 
@@ -140,13 +159,15 @@ def bound_kept(schedule: Schedule) -> int | None:
         return None
     most = peak_activations(schedule).max() * schedule.placement.num_chunks
     # Sums of shares may be just above a whole number by rounding.
-    return max(least_bound(row_peaks(schedule)), math.ceil(most - 1e-9))
+    least = least_bound(row_peaks(schedule), HOST if schedule.parks_on_host else PARTNER)
+    return max(least, math.ceil(most - 1e-9))
 
 
-def check_options(name: str, *, unit: str, policy: str, overlapped: bool) -> None:
+def check_options(name: str, *, unit: str, policy: str, overlapped: bool, to: str = PARTNER) -> None:
     """Raises ScheduleError for options of `balance` for the schedule `name` that are unknown or have no effect."""
     one_of(UNITS)(name, "unit", unit)
     one_of(POLICIES)(name, "policy", policy)
+    one_of(PLACES)(name, "to", to)
     for setting, used in ((f"policy={policy!r}", policy != "latest"), (f"overlapped={overlapped}", not overlapped)):
         if unit == "page" and used:
             raise ScheduleError(
@@ -157,9 +178,9 @@ def check_options(name: str, *, unit: str, policy: str, overlapped: bool) -> Non
 
 
 def _plans(
-    schedule: Schedule, peaks: tuple[int, ...], bound: int, *, unit: str, policy: str, overlapped: bool
+    schedule: Schedule, peaks: tuple[int, ...], bound: int, *, unit: str, policy: str, overlapped: bool, to: str
 ) -> dict[int, EvictionPlan] | None:
-    """Device -> plan, for each device that stores more than `bound`; None if a pair cannot keep it."""
+    """Device -> plan, for each device that stores more than `bound`; None if one, or a pair, cannot keep it."""
     plans = {}
     for device, row in enumerate(activation_lifetimes(schedule)):
         if peaks[device] <= bound:
@@ -168,8 +189,10 @@ def _plans(
             plan = page_plan(row, bound)
         else:
             plan = microbatch_plan(row, bound, policy=policy, overlapped=overlapped)
+        if plan is None:
+            return None
         # The partner has its own activations and what this device parks there, at worst at the same moment.
-        if plan is None or peaks[schedule.placement.partner_of(device)] + plan.most_parked > bound:
+        if to == PARTNER and peaks[schedule.placement.partner_of(device)] + plan.most_parked > bound:
             return None
         plans[device] = plan
     return plans
@@ -182,21 +205,35 @@ def _share(schedule: Schedule, plans: dict[int, EvictionPlan], stage: int) -> Fr
     return max(shares, default=Fraction(1))
 
 
-def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int) -> ScheduleError:
+# Place -> why there may be nothing to balance, and why a bound may be too small.
+_RULES = {
+    PARTNER: (
+        "imbalance: a slot in transit counts on both devices of a pair, so balancing pays if one stores at least three "
+        "more than the other; in 1F1B from num_devices=4 on",
+        "room: the two devices of a pair have room for all that both store, and for a slot in transit",
+    ),
+    HOST: (
+        "host: a microbatch leaves if its backward is at least four actions behind its forward, so that it is away "
+        "while one computes",
+        "room: a device has room for the microbatch that leaves, for the one that comes back, and for those that stay",
+    ),
+}
+
+
+def _nothing_to_balance(schedule: Schedule, peaks: tuple[int, ...], bound: int, to: str) -> ScheduleError:
     return ScheduleError(
         f"nothing to balance in {_where(schedule)}: no device stores more than bound={bound} slots",
-        rule="imbalance: a slot in transit counts on both devices of a pair, so balancing pays if one "
-        "stores at least three more than the other; in 1F1B from num_devices=4 on",
-        picture=_picture(peaks),
+        rule=_RULES[to][0],
+        picture=_picture(peaks, to),
         repair="use the schedule as it is, or give a lower bound if there is room for it",
     )
 
 
-def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, least: int) -> ScheduleError:
+def _bound_too_small(schedule: Schedule, peaks: tuple[int, ...], bound: int, least: int, to: str) -> ScheduleError:
     return ScheduleError(
         f"bound={bound} cannot be kept in {_where(schedule)}",
-        rule="room: the two devices of a pair have room for all that both store, and for a slot in transit",
-        picture=_picture(peaks),
+        rule=_RULES[to][1],
+        picture=_picture(peaks, to),
         repair=f"set bound={least}, the least that can be kept, or leave it out",
     )
 
@@ -205,9 +242,8 @@ def _where(schedule: Schedule) -> str:
     return f"{schedule.name!r} (num_devices={schedule.num_devices}, num_microbatches={schedule.num_microbatches})"
 
 
-def _picture(peaks: tuple[int, ...]) -> str:
+def _picture(peaks: tuple[int, ...], to: str) -> str:
     width = len(str(max(len(peaks) - 1, *peaks)))
-    return "".join(
-        f"{head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n"
-        for head, numbers in (("device", range(len(peaks))), ("slots", peaks), ("of partner", peaks[::-1]))
-    )
+    lines = [("device", range(len(peaks))), ("slots", peaks)]
+    lines += [("of partner", peaks[::-1])] if to == PARTNER else []
+    return "".join(f"{head:<12} {' '.join(f'{number:>{width}}' for number in numbers)}\n" for head, numbers in lines)

@@ -20,6 +20,7 @@ from jaxpipe.schedules.rules.head import head_everywhere, head_in_order
 from jaxpipe.schedules.rules.layout import holder, placement, range_, row_per_device
 from jaxpipe.schedules.rules.pairs import pair
 from jaxpipe.schedules.rules.parking import evict_load, paired, parked_share
+from jaxpipe.schedules.rules.places import parked_place
 from jaxpipe.schedules.rules.replicas import mirrored, one_replica, sync_both, sync_last
 from jaxpipe.schedules.rules.update import batches_, update_in_time, update_once
 from jaxpipe.schedules.rules.view import View, Violation, message
@@ -31,6 +32,7 @@ __all__ = ["RULES", "Violation", "check", "violations"]
 _OF_ACTIONS = (
     mirrored,
     parked_share,
+    parked_place,
     range_,
     holder,
     one_replica,

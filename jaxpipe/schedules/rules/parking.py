@@ -1,4 +1,4 @@
-"""Rules on activations that are parked with the paired device: EVICT takes them there, LOAD brings them back."""
+"""Rules on activations that are parked elsewhere, with the paired device or the host: EVICT and LOAD move them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def parked_share(view: View) -> Iterator[Breach]:
 @rule("paired", "EVICT and LOAD are between device d and device D-1-d; the middle device of odd D has no other")
 def paired(view: View) -> Iterator[Breach]:
     """Yields evictions and loads of a device that is its own partner."""
+    # On the host every device parks.
+    if view.schedule.parks_on_host:
+        return
     middle = view.columns.device == view.schedule.placement.partner_of(view.columns.device)
     for index in np.flatnonzero(view.is_placed & middle & view.columns.is_kind(*PARKING_KINDS)).tolist():
         other = "LOAD" if view.action(index).kind is Kind.EVICT else "EVICT"

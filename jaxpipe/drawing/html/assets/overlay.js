@@ -100,9 +100,11 @@ function linesOf(panel, action) {
   if (panel.numReplicas > 1) whose.push(`replica ${panel.replica[action]}`);
   if (panel.numChunks * panel.numReplicas > 1) whose.push(`chunk ${panel.chunk[action]}`);
   const isThin = panel.styles[panel.style[action]].isThin;
-  const where = isThin ? `device ${device} with device ${partnerOf(panel, device)}` : `device ${device}`;
+  const other = panel.parksOnHost ? "its host" : `device ${partnerOf(panel, device)}`;
+  const where = isThin ? `device ${device} with ${other}` : `device ${device}`;
+  const words = panel.parksOnHost ? WORDS[kind].replace("the paired device", "the host's memory") : WORDS[kind];
   const lines = [
-    `${WORDS[kind]}: ${whose.join(", ")}, ${where}`,
+    `${words}: ${whose.join(", ")}, ${where}`,
     `from ${number(start)} to ${number(end)}: takes ${number(end - start)}`,
   ];
   if (panel.round) lines.push(`round ${panel.round[action]} of ${panel.numRounds}`);
