@@ -159,7 +159,7 @@ def parameter_bytes(
     """
     kept = kept or KeptChunks(num_kept_of(setting), num_kept_sums_of(setting))
     held = _Held(max(setting.layers_per_stage), most_rows(setting), chunks, replicas, copies, kept)
-    return _parameter_bytes(setting.of_actions, setting.shard, held)
+    return _parameter_bytes(_of_parameters(setting.of_actions), setting.shard, held)
 
 
 class _Held(NamedTuple):
@@ -171,6 +171,13 @@ class _Held(NamedTuple):
     replicas: int
     copies: int
     kept: KeptChunks
+
+
+@cache
+def _of_parameters(actions: Setting) -> Setting:
+    """What parameters depend on: not the microbatch, what layers save, or the places of devices."""
+    alike = {"seq_len": 1, "batch_size": actions.num_batch_parts, "order": "", "recomputed": None}
+    return replace(actions, model=replace(actions.model, recompute="none"), **alike)
 
 
 @cache  # asked for by every schedule of a plan

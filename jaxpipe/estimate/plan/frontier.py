@@ -46,6 +46,13 @@ ROUNDING = 1e-9  # relative error of a bound: sums of times may differ by this m
 
 def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
     """The settings of a candidate: one for each partition and order of the mesh, and for each place of the head."""
+    for setting in _of_any_order(group, variant, times):
+        for order in orders_of(group):
+            yield replace(setting, order=order)
+
+
+def _of_any_order(group: Setting, variant: Variant, times: Times) -> Iterator[Setting]:
+    """The settings of a candidate in the order of `group` alone."""
     scheduled = replace(
         group,
         schedule_name=variant.name,
@@ -58,14 +65,13 @@ def settings_of(group: Setting, variant: Variant, times: Times) -> Iterator[Sett
     if times.statistics_s is not None and can_split_head(group, variant):
         places.append((_balanced(_layers(group, times), variant, group.pipe, 0.0, 0.0), True))
     for layers_per_stage, vocab_over_pipe in places:
-        for order in orders_of(group):
-            apart = replace(scheduled, layers_per_stage=layers_per_stage, order=order, vocab_over_pipe=vocab_over_pipe)
-            yield apart
-            room = find_method(variant.name).room_for_pairs
-            # Layers of several kinds are in no pairs.
-            if room and not vocab_over_pipe and len(kinds_in(group)) == 1 and _is_worth_pairs(apart, times):
-                options = ",".join(filter(None, (apart.options, written_options(room))))
-                yield replace(apart, options=options, overlap=True, costs=costs_of(times, overlap=True))
+        apart = replace(scheduled, layers_per_stage=layers_per_stage, vocab_over_pipe=vocab_over_pipe)
+        yield apart
+        room = find_method(variant.name).room_for_pairs
+        # Layers of several kinds are in no pairs.
+        if room and not vocab_over_pipe and len(kinds_in(group)) == 1 and _is_worth_pairs(apart, times):
+            options = ",".join(filter(None, (apart.options, written_options(room))))
+            yield replace(apart, options=options, overlap=True, costs=costs_of(times, overlap=True))
 
 
 def _is_worth_pairs(setting: Setting, times: Times) -> bool:
@@ -88,6 +94,7 @@ class _AnyShard:
 
     candidate: int
     setting: Setting
+    orders: tuple[str, ...]  # of the mesh
     times: Times
     least_s: float
 
@@ -198,19 +205,26 @@ class Frontier:
     def _push_settings(self, group: Setting, times: Times) -> None:
         for variant in legal_variants(group):
             candidate = next(self._candidates)
-            for setting in settings_of(group, variant, times):
-                # Where the head is split, the update of embedding and head is too.
-                own = action_times(setting, self._source) if setting.vocab_over_pipe else times
-                self.push(_AnyShard(candidate, setting, own, rounded_down(least_s(setting, own))))
+            for setting in _of_any_order(group, variant, times):
+                if not setting.vocab_over_pipe:
+                    least = rounded_down(least_s(setting, times))
+                    self.push(_AnyShard(candidate, setting, orders_of(group), times, least))
+                    continue
+                for order in orders_of(group):
+                    # A split head takes as long as the links of `pipe`, and its update is split too.
+                    placed = replace(setting, order=order)
+                    own = action_times(placed, self._source)
+                    self.push(_AnyShard(candidate, placed, (order,), own, rounded_down(least_s(placed, own))))
 
     def _push_shards(self, of: _AnyShard) -> None:
-        setting = of.setting
-        collectives = step_collectives(setting, self._source, of.times)
-        item = _bounded(of.candidate, setting, of.times, collectives)
-        may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
-        self.push(replace(item, is_shared_more=may_gain))
-        for stronger in sharing_more(setting) if may_gain else ():
-            self.push_shared(of.candidate, stronger, is_shared_more=True)
+        for order in of.orders:
+            setting = replace(of.setting, order=order)
+            collectives = step_collectives(setting, self._source, of.times)
+            item = _bounded(of.candidate, setting, of.times, collectives)
+            may_gain = may_gain_by_sharing(setting, collectives, item.bound_s)
+            self.push(replace(item, is_shared_more=may_gain))
+            for stronger in sharing_more(setting) if may_gain else ():
+                self.push_shared(of.candidate, stronger, is_shared_more=True)
 
 
 def _bounded(candidate: int, setting: Setting, times: Times, collectives: StepCollectives) -> BoundedSetting:

@@ -156,7 +156,8 @@ def _mirrored(start: np.ndarray, actions: _Actions) -> np.ndarray:
 
 def _as_early_as_possible(start: np.ndarray, actions: _Actions, bound: int) -> np.ndarray:
     """[action] start after each action, in the order of `start`, has moved to the earliest gap of its device."""
-    rows = [_Row(bound) for _ in range(max(actions.device) + 1)]
+    shortest = int(actions.duration.min())
+    rows = [_Row(bound, shortest) for _ in range(max(actions.device) + 1)]
     row_of = [rows[device] for device in actions.device]
     duration = actions.duration.tolist()
     takes_of = actions.takes
@@ -186,7 +187,7 @@ def _as_early_as_possible(start: np.ndarray, actions: _Actions, bound: int) -> n
                 row.insert(at, at + ticks, takes_of[index])
                 continue
         # The device waits: a gap that later actions may fill.
-        elif at > free_at:
+        elif at - free_at >= shortest:
             row.gap_starts.append(free_at)
             row.gap_ends.append(at)
         row.free_at = ends[index] = at + ticks
@@ -208,9 +209,10 @@ class _Row:
         gap_starts, gap_ends: [gap] first tick of a gap, and the tick after it.
     """
 
-    def __init__(self, bound: int):
-        """Makes an empty row of a device that stores at most `bound` activations."""
+    def __init__(self, bound: int, shortest: int):
+        """Makes an empty row of a device that stores at most `bound` activations; gaps below `shortest` are none."""
         self._bound = bound
+        self._shortest = shortest
         self.free_at = 0
         self.starts: list[int] = []
         self.stored = [0]
@@ -247,13 +249,12 @@ class _Row:
         self.stored[position:] = [self.stored[position], *(stored + takes for stored in self.stored[position:])]
         first = self.gap_starts
         last = self.gap_ends
-        # The gap that the action goes into; it loses an end, or becomes two.
+        # The gap that the action goes into becomes those before and after it that an action may still fill.
         number = bisect_right(first, start) - 1
-        if last[number] > end:
-            first.insert(number + 1, end)
-            last.insert(number, start)
-        else:
-            last[number] = start
-        # Nothing is left before the action.
-        if first[number] == start:
-            del first[number], last[number]
+        left = [
+            (begin, stop)
+            for begin, stop in ((first[number], start), (end, last[number]))
+            if stop - begin >= self._shortest
+        ]
+        first[number : number + 1] = [begin for begin, _ in left]
+        last[number : number + 1] = [stop for _, stop in left]
