@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from their_models import DEEPSEEK_V2, LLAMA, load, new_model
+from their_models import DEEPSEEK_V2, GPT_OSS, LLAMA, load, new_model
 
 from jaxpipe.config import model_config
 from jaxpipe.convert import convert
@@ -38,6 +38,11 @@ MODELS = {
         SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
         ["--config.mesh.expert=2", "--config.model.balance_loss=0.0"],
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        SIZES | GPT_OSS | {"num_local_experts": 4, "swiglu_limit": 7.0},  # at 1.0 rounding moves numbers over the limit
+        ["--config.mesh.expert=2", "--config.model.balance_loss=0.0"],
+    ),
     # Layers of two kinds; of a DeepSeek-V3 only we would move the bias of experts.
     "deepseek_v2": (
         "DeepseekV2ForCausalLM",
@@ -57,7 +62,7 @@ STEPS = [f"--config.train.steps={NUM_STEPS}", "--config.optimizer.learning_rate=
 
 @pytest.fixture(
     scope="module",
-    params=[*(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "deepseek_v2")), "mixtral"],
+    params=[*(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gpt_oss", "deepseek_v2")), "mixtral"],
 )
 def case(request):
     return MODELS[request.param]
@@ -90,7 +95,7 @@ def train_in_torch(model, run: Path) -> list[float]:
     # Decay for matrix products alone, not for norms and embeddings; the head's product is one.
     groups: dict[float, list] = {optimizer.weight_decay: [], 0.0: []}
     for name, parameter in model.named_parameters():
-        is_product = any(part in name for part in ("proj", "lm_head", ".gate."))
+        is_product = any(part in name for part in ("proj", "lm_head", ".gate.", ".router.")) and "bias" not in name
         groups[optimizer.weight_decay if is_product else 0.0].append(parameter)
     adamw = torch.optim.AdamW(
         [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],

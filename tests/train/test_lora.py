@@ -29,8 +29,14 @@ def config_of(**model):
 
 @pytest.mark.ci
 def test_a_run_goes_on_with_adapters_resumes_and_is_evaluated(tmp_path):
-    base = fit(config_of(), tmp_path / "base")
+    # A text of its own: of the repository's, the few held-out tokens may grow harder while the others are learned.
+    text = tmp_path / "squares.txt"
+    text.write_text("".join(f"{number} times {number} is {number**2}.\n" for number in range(2000)))
+    before = config_of()
+    before.data.files = str(text)
+    base = fit(before, tmp_path / "base")
     config = config_of(lora_rank=2, lora_targets="all")
+    config.data.files = str(text)
     config.checkpoint.init_from = str(tmp_path / "base")
     once = fit(config, tmp_path / "once")
     frozen = dict(jax.tree_util.tree_leaves_with_path(base.params))
