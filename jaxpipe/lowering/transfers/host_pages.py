@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from jaxpipe.lowering.lifetimes import place
 from jaxpipe.lowering.pages import NO_DEVICE, PageMoves
 from jaxpipe.lowering.permutes import number_of_equals
 from jaxpipe.lowering.table import RoundTable
-from jaxpipe.lowering.transfer import Payloads, Transfer
-from jaxpipe.lowering.transfers.parked_pages import actions_of, movable_pages
+from jaxpipe.lowering.transfer import Payloads
+from jaxpipe.lowering.transfers.parked_pages import MovedPages, movable_pages
 from jaxpipe.schedules.analysis.costs import Costs
-from jaxpipe.schedules.schedule import Action, Schedule
+from jaxpipe.schedules.schedule import Schedule
 
 MANY_POSITIONS = 8  # rounds of a turn; rounds of longer ones are parts in turn
 OUT, BACK = range(2)  # the ways of a block
@@ -73,24 +73,12 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class HostPages(Transfer[RoundTable]):
-    """The T pages that spend part of their lifetime in the host's memory: EVICT and LOAD."""
+class HostPages(MovedPages):
+    """The T pages that spend part of their lifetime in the host's memory."""
 
-    moves: PageMoves  # where and when
     parts: Parts
 
     name = "host_pages"
-    unit = "page"
-    unit_bytes: ClassVar = {"page": lambda sizes: sizes.page}
-
-    def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
-        """EVICT and LOAD of each microbatch."""
-        return actions_of(self.moves, table)
-
-    @property
-    def page_moves(self) -> PageMoves:
-        """The same."""
-        return self.moves
 
     @cached_property
     def blocks(self) -> Blocks:

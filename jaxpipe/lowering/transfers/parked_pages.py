@@ -37,23 +37,37 @@ class PageGrids:
 
 
 @dataclass(frozen=True, eq=False)
-class ParkedPages(Transfer[RoundTable]):
-    """The T pages that spend part of their lifetime on the paired device: EVICT and LOAD."""
+class MovedPages(Transfer[RoundTable]):
+    """The T pages that spend part of their lifetime away from their device: EVICT and LOAD."""
 
     moves: PageMoves  # where and when
 
-    name = "parked_pages"
     unit = "page"
     unit_bytes: ClassVar = {"page": lambda sizes: sizes.page}
 
     def actions(self, table: RoundTable) -> set[tuple[int, int, Action]]:
-        """EVICT and LOAD of each microbatch, one each, whatever number of pages travels."""
-        return actions_of(self.moves, table)
+        """EVICT and LOAD of each microbatch, in each round in which some of its pages begin or end to be away."""
+        moves = self.moves
+        columns = table.schedule.columns
+        of_page = (values[moves.backward] for values in (columns.stage, columns.microbatch, columns.replica))
+        named = np.stack([moves.home, *of_page], axis=1).tolist()
+        return {
+            (round_, home, Action(kind, *of_action))
+            for kind, rounds in ((Kind.EVICT, moves.leaves), (Kind.LOAD, moves.returns))
+            for round_, (home, *of_action) in zip(rounds.tolist(), named, strict=True)
+        }
 
     @property
     def page_moves(self) -> PageMoves:
         """The same."""
         return self.moves
+
+
+@dataclass(frozen=True, eq=False)
+class ParkedPages(MovedPages):
+    """The T pages that spend part of their lifetime on the paired device."""
+
+    name = "parked_pages"
 
     @cached_property
     def sends(self) -> Sends:
@@ -97,18 +111,6 @@ class ParkedPages(Transfer[RoundTable]):
     def buffers(self, table: RoundTable) -> dict[str, int]:
         """A page that travels during an action is held twice: the copy that is sent, and the one that lands."""
         return {"page": 2 * table.num_lanes(self.name)}
-
-
-def actions_of(moves: PageMoves, table: RoundTable) -> set[tuple[int, int, Action]]:
-    """(round, device, EVICT or LOAD) of the microbatches whose pages move, in each round in which some do."""
-    columns = table.schedule.columns
-    of_page = (columns.stage[moves.backward], columns.microbatch[moves.backward], columns.replica[moves.backward])
-    named = np.stack([moves.home, *of_page], axis=1).tolist()
-    return {
-        (round_, home, Action(kind, *of_action))
-        for kind, rounds in ((Kind.EVICT, moves.leaves), (Kind.LOAD, moves.returns))
-        for round_, (home, *of_action) in zip(rounds.tolist(), named, strict=True)
-    }
 
 
 def open_rounds(
