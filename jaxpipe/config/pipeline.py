@@ -321,5 +321,4 @@ def orders_to_try(schedule: Schedule) -> tuple[str, ...]:
     """The orders that `mesh.order="auto"` tries for `schedule`, the best first."""
     if schedule.num_replicas > 1:
         return ("replicas_together", "pair_adjacent", "contiguous")
-    meets_partner = schedule.parks_pages and not schedule.parks_on_host
-    return ("pair_adjacent",) if meets_partner else ("contiguous",)
+    return ("pair_adjacent",) if schedule.parks_with_partner else ("contiguous",)

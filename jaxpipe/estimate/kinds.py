@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -42,11 +43,10 @@ def places_in_kinds(setting: Setting) -> tuple[int, ...]:
     return tuple(there.index(kind) for kind in of_layers)
 
 
-def layers_of_kinds(setting: Setting, kinds: Kinds) -> Layers:
+def layers_of_kinds(setting: Setting, kinds: Sequence[int]) -> Layers:
     """[stage] which of its layers are of these kinds, by their places in `kinds_in`."""
     there = sorted(set(_of_layers(setting)))
-    pattern = pattern_of(setting.model)
-    return pattern.places(None if kinds is None else tuple(there[kind] for kind in kinds), setting.layers_per_stage)
+    return pattern_of(setting.model).places(tuple(there[kind] for kind in kinds), setting.layers_per_stage)
 
 
 def _of_layers(setting: Setting) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from jaxpipe.lowering.blocked import FAST_IF_BLOCKING, blocked_step
 from jaxpipe.lowering.couplings import coupled_bodies
 from jaxpipe.lowering.fitted import fitted_rounds
 from jaxpipe.lowering.hidden_data import Hidden, with_hidden_data
-from jaxpipe.lowering.pages import NO_MOVES, PageMoves
+from jaxpipe.lowering.pages import PageMoves
 from jaxpipe.lowering.pairs import compute_schedule, pairs_in_rounds
 from jaxpipe.lowering.parking import Parking, most_parked
 from jaxpipe.lowering.phases import phased_rounds
@@ -249,24 +249,20 @@ class Folding:
             return
         if blocking:
             step = blocked_step(self.compute, costs)
-            if self.schedule.parks_on_host:
+            if not self.schedule.parks_with_partner:
                 rounds, send_round, round_type, _ = step.in_rounds()
                 choices = self.parking.choices(rounds, round_type, period=len(round_type))
                 yield most_parked(self._table(rounds, send_round, types, *pages) for types, pages in choices)
                 return
 
-            def blocked_table(moves: PageMoves = NO_MOVES) -> RoundTable:
+            def blocked_table(moves: PageMoves) -> RoundTable:
                 rounds, send_round, round_type, moves = step.in_rounds(moves)
                 return self._table(rounds, send_round, round_type, ParkedPages(moves))
 
-            if not self.schedule.parks_pages:
-                yield blocked_table()
-                return
             moves = (park_pages(*self.parking, step.places, is_open) for is_open in step.open_gaps())
             yield most_parked(map(blocked_table, moves))
             return
-        meets = self.schedule.parks_pages and not self.schedule.parks_on_host
-        for lengths in [costs.in_forwards(), None] if meets else [None]:
+        for lengths in [costs.in_forwards(), None] if self.schedule.parks_with_partner else [None]:
             for period in range(1, MAX_PERIOD + 1):
                 rounds = periodic_rounds(self.compute, period, lengths=lengths)
                 if rounds is None:

@@ -253,8 +253,8 @@ def slices_in_place(mesh: Mesh) -> bool:
 def barriers_order(mesh: Mesh) -> bool:
     """Whether what a barrier hands on is written only when all is computed that goes in: on GPUs.
 
-    There XLA takes barriers out when it has ordered kernels and placed buffers, on CPUs before.
-    Source: compiled for absent H100s with jax 0.10.2 and 0.12, tests/compile/test_gpus.py.
+    On CPUs XLA takes barriers out before it orders what it executes. Compiled for absent H100s with jax 0.10.2 and 0.12
+    no pool is written whole behind one (tests/compile/test_gpus.py, experiments/030_gpu_program).
     """
     return mesh.devices.flat[0].platform != "cpu"
 

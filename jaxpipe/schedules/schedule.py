@@ -33,11 +33,10 @@ class Kind(enum.IntEnum):
     """The kind of an action.
 
     F is the forward and B the whole backward; I (input gradient) followed by W (weight gradient) is the backward in two
-    parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device, or to the
-    host's memory; LOAD brings them back. SYNC says that the gradients of a stage are complete. S and T are the head
-    after the last stage, of which every device has some rows of the vocabulary: S finds the statistics of its softmax,
-    T its gradients. UPDATE is the optimizer's step of a stage, for one batch; rows of several batches have it, without
-    a flush between them.
+    parts (zero-bubble papers write B for our I). EVICT sends activations of a stage to the paired device or the host,
+    LOAD brings them back. SYNC says that a stage's gradients are complete. S and T are the head after the last stage,
+    of which every device has some rows of the vocabulary: S finds the statistics of its softmax, T its gradients.
+    UPDATE is the optimizer's step of a stage for one batch; rows of several batches have it, without a flush between.
 
     The last three are made of a pair where rounds are (`jaxpipe.lowering.pairs`), and stand in no file: TAKE keeps what
     its F reads, PAIR computes both halves and leaves what the backward does, PUT leaves what the F does.
@@ -200,8 +199,7 @@ class Schedule:
         placement: the device of each stage.
         num_microbatches: microbatches of all rows, over all replicas: those of one step, or of `num_batches` steps.
         rows: [device][position] -> Action.
-        parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves away and LOAD brings back;
-            empty if that is 1 for every stage: whole microbatches.
+        parked: [stage] -> the fraction, in (0, 1], of a microbatch's pages that EVICT moves; empty: whole microbatches.
         delays: [stage] -> d: the microbatches of batch k use the weights W(k-d), of which UPDATE k makes W(k+1), and
             those before the first are W(0). Empty for a schedule of one step, whose weights change after it.
         num_batches: batches of `delays`, of equally many microbatches each.
@@ -250,6 +248,11 @@ class Schedule:
     def parks_on_host(self) -> bool:
         """Whether they go to the memory of the device's host, in place of the paired device's."""
         return HOST in self.parked_on
+
+    @property
+    def parks_with_partner(self) -> bool:
+        """Whether they go to the paired device, which meets their own for it."""
+        return self.parks_pages and not self.parks_on_host
 
     def keeper_of(self, device: Devices) -> Devices:
         """The device that parked activations of `device` are with: itself, if its host has them."""

@@ -69,9 +69,7 @@ class HostPages(Channel):
         """Empty blocks."""
         transfer = shapes.table.transfers[cls.name]
         assert isinstance(transfer, Transfer)
-        num = transfer.block_pages
-        # One place more, for what nobody needs.
-        rows = [(like.dtype, (num, like.shape[1])) for like in shapes.storage.pools[0].like()]
+        rows = [(like.dtype, (transfer.block_pages, like.shape[1])) for like in shapes.storage.pools[0].like()]
         # What is made of nothing is made on the host; zeros would be made on the device first.
         blocks = [jax.device_put(empty((transfer.on_host[1], *shape), dtype), HOST) for dtype, shape in rows]
         return OnHost([empty((1, *shape), dtype) for dtype, shape in rows], blocks)
