@@ -241,6 +241,10 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
                 weights += (num_whole * size + (computed - owned) * size // num_parts) * itemsize
             else:
                 weights += int(is_copied * held * size) * itemsize
+                is_exchanged = computed > owned and num_parts > 1 and not setting.shard.splits_weights
+                if is_exchanged and not pattern_of(setting.model).only:
+                    # Parts of both replicas' stages, which actions gather.
+                    weights += computed * size // num_parts * itemsize
             if not parameter.is_trained:
                 continue
             if travels and setting.shard.splits_gradients:

@@ -143,7 +143,7 @@ def step_collectives(
                 gathers_s += reads_rows and _exposed_of_kept_s(
                     setting, times, gather_s, 0.0 if num_kept_sums else sum_s, num_kept
                 )
-        elif smallest.placement.num_replicas == 1:
+        else:
             # Others gather while the pipeline fills; the device that begins decides. One layer stands before all.
             device = placement_of(setting).devices[0][0]
             gathers_s = gather_s
@@ -152,7 +152,7 @@ def step_collectives(
                 few = _short(spec, setting.num_microbatches)
                 spread = _spread(spec, few, setting.layers_per_stage, _FORWARDS)
                 for _, stage in placement_of(setting).stages_of[device]:
-                    num = spread.num_pieces if stage in spread.stages else 1
+                    num = spread.num_pieces if stage in spread.of_devices[device] else 1
                     piece_s = layer_gather_s(setting, source, 1 / num)
                     gathers_s += layers[stage] * num * max(0.0, piece_s - times.layer_forward_s)
     shared_s, others_s = ends_s(setting, source)
@@ -205,7 +205,8 @@ def _closing_behind_layers(setting: Setting, source: TimeSource, sum_s: float, b
         spread = _spread(spec, _short(spec, setting.num_microbatches), setting.layers_per_stage, SUMMING_KINDS)
         if spread.num_pieces > 1:
             piece_s = layer_sum_s(setting, source, 1 / spread.num_pieces)
-            closing[spread.stages] = layers[spread.stages] * spread.num_pieces * max(0.0, piece_s - behind_s)
+            stages = [stage for of_device in spread.of_devices for stage in of_device]
+            closing[stages] = layers[stages] * spread.num_pieces * max(0.0, piece_s - behind_s)
     # A B that sends a message is not made longer: its sums follow. Of the others the last layer that hangs is left.
     closing[ends.following] = layers[ends.following] * sum_s
     np.add.at(closing, ends.hanging, sum_s)
@@ -241,7 +242,7 @@ class _SpreadStages(NamedTuple):
     """What is gathered or summed in pieces."""
 
     num_pieces: int  # of a layer; 1: nothing is
-    stages: np.ndarray
+    of_devices: tuple[tuple[int, ...], ...]  # [D] stages
 
 
 @cache
@@ -249,11 +250,12 @@ def _spread(
     spec: ScheduleSpec, num_microbatches: int, layers: tuple[int, ...], kinds: tuple[Kind, ...]
 ) -> _SpreadStages:
     """The gathers in pieces of a schedule, of so many microbatches and in any order; the sums if `kinds` make sums."""
-    if spec.smallest.placement.num_chunks == 1:  # there is nothing to do between two chunks
-        return _SpreadStages(1, np.array([], int))
+    placement = spec.smallest.placement
+    if len(placement.stages_of[0]) == 1:  # there is nothing to do between two chunks
+        return _SpreadStages(1, ((),) * placement.num_devices)
     orders = _orders(spec, num_microbatches, tuple(number > 0 for number in layers), kinds)
     num, places = (spread_sums if kinds is SUMMING_KINDS else spread_gathers)(orders, layers)
-    return _SpreadStages(num, np.array([stage for of_device in places for stage in of_device], int))
+    return _SpreadStages(num, tuple(map(tuple, places)))
 
 
 @cache  # partitions and numbers of layers differ more often

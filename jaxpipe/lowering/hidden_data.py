@@ -39,7 +39,7 @@ def with_hidden_data(table: RoundTable, shard: Shard, kept: KeptChunks = NOTHING
     if shard.splits_weights:
         num_slots = min(kept.weights, num_chunks)
         traffic.append(KeptGathers(num_slots) if num_slots else WEIGHT_GATHERS)
-    elif is_alone:  # two replicas exchange compute copies before any action
+    else:
         traffic.append(COPY_GATHERS)
         pieces.append(CopyPieces.of(table))
     traffic += [transfer for transfer in pieces if transfer.num_pieces > 1]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpipe.lowering.transfer import Sizes
+from jaxpipe.lowering.transfers.copy_gathers import COPY_GATHERS
 from jaxpipe.lowering.transfers.host_pages import HostPages
 from jaxpipe.lowering.transfers.kept_gathers import KeptGathers
 from jaxpipe.lowering.transfers.kept_sums import KeptSums
@@ -51,6 +52,9 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         # Masters have one version of a chunk; copies have as many as delays ask for.
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
+        if num_replicas > 1 and part.stacked and is_split and COPY_GATHERS in table.kinds_of_traffic:
+            # Parts of both replicas' stages, which actions gather.
+            kinds["weights"] += num_rows * math.prod(part.master_shape) * copy.dtype.itemsize
         of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize * part.is_trained
         kinds["gradients"] += of_sum * num_rows * math.prod(part.sum_shape)
         # Of one layer between two actions, and of one on its way; kept chunks have the former among theirs.

@@ -116,6 +116,7 @@ def plain_loss_and_grads(num_layers, num_microbatches):
             ("zb_h1", 4, {"data": 4, "shard": "gradients"}),
             ("dualpipe", 4, {"data": 4, "shard": "gradients"}),
             ("chimera", 4, {"data": 4}),
+            ("dualpipe", 8, {"data": 2, "tensor": 2}),
             *(("zb_v", 8, {"data": 2, "replicate": 2, "shard": shard}) for shard in ("none", "optimizer", "gradients")),
             ("1f1b", 4, {"data": 2, "replicate": 2, "tensor": 2, "shard": "gradients"}),
             ("dualpipe", 8, {"data": 2, "replicate": 2, "shard": "gradients"}),

@@ -104,8 +104,7 @@ def _first_that_fits(setting: Setting, choices: Iterator[KeptChunks], held: Byte
 def may_gain_by_sharing(setting: Setting, collectives: StepCollectives, step_s: float) -> bool:
     """Whether a stronger `shard` may shorten a step of `step_s` by more than `MOST_EXPOSED`.
 
-    Once a step, sums follow the last actions of most stages, and with two replicas gathers stand before the first; of
-    every microbatch both travel behind layers.
+    Once a step, sums follow the last actions of most stages; of every microbatch they travel behind layers.
     """
     return collectives.copies_s + longest_closing_s(setting, collectives) > MOST_EXPOSED * step_s
 
