@@ -7,20 +7,19 @@ wait for ever. It stands beside JAX's own CPUs. Like `join` this file uses JAX's
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+from jaxpipe.distributed.ports import free_port
 
 _NEVER_S = 2**31 - 1  # of heartbeats, as in `join`
 
 
 def absent_cpus(num_devices: int) -> tuple[Any, ...]:
     """One CPU device of each of so many processes, by their number; the first is there, the others are not."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     service = _jax.get_distributed_runtime_service(address, num_devices, heartbeat_timeout=_NEVER_S)
 
     def meet(node: int) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import IO, Any
+
+from jaxpipe.distributed.ports import free_port
 
 JOIN_FLAGS = ("coordinator_address", "num_processes", "process_id")  # flags by which processes find each other
 STOPPED = 75  # exit code of a process that stopped on request, its checkpoint saved; EX_TEMPFAIL of <sysexits.h>
@@ -34,9 +35,7 @@ def commands_of(program: Sequence[str], arguments: Sequence[str], count: int) ->
     Args:
         program: the arguments of Python, as ("-m", "jaxpipe.train"); the program takes the flags `JOIN_FLAGS`.
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
     values = [(address, count, process) for process in range(count)]
     return [
         [sys.executable, *program, *arguments, *(f"--{f}={v}" for f, v in zip(JOIN_FLAGS, value, strict=True))]

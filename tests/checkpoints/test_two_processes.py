@@ -1,7 +1,6 @@
 """One process writes, two with half of the devices each go on under other meshes, and one again."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +12,9 @@ from tiny_states import FORMS, assert_equal, like_of, make_pipeline, numbers, st
 
 from jaxpipe.checkpoints import Checkpoints, Keep
 from jaxpipe.checkpoints.arrays import read_array
+from jaxpipe.distributed.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 def run_two_processes(folder: Path) -> list[str]:

@@ -1,7 +1,6 @@
 """jax finds the processes of SLURM, Open MPI and Kubernetes by itself, from what these set in the environment."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from jax._src.clusters.k8s_cluster import K8sCluster
+
+from jaxpipe.distributed.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 JOINS = """
@@ -63,9 +64,7 @@ def without_cluster():
 
 @pytest.mark.parametrize("cluster", [*(pytest.param(each, marks=pytest.mark.ci) for each in (slurm, open_mpi)), both])
 def test_two_processes_join_without_any_flag(cluster, without_cluster):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = {"JAX_COORDINATOR_PORT": str(free.getsockname()[1]), "PYTHONPATH": str(ROOT)}
+    port = {"JAX_COORDINATOR_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", JOINS], env=without_cluster | port | cluster(process), cwd=ROOT, text=True,

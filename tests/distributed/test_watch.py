@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import jax
 import pytest
 
 from jaxpipe.distributed.join import join
+from jaxpipe.distributed.ports import free_port
 from jaxpipe.distributed.supervisor import STOPPED
 from jaxpipe.errors import LostProcess
 
@@ -24,12 +24,6 @@ LOOP = Path(__file__).parent / "loop.py"
 
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
 
 
 class Loops:

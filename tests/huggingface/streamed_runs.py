@@ -9,7 +9,6 @@ line.
 import hashlib
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from jaxpipe.checkpoints import restore_canonical, save_canonical
 from jaxpipe.config import model_config
 from jaxpipe.config.base import RunConfig
 from jaxpipe.convert import export_model
+from jaxpipe.distributed.ports import free_port
 from jaxpipe.distributed.process_group import ProcessGroup
 from jaxpipe.errors import LostProcess
 from jaxpipe.estimate import resolve
@@ -114,10 +114,7 @@ def told(buckets: Iterable[Bucket]) -> str:
 
 def in_two_processes(script: str | Path, *args: Any, env: dict[str, str]) -> list[str]:
     """Runs `script PORT PROCESS` and the arguments twice, at once; returns what each has written."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, script, port]
+    command = [sys.executable, script, str(free_port())]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **env}
     processes = [
         subprocess.Popen(

@@ -7,7 +7,6 @@ have four, along `data` and `pipe`.
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from functools import cache
@@ -21,6 +20,7 @@ from tiny_models import config_of, pipeline_of, relative_errors
 from tiny_training import batches_on_mesh, start_training
 
 from jaxpipe.compile.hlo import computations
+from jaxpipe.distributed.ports import free_port
 from jaxpipe.schedules import build
 
 NUM_STEPS = 2
@@ -92,9 +92,7 @@ def test_other_programs_do():
 
 def digests_of_processes(num_processes: int, folder: Path) -> dict[str, str]:
     """By shard; where processes hold the same one, it is the same."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        coordinator = f"localhost:{free.getsockname()[1]}"
+    coordinator = f"localhost:{free_port()}"
     outputs = [folder / f"{process} of {num_processes}.json" for process in range(num_processes)]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

@@ -1,13 +1,14 @@
 """A process makes the rows that its devices hold, wherever in the mesh they stand."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from batch_of_processes import MESHES, check_mesh
+
+from jaxpipe.distributed.ports import free_port
 
 HERE = Path(__file__).parent
 NUM_PROCESSES = 4
@@ -20,9 +21,7 @@ def test_one_process_holds_all_rows_of_any_mesh():
 
 @pytest.mark.slow
 def test_each_of_several_processes_holds_the_rows_of_its_devices():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(HERE.parents[1])}
     processes = [
         subprocess.Popen(

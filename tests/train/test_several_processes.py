@@ -1,7 +1,6 @@
 """Runs of several processes: the digits of one process, one checkpoint for all, and no hang when one is gone."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from running import ROOT, environment, in_child, losses, metrics, run
 
 from jaxpipe.checkpoints import CHECKPOINTS
 from jaxpipe.checkpoints.files import complete_steps
+from jaxpipe.distributed.ports import free_port
 
 NUM_PROCESSES = 4
 TINY = [
@@ -37,9 +37,7 @@ SCHEDULES = {
 
 def launch(workdir, *arguments, num_processes=NUM_PROCESSES):
     """The processes of a run, each with its share of the devices."""
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "jaxpipe.train", "--config=configs/quickstart.py", f"--workdir={workdir}", *TINY]
     processes = []
     for index in range(num_processes):
