@@ -42,7 +42,6 @@ MISSED = ("gpt3_125m v_min attention", "gpt3_125m bitpipe full")  # workspaces t
 # Messages in the table of few microbatches, which is estimated, and in that of all, where they differ.
 MESSAGES = {
     "gpt3_175b v_half attention": (6, 7),
-    "llama3_8b zb_h2 attention": (6, 5),
     "llama3_8b v_min none": (6, 7),
 }
 LORA = {"model.lora_rank": 4, "model.lora_targets": "all"}
