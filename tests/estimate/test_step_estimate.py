@@ -13,7 +13,7 @@ from jaxpipe.estimate import Link, Program, Roofline, Setting, Times, estimate, 
 from jaxpipe.estimate.communication import message_bytes
 from jaxpipe.estimate.parameters import layer_parameters, shared_parameters
 from jaxpipe.estimate.plan.bounds import least_with_room_s
-from jaxpipe.estimate.setting import Group, places_of
+from jaxpipe.estimate.setting import Group, layers_of_devices, places_of
 from jaxpipe.estimate.step import _seconds
 from jaxpipe.estimate.step_collectives import step_collectives
 from jaxpipe.estimate.times import ring_s
@@ -226,6 +226,16 @@ def test_a_layer_lasts_as_long_as_what_travels_behind_it(shard, schedule, layer_
     whole = sum(24 * 1.5 * factor * times for factor, times in zip((2, 1), sums_and_gathers, strict=True))
     assert found.over_data_s == pytest.approx(whole + 3 * shared, rel=1e-9)
     assert found.bubble_ratio == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+def test_all_gathers_but_a_layer_s_hide_behind_layers_that_last_longer(schedule):
+    """With two replicas, too, though parts of each other's layers are exchanged before any action."""
+    setting = gpt_setting(schedule=schedule, pipe=2, data=2, num_microbatches=4, topology="a100-80g:1x4")
+    source = Given(near=Link(0.0, layer_parameters(setting.model).total / 0.5))  # a gather takes 0.5 s, an F 1
+    at_once = estimate(setting, source, Program(behind_layers=False))
+    num_layers = max(layers_of_devices(setting))
+    assert at_once.copies_s - estimate(setting, source).copies_s == pytest.approx(0.5 * (num_layers - 1), rel=1e-9)
 
 
 @pytest.mark.parametrize("num_microbatches", [4, 256])
