@@ -243,8 +243,8 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
                 weights += int(is_copied * held * size) * itemsize
                 is_exchanged = computed > owned and num_parts > 1 and not setting.shard.splits_weights
                 if is_exchanged and not pattern_of(setting.model).only:
-                    # Parts of both replicas' stages, which actions gather.
-                    weights += computed * size // num_parts * itemsize
+                    # Parts of the partner's layers, which actions gather.
+                    weights += (computed - owned) * size // num_parts * itemsize
             if not parameter.is_trained:
                 continue
             if travels and setting.shard.splits_gradients:

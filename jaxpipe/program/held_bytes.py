@@ -42,19 +42,21 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
     leaves = map(jax.tree.leaves, (shapes.masters, shapes.parts, shapes.copies))
     for master, part, copy in zip(*leaves, strict=True):
         # With two replicas a device computes with its partner's layers, too, of which it has no masters.
-        num_rows = num_replicas * math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
+        has_partner = part.stacked and num_replicas > 1
+        num_own = math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
+        num_rows = num_replicas * num_own if has_partner else num_own
         size = num_rows * math.prod(part.kept_shape)
         is_split = part.master_dim is not None and not part.splits_copy
         is_cast = copy.dtype != master.dtype and not part.splits_copy
-        is_copied = is_split or is_cast or (part.stacked and num_replicas > 1)
+        is_copied = is_split or is_cast or (has_partner and not part.splits_copy)
         copies = sum(table.copies_of_chunk)
         kept = bool(table.schedule.delays)
         # Masters have one version of a chunk; copies have as many as delays ask for.
         of_versions = size * copies // len(table.copies_of_chunk) if part.stacked else size
         kinds["weights"] += of_versions * copy.dtype.itemsize if is_copied or kept else 0
-        if num_replicas > 1 and part.stacked and is_split and COPY_GATHERS in table.kinds_of_traffic:
-            # Parts of both replicas' stages, which actions gather.
-            kinds["weights"] += num_rows * math.prod(part.master_shape) * copy.dtype.itemsize
+        if has_partner and (part.splits_copy or (is_split and COPY_GATHERS in table.kinds_of_traffic)):
+            # Parts of the partner's layers, which actions gather.
+            kinds["weights"] += num_own * math.prod(part.master_shape) * copy.dtype.itemsize
         of_sum = jnp.dtype(sum_dtype(copy.dtype)).itemsize * part.is_trained
         kinds["gradients"] += of_sum * num_rows * math.prod(part.sum_shape)
         # Of one layer between two actions, and of one on its way; kept chunks have the former among theirs.

@@ -54,7 +54,7 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     table = shapes.table
     names = needed(shapes)
     # Forwards alone sum no gradients: an empty tree traces nothing.
-    sums = _sum_shapes(shapes, params) if table.has_backward else {"shared": (), "layers": ()}
+    sums = _sum_shapes(shapes) if table.has_backward else {"shared": (), "layers": ()}
     state = State(
         message=empty(shapes.message.shape, shapes.message.dtype),
         pools=[empty_pages(pool, pool.num_pages, empty) for pool in shapes.pools],
@@ -77,11 +77,14 @@ def initial_carry(shapes: StepShapes, params: PyTree, num_done: jax.Array) -> Ca
     return Carry(state, {name: CHANNELS[name].initial(shapes, empty) for name in names})
 
 
-def _sum_shapes(shapes: StepShapes, params: PyTree) -> PyTree:
-    """Shapes and dtypes of the running sums of gradients, given the device's compute copies."""
+def _sum_shapes(shapes: StepShapes) -> PyTree:
+    """Shapes and dtypes of the running sums of a device's gradients."""
+    num_replicas = shapes.table.schedule.num_replicas
 
-    def like(copy: jax.ShapeDtypeStruct, part: Part, leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        num_leading = leaf.ndim - len(part.compute_shape)  # [chunk, layer], of both replicas
-        return jax.ShapeDtypeStruct((*leaf.shape[:num_leading], *part.sum_shape), sum_dtype(copy.dtype))
+    def like(copy: jax.ShapeDtypeStruct, part: Part, master: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        # [chunk, layer], of both replicas
+        leading = (num_replicas * master.shape[1], master.shape[2]) if part.stacked else ()
+        return jax.ShapeDtypeStruct((*leading, *part.sum_shape), sum_dtype(copy.dtype))
 
-    return jax.tree.map(like, shapes.trained_copies, shapes.trained_parts, trained(params, shapes.is_trained))
+    masters = trained(shapes.masters, shapes.is_trained)
+    return jax.tree.map(like, shapes.trained_copies, shapes.trained_parts, masters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,21 @@ from jaxpipe.program.partition import WHOLE, Part, Piece
 from jaxpipe.program.shapes import StepShapes, layer_form
 from jaxpipe.program.stacked import Index, empty, slice_at, with_slice
 from jaxpipe.program.storage import Page, pool_for
+
+
+class OfBoth(NamedTuple):
+    """This device's parts of a parameter of layers in both replicas; a pipeline of one has an array in its place."""
+
+    own: jax.Array  # [chunk, layer, ...] of its own chunks: the masters
+    partners: jax.Array  # the same of the partner's, in the dtype of compute copies
+
+    def read(self, piece: Piece, part: Part, chunk: Index, layer: Index) -> jax.Array:
+        """The piece of a layer; the partner's chunks stand behind the own ones."""
+        num_own = self.own.shape[0]
+        partners = piece.read(self.partners, part, jnp.maximum(chunk - num_own, 0), layer)
+        # Out of range among the own ones, which the slice forgives.
+        own = piece.read(self.own, part, chunk, layer).astype(partners.dtype)
+        return jnp.where(chunk < num_own, own, partners)
 
 
 def compute_copies(
@@ -36,7 +51,7 @@ def compute_copies(
             none.
         before: arrays that sums over devices may have made, which end before layers are gathered.
         pairs: (owner, other holder) along `pipe` of a device's stages, for two replicas; layers of the
-            copies are then [own chunk and, after them, the partner's, layer, ...].
+            copies are then [own chunk and, after them, the partner's, layer, ...], and parts are `OfBoth`.
 
     Returns:
         The copies, and `num_done` for the first access to storage, which waits for them.
@@ -60,23 +75,27 @@ def compute_copies(
 def gathered_layer(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index, piece: Piece = WHOLE) -> PyTree:
     """The compute copy of a layer, or a piece of it; what actions gather, from the devices' parts in `held`."""
 
-    def gathered(leaf: jax.Array, is_later: bool, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
-        own = (piece if is_later else WHOLE).read(leaf, part, chunk, layer)[0, 0]
-        own = own if own.dtype == like.dtype else own.astype(like.dtype)
+    def gathered(is_later: bool, leaf: jax.Array | OfBoth, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
+        taken = piece if is_later else WHOLE
+        read = (
+            leaf.read(taken, part, chunk, layer) if isinstance(leaf, OfBoth) else taken.read(leaf, part, chunk, layer)
+        )
+        own = read[0, 0] if read.dtype == like.dtype else read[0, 0].astype(like.dtype)
         return part.gather(own) if is_later else own
 
     with jax.named_scope("gather_over_data"):
-        return jax.tree.map(gathered, held, shapes.gathered_later, shapes.parts["layers"], shapes.copies["layer"])
+        return jax.tree.map(gathered, shapes.gathered_later, held, shapes.parts["layers"], shapes.copies["layer"])
 
 
 def room_for_copies(shapes: StepShapes, held: PyTree, num_chunks: int | None = None) -> PyTree:
     """Room for the compute copies of all chunks, or of so many; those that actions do not gather are there."""
 
-    def room(leaf: jax.Array, is_later: bool, like: jax.ShapeDtypeStruct) -> jax.Array:
-        num_rows = leaf.shape[0] if num_chunks is None else num_chunks
-        return empty((num_rows, leaf.shape[1], *like.shape), like.dtype) if is_later else leaf
+    def room(is_later: bool, leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        parts = jax.tree.leaves(leaf)  # of one replica, or of both
+        num_rows = sum(part.shape[0] for part in parts) if num_chunks is None else num_chunks
+        return empty((num_rows, parts[0].shape[1], *like.shape), like.dtype) if is_later else leaf
 
-    return jax.tree.map(room, held, shapes.gathered_later, shapes.copies["layer"])
+    return jax.tree.map(room, shapes.gathered_later, held, shapes.copies["layer"])
 
 
 def with_gathered(
@@ -131,7 +150,10 @@ def _gather_both(
     pairs: Sequence[tuple[int, int]],
     num_done: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """Compute copies of a device's own layers and of its partner's; the parts of a layer travel as one page."""
+    """Compute copies of a device's own layers and of its partner's, or its parts of them, `OfBoth`.
+
+    The parts of a layer travel as one page.
+    """
     is_later = jax.tree.leaves(later)
     leaves, structure = jax.tree.flatten(layers)
     if not leaves:  # layers that compute without parameters
@@ -156,15 +178,19 @@ def _gather_both(
         # The partner's chunks stand behind the own ones, as `StagedLayout` counts them.
         for first, held in ((0, own), (num_chunks, partners)):
             for k, part in enumerate(parts):
-                copy = held[k] if is_later[k] else part.gather(held[k])
-                copies[k] = with_slice(copies[k], copy[None, None], first + chunk, at[k])
+                if not is_later[k]:
+                    copies[k] = with_slice(copies[k], part.gather(held[k])[None, None], first + chunk, at[k])
+                elif held is partners:
+                    copies[k] = with_slice(copies[k], held[k][None, None], chunk, at[k])
         return page, copies, after(num_done, partners)
 
     # Room for the page in all turns: in the carry, so that it is written in place.
     page = [jnp.zeros(sent.shape, sent.dtype) for sent in pool.like()]
     copies = [
-        jnp.zeros((2 * num_chunks, leaf.shape[1], *(part.master_shape if later else part.compute_shape)), dtype)
+        jnp.zeros(leaf.shape if later else (2 * num_chunks, leaf.shape[1], *part.compute_shape), dtype)
         for leaf, part, dtype, later in zip(leaves, parts, dtypes, is_later, strict=True)
     ]
     _, copies, num_done = lax.fori_loop(0, num_chunks * num_layers, layer, (page, copies, num_done))
-    return jax.tree.unflatten(structure, copies), num_done
+    by_leaf = zip(leaves, copies, is_later, strict=True)
+    held = [OfBoth(own, copy) if later else copy for own, copy, later in by_leaf]
+    return jax.tree.unflatten(structure, held), num_done

@@ -197,8 +197,8 @@ def test_bytes_of_shared_gradients_and_weights_by_formula(schedule, replicas):
     whole = computed * (matrices + vectors) + shared
     apart = 3 * matrices + computed * vectors + shared  # three layers in flight
     of_partner = 2 * (computed - 12) * matrices // 4
-    # Two replicas have parts of each other's layers, which actions gather.
-    gathered = 2 * whole + (replicas > 1) * 2 * computed * (matrices + vectors) // 4
+    # Of two replicas a device has parts of the partner's layers, which actions gather.
+    gathered = 2 * whole + 2 * (computed - 12) * (matrices + vectors) // 4
     assert [of[shard].weights for shard in Shard] == [2 * whole, gathered, gathered, 2 * apart + of_partner]
     parts = 4 * apart + 4 * computed * matrices // 4
     assert [of[shard].gradients for shard in Shard] == [4 * whole, 4 * whole, parts, parts]

@@ -117,6 +117,8 @@ def plain_loss_and_grads(num_layers, num_microbatches):
             ("dualpipe", 4, {"data": 4, "shard": "gradients"}),
             ("chimera", 4, {"data": 4}),
             ("dualpipe", 8, {"data": 2, "tensor": 2}),
+            ("chimera", 4, {"data": 2, "shard": "weights"}),
+            ("bitpipe", 8, {"data": 2, "shard": "weights", "kept": KeptChunks(1)}),
             *(("zb_v", 8, {"data": 2, "replicate": 2, "shard": shard}) for shard in ("none", "optimizer", "gradients")),
             ("1f1b", 4, {"data": 2, "replicate": 2, "tensor": 2, "shard": "gradients"}),
             ("dualpipe", 8, {"data": 2, "replicate": 2, "shard": "gradients"}),
