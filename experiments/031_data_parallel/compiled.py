@@ -60,7 +60,7 @@ OF_175B = ("gpt3_175b", "h100-80g:64x8", (16, 8, 4), 64)
 CASES = (
     Case(*OF_8B, "1f1b"),
     Case(*OF_8B, "1f1b", WEIGHTS),
-    *(Case(*OF_70B, schedule) for schedule in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe")),
+    *(Case(*OF_70B, schedule) for schedule in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe", "bitpipe")),
     Case(*OF_70B, "bpipe", CONTIGUOUS),  # no pair of eight GPUs stands in one node
     Case(*OF_70B, "breadth_first", WEIGHTS),
     Case(*OF_70B, "breadth_first", KEPT),

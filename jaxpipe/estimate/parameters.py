@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from jaxpipe.cluster.axes import MASTERS_OF_EXPERTS
 from jaxpipe.config.optimizers import OPTIMIZERS
-from jaxpipe.estimate.kinds import most_rows, parameters_of_kinds
+from jaxpipe.estimate.kinds import has_stacks_apart, most_rows, parameters_of_kinds
 from jaxpipe.estimate.products import Matmul
 from jaxpipe.estimate.setting import Group, Setting, layers_of_devices, placement_of, places_of
 from jaxpipe.estimate.sizes import FLOAT32_BYTES, ITEMSIZE
@@ -241,9 +241,8 @@ def _parameter_bytes(actions: Setting, shard: Shard, held_chunks: _Held) -> Para
                 weights += (num_whole * size + (computed - owned) * size // num_parts) * itemsize
             else:
                 weights += int(is_copied * held * size) * itemsize
-                is_exchanged = computed > owned and num_parts > 1 and not setting.shard.splits_weights
-                if is_exchanged and not pattern_of(setting.model).only:
-                    # Parts of the partner's layers, which actions gather.
+                if num_parts > 1 and not (setting.shard.splits_weights or has_stacks_apart(setting)):
+                    # Parts of the partner's layers, which actions gather; of one replica there are none.
                     weights += (computed - owned) * size // num_parts * itemsize
             if not parameter.is_trained:
                 continue

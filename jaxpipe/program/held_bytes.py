@@ -44,7 +44,7 @@ def held_bytes(shapes: StepShapes) -> dict[str, int]:
         # With two replicas a device computes with its partner's layers, too, of which it has no masters.
         has_partner = part.stacked and num_replicas > 1
         num_own = math.prod(master.shape[1:3]) if part.stacked else 1  # chunks x layers
-        num_rows = num_replicas * num_own if has_partner else num_own
+        num_rows = num_own * (num_replicas if part.stacked else 1)
         size = num_rows * math.prod(part.kept_shape)
         is_split = part.master_dim is not None and not part.splits_copy
         is_cast = copy.dtype != master.dtype and not part.splits_copy

@@ -77,10 +77,11 @@ def gathered_layer(shapes: StepShapes, held: PyTree, chunk: Index, layer: Index,
 
     def gathered(is_later: bool, leaf: jax.Array | OfBoth, part: Part, like: jax.ShapeDtypeStruct) -> jax.Array:
         taken = piece if is_later else WHOLE
-        read = (
-            leaf.read(taken, part, chunk, layer) if isinstance(leaf, OfBoth) else taken.read(leaf, part, chunk, layer)
-        )
-        own = read[0, 0] if read.dtype == like.dtype else read[0, 0].astype(like.dtype)
+        if isinstance(leaf, OfBoth):
+            own = leaf.read(taken, part, chunk, layer)[0, 0]
+        else:
+            own = taken.read(leaf, part, chunk, layer)[0, 0]
+        own = own if own.dtype == like.dtype else own.astype(like.dtype)
         return part.gather(own) if is_later else own
 
     with jax.named_scope("gather_over_data"):
@@ -159,6 +160,8 @@ def _gather_both(
     if not leaves:  # layers that compute without parameters
         return layers, num_done
     parts = jax.tree.leaves(parts)
+    gathered_now = [k for k, by_actions in enumerate(is_later) if not by_actions]
+    gathered_later = [k for k, by_actions in enumerate(is_later) if by_actions]
     num_chunks = leaves[0].shape[0]
     num_layers = max(leaf.shape[1] for leaf in leaves)
     dtypes = [jax.eval_shape(cast, leaf).dtype for leaf in leaves]
@@ -177,11 +180,10 @@ def _gather_both(
         partners = form.read([lax.ppermute(sent, "pipe", pairs) for sent in page], pool, 0)
         # The partner's chunks stand behind the own ones, as `StagedLayout` counts them.
         for first, held in ((0, own), (num_chunks, partners)):
-            for k, part in enumerate(parts):
-                if not is_later[k]:
-                    copies[k] = with_slice(copies[k], part.gather(held[k])[None, None], first + chunk, at[k])
-                elif held is partners:
-                    copies[k] = with_slice(copies[k], held[k][None, None], chunk, at[k])
+            for k in gathered_now:
+                copies[k] = with_slice(copies[k], parts[k].gather(held[k])[None, None], first + chunk, at[k])
+        for k in gathered_later:
+            copies[k] = with_slice(copies[k], partners[k][None, None], chunk, at[k])
         return page, copies, after(num_done, partners)
 
     # Room for the page in all turns: in the carry, so that it is written in place.
